@@ -34,7 +34,7 @@ _SERVANTS = (
     "multiprocessing.forkserver",
     "torch_shm_manager",
 )  # live as long as we
-_SLOW_ROOMS = ("tests/launch/", "tests/faults/", "tests/training/", "plugins/")
+_SLOW_ROOMS = ("tests/commands/", "tests/launch/", "tests/faults/", "tests/training/", "plugins/")
 settings.register_profile("long")  # for --hypothesis-profile=long; see tests/runtime/effort.py
 _KTHREADD = 2  # the parent of the kernel's threads, which have no environment
 _HAS_PROC = Path("/proc/self/environ").exists()

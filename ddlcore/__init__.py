@@ -82,7 +82,7 @@ from ddlcore.job import VERSION as __version__
 from ddlcore.types import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
-    from ddlcore.launch.function import run
+    from ddlcore.launch.job.function import run
 
 __all__ = [
     "Adasum",
@@ -165,7 +165,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import ``run`` when it is first used, because it imports the launcher."""
     if name == "run":
-        from ddlcore.launch.function import run
+        from ddlcore.launch.job.function import run
 
         return run
     raise AttributeError(f"module 'ddlcore' has no attribute {name!r}")

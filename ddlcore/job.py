@@ -43,10 +43,10 @@ from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.control_thread import ControlThread
 from ddlcore.runtime.device.accelerators import Accelerators
-from ddlcore.runtime.device.in_flight import DevicesInFlight
 from ddlcore.runtime.dispatch import Dispatcher
 from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
 from ddlcore.runtime.executor import HostExecutor
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.outbox import Outbox

@@ -24,11 +24,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
+from ddlcore.commands.bench.pipe import told
+from ddlcore.commands.bench.plan import SIZES, BenchPlan, parse_sizes
+from ddlcore.commands.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
+from ddlcore.commands.bench.timing import Together
 from ddlcore.contracts.transport import Plan
-from ddlcore.launch.bench.pipe import told
-from ddlcore.launch.bench.plan import SIZES, BenchPlan, parse_sizes, size_text
-from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
-from ddlcore.launch.bench.timing import Together
+from ddlcore.text.numbers import exact_size
 from ddlcore.types import Sum
 from tools.bench_verdicts import LITTLE_ROOM, Judged, concluded, machine_words, markdown, put, table
 from tools.mpi_world import run_under_mpiexec, what_is_missing
@@ -84,7 +85,7 @@ def rank_main(part: str, pipe: str, sizes: tuple[int, ...], rounds: int) -> None
     import torch
 
     from ddlcore.api import current_job
-    from ddlcore.launch.bench.rank import measure_all, open_peers
+    from ddlcore.commands.bench.rank import measure_all, open_peers
 
     torch.set_num_threads(1)
     ddl.init()
@@ -232,7 +233,7 @@ def _judged(
 ) -> Judged:
     ours, theirs = (microseconds(row.median_s(name)) for name in (TRANSPORT, peer))
     measured = ratio(row, peer, TRANSPORT)
-    return Judged(what, size_text(row.nbytes), ours, theirs, measured, target, binding=binding, bounded=bounded)
+    return Judged(what, exact_size(row.nbytes), ours, theirs, measured, target, binding=binding, bounded=bounded)
 
 
 def judged_whole(times: Mapping[str, Any]) -> list[Judged]:
@@ -267,7 +268,7 @@ def run_part(name: str, sizes: str, rounds: int) -> tuple[list[Row], dict[str, A
 
     def show(message: Mapping[str, Any]) -> None:
         if "begin" in message:
-            status(f"{part.what}: {size_text(message['begin'][1])}")
+            status(f"{part.what}: {exact_size(message['begin'][1])}")
         elif "row" in message:
             rows.append(Row.from_json(message["row"]))
         else:

@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
-from ddlcore.launch.bench.plan import size_text
-from ddlcore.launch.bench.results import Ratio, Row, interval_words, median_interval, ratio
+from ddlcore.commands.bench.results import Ratio, Row, interval_words, median_interval, ratio
 from ddlcore.plug.settings import settings_of
+from ddlcore.text.numbers import exact_size
 from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
 from tools.crossing.rank import Contender, Spec
 from tools.test_cluster import TestCluster, why_no_cluster
@@ -91,7 +91,7 @@ PARTS_RUN = "four,two,rate,interleaved"
 
 def judged(part: Part, row: Row, rate_mbit: float) -> list[Judged]:
     """Return the measurements of a part with their targets."""
-    size = size_text(part.nbytes)
+    size = exact_size(part.nbytes)
     rows = []
     for target in part.targets:
         ddl, peer = (f"{row.median_s(name) * 1e3:.0f} ms" for name in (target.contender, target.peer))
@@ -184,7 +184,7 @@ def _measure_all(parts: Sequence[Part], given: argparse.Namespace) -> tuple[list
     rows: list[Judged] = []
     raw: list[Mapping[str, object]] = []
     for number, part in enumerate(parts):
-        print(f"{part.what}, {size_text(part.nbytes)} …", file=sys.stderr, flush=True)
+        print(f"{part.what}, {exact_size(part.nbytes)} …", file=sys.stderr, flush=True)
         with TestCluster(max(part.hosts) + 1, rate_mbit=given.rate) as cluster:
             row = measured(cluster, part, given.rounds, given.backend, cluster.directory / f"measured{number}")
         rows += judged(part, row, given.rate)

@@ -25,8 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
 from ddlcore.builtin.shm.transport import ShmTransport
+from ddlcore.commands.bench.pipe import told
 from ddlcore.hooks import TransportProvider
-from ddlcore.launch.bench.pipe import told
 from ddlcore.plug.registry import Distribution
 from ddlcore.runtime.device.routes import Commit
 from ddlcore.testing.pretend import KIND, PretendRuntime

@@ -90,7 +90,7 @@ def _version(framework: Framework) -> str:
 def machine(framework: Framework) -> str:
     """Return one line with the processor, the number of usable cores, and the versions of Python, framework and ddl."""
     from ddlcore import __version__
-    from ddlcore.launch.environment import usable_cores
+    from ddlcore.launch.ranks.environment import usable_cores
 
     processor = platform.machine()
     if os.path.exists("/proc/cpuinfo"):

@@ -21,10 +21,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
+from ddlcore.commands.bench.pipe import told
+from ddlcore.commands.bench.plan import BenchPlan, parse_dtype, parse_operations, parse_sizes
+from ddlcore.commands.bench.results import TRANSPORT, Row, interval_words, ratio
 from ddlcore.contracts.bench import BenchPeer
-from ddlcore.launch.bench.pipe import told
-from ddlcore.launch.bench.plan import BenchPlan, parse_dtype, parse_operations, parse_sizes, size_text
-from ddlcore.launch.bench.results import TRANSPORT, Row, interval_words, ratio
+from ddlcore.text.numbers import exact_size
 from tools.bench_verdicts import Judged, concluded, machine_words, table
 from tools.mpi_world import run_under_mpiexec
 
@@ -42,7 +43,7 @@ SIZES = "64K,256K,1M,4M,16M,64M"
 def rank_main(given: argparse.Namespace) -> None:
     """Run the benchmark on this rank; rank 0 writes the results to the pipe."""
     import ddlcore.api as ddl
-    from ddlcore.launch.bench.rank import measure_all, open_peers
+    from ddlcore.commands.bench.rank import measure_all, open_peers
 
     ddl.init()
     job = ddl.current_job()
@@ -75,7 +76,7 @@ def judged(transport: str, against: str, rows: Sequence[Row], most: float) -> li
         ours, theirs = (f"{row.median_s(name) * 1e6:.0f} µs" for name in (TRANSPORT, "peer"))
         what = f"{row.operation}, {transport} against {against}"
         measured = ratio(row, TRANSPORT, "peer")
-        found.append(Judged(what, size_text(row.nbytes), ours, theirs, measured, most, at_least=False))
+        found.append(Judged(what, exact_size(row.nbytes), ours, theirs, measured, most, at_least=False))
     return found
 
 
@@ -87,7 +88,7 @@ def run_ranks(given: argparse.Namespace) -> list[Row]:
         if "row" in message:
             rows.append(Row.from_json(message["row"]))
         if sys.stderr.isatty() and "begin" in message:
-            print(f"\r\x1b[K{message['begin'][0]}, {size_text(message['begin'][1])}", end="", file=sys.stderr)
+            print(f"\r\x1b[K{message['begin'][0]}, {exact_size(message['begin'][1])}", end="", file=sys.stderr)
 
     environ = {"OMP_NUM_THREADS": "1", **os.environ, "DDL_BACKEND": given.transport}
     with told(show) as pipe:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from ddl_mpi.library import find_library
 
 from ddlcore.errors import PluginError
-from ddlcore.launch.environment import master_port, rank_environments, thread_variables, usable_cores
-from ddlcore.launch.network import open_network
-from ddlcore.launch.warmup import compile_kernels
+from ddlcore.launch.job.network import open_network
+from ddlcore.launch.ranks.environment import master_port, rank_environments, thread_variables, usable_cores
+from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.settings import settings_of
 
 __all__ = ["mpi_words", "run_under_mpiexec", "what_is_missing"]

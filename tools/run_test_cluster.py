@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds modules in its own folder only
 
-from ddlcore.launch.environment import THREAD_VARIABLES
+from ddlcore.launch.ranks.environment import THREAD_VARIABLES
 from tools.demo import objection
 from tools.test_cluster import TestCluster
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddlcore.runtime.checks import span
+from ddlcore.text.columns import aligned, indented
+from ddlcore.text.ranks import span
 
 __all__ = ["Late", "on_ranks", "spans", "stall_table"]
 
@@ -55,7 +56,4 @@ def stall_table(late: Sequence[Late]) -> str:
         if rest := alike[len(shown) :]:
             told.append((f"… {len(rest)} more{where}", max(one.waits_s for one in rest)))
         rows += [(name, spans(ready), spans(missing), f"{waits_s:.1f}") for name, waits_s in told]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-    return "\n".join(
-        f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}" for row in rows
-    )
+    return "\n".join(indented(aligned(rows, right=[3])))

@@ -1,10 +1,10 @@
-"""Run ``ddl`` as ``python -m ddlcore.launch``, for systems on which the script is not on PATH."""
+"""Run ``ddl`` as ``python -m ddlcore.launch``, the older form of ``python -m ddlcore``."""
 
 from __future__ import annotations
 
 import sys
 
-from ddlcore.launch.cli import main
+from ddlcore.commands.cli import main
 
 __all__: list[str] = []
 

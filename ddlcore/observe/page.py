@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddlcore.observe.plain import plain
 from ddlcore.observe.summary import Run, Summary, runs_of
+from ddlcore.text import html
+from ddlcore.text.numbers import short_size
+from ddlcore.text.plain import plain
 
 __all__ = ["charts", "page", "sentences", "tables"]
 
@@ -18,13 +19,6 @@ Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
 WIDTH, LEFT, ROW, BAR = 860, 110, 26, 16
 SHOWN_RANKS = 32  # in charts
 COMPUTE, EXPOSED, HIDDEN, COPY, WAIT, NEGOTIATE = "#c9d6e2", "#d1495b", "#2a6f97", "#e9a03b", "#a3b18a", "#8d6cab"
-
-_STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #222; max-width: 900px; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin-top: 2em; }
-table { border-collapse: collapse; } th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; } svg { max-width: 100%; height: auto; }
-"""
 
 
 def sentences(summary: Summary) -> list[str]:
@@ -42,9 +36,9 @@ def sentences(summary: Summary) -> list[str]:
         f"{summary.negotiation_s:.3f} s, bytes on their way {summary.wire_s:.3f} s, copies {summary.copy_s:.3f} s, all ranks together."
     )
     if summary.tensors_a_bucket:
-        limit = f" of {_bytes(summary.fusion_bytes)} that fusion allows" if summary.fusion_bytes else ""
+        limit = f" of {short_size(summary.fusion_bytes)} that fusion allows" if summary.fusion_bytes else ""
         said.append(
-            f"An allreduce's bucket holds {summary.tensors_a_bucket:.1f} tensors, {_bytes(summary.bytes_a_bucket)}{limit}."
+            f"An allreduce's bucket holds {summary.tensors_a_bucket:.1f} tensors, {short_size(summary.bytes_a_bucket)}{limit}."
         )
     late = max(summary.ranks, key=lambda row: row.last * row.late_ms, default=None)
     whole = sum(row.last for row in summary.ranks)
@@ -95,8 +89,8 @@ def tables(summary: Summary) -> list[Table]:
             ["bucket", "operation", "count", "tensors", "size", "wire ms", "share"],
             [
                 [
-                    plain(row.names), plain(row.kind.lower()), str(row.count), str(row.tensors), _bytes(row.nbytes), f"{row.wire_ms:.3f}",
-                    f"{row.share:.1%}",
+                    plain(row.names), plain(row.kind.lower()), str(row.count), str(row.tensors), short_size(row.nbytes),
+                    f"{row.wire_ms:.3f}", f"{row.share:.1%}",
                 ]
                 for row in summary.buckets
             ],
@@ -113,21 +107,15 @@ def tables(summary: Summary) -> list[Table]:
 def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Sequence[Event]) -> str:
     """Return the HTML page; ``name`` is the name of the trace."""
     name = plain(name)
-    parts = [f"<h1>Timeline {html.escape(name)}</h1>"]
-    parts += [f"<p>{html.escape(text)}</p>" for text in sentences(summary)]
+    parts = [html.element("h1", f"Timeline {name}"), *(html.element("p", text) for text in sentences(summary))]
     for title, svg in charts(summary, events).items():
-        parts.append(f"<h2>{html.escape(title)}</h2>\n{svg}")
+        parts.append(f"{html.element('h2', title)}\n{svg}")
     for title, head, rows in tables(summary):
-        cells = "".join(f"<th>{html.escape(one)}</th>" for one in head)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(one)}</td>" for one in row) + "</tr>" for row in rows)
-        parts.append(f"<h2>{html.escape(title)}</h2>\n<table><tr>{cells}</tr>{body}</table>")
+        parts.append(f"{html.element('h2', title)}\n{html.table(head, rows)}")
     said: list[Event] = metadata.get("ranks", [])
-    version = html.escape(plain(str(said[0].get("ddl", ""))) if said else "")
+    version = html.escaped(plain(str(said[0].get("ddl", ""))) if said else "")
     parts.append(f"<p><small>ddl {version}. The trace itself opens in ui.perfetto.dev.</small></p>")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+    return html.page(name, parts)
 
 
 def charts(summary: Summary, events: Sequence[Event]) -> dict[str, str]:
@@ -230,7 +218,7 @@ def _step(summary: Summary, runs: Sequence[Run], waits: Iterable[Event], span: t
     for run in runs:
         if run.ended <= begin or run.begun >= end:
             continue
-        title = f"{run.kind} {', '.join(run.args['names'][:3])}: {run.args['tensors']} tensors, {_bytes(run.args['nbytes'])}"
+        title = f"{run.kind} {', '.join(run.args['names'][:3])}: {run.args['tensors']} tensors, {short_size(run.args['nbytes'])}"
         put(run.pid, run.begun, run.ended, 14, 12, HIDDEN, title)
         put(run.pid, run.begun, run.begun + run.copied_in, 14, 12, COPY, "copy in")
         put(run.pid, run.ended - run.copied_out, run.ended, 14, 12, COPY, "copy out")
@@ -248,12 +236,12 @@ def _svg(height: float, shapes: Iterable[str]) -> str:
 
 
 def _rect(x: float, y: float, width: float, height: float, colour: str, title: str) -> str:
-    told = f"<title>{html.escape(title)}</title>" if title else ""
+    told = html.element("title", title) if title else ""
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height}" fill="{colour}">{told}</rect>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222222">{html.escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222222">{html.escaped(text)}</text>'
 
 
 def _key(colours: Sequence[tuple[str, str]]) -> str:
@@ -267,10 +255,3 @@ def _key(colours: Sequence[tuple[str, str]]) -> str:
 def _left_out(summary: Summary, y: float) -> str:
     more = len(summary.ranks) - SHOWN_RANKS
     return _text(LEFT, y, f"… and {more} ranks more, in the table") if more > 0 else ""
-
-
-def _bytes(nbytes: float) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes:.0f} B"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ddlcore.messages import Ask, Spec
-from ddlcore.runtime.device.devices import describe_device, kind_of
+from ddlcore.runtime.device_labels import describe_device, kind_of
+from ddlcore.text.columns import aligned, indented
+from ddlcore.text.ranks import span
 from ddlcore.types import Kind
 
-__all__ = ["called", "describe", "flaw", "mismatch_table", "span"]
+__all__ = ["called", "describe", "flaw", "mismatch_table"]
 
 
 def _tuple(values: Sequence[int] | None) -> str:
@@ -73,17 +75,6 @@ def describe(names: Sequence[str], set_id: int) -> str:
     return shown if set_id == 0 else f"{shown} in process set {set_id}"
 
 
-def span(ranks: Sequence[int]) -> str:
-    """Return 0,1,2,5 as "0-2,5"."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-
-
 def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
     """Return a table of what each rank asked, in the columns that differ. Ranks that asked the same share a row."""
     kinds = {spec.kind for spec in asked.values()}
@@ -94,10 +85,7 @@ def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
         rows.setdefault(tuple(texts[rank][i] for i in differing), []).append(rank)
     header = ("ranks", *(_COLUMNS[i][0] for i in differing))
     lines = [header, *((span(ranks), *cells) for cells, ranks in rows.items())]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    table = "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
-    )
+    table = "\n".join(indented(aligned(lines)))
     what = "/".join(sorted(kind.name.lower() for kind in kinds))
     advice = "give the calls different names" if len(kinds) > 1 else "ask for the same on every rank"
     if kinds == {Kind.ALLREDUCE, Kind.ALLGATHER}:

@@ -15,10 +15,10 @@ from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Bucket, Drain, Planned, Resume
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.completion import Completion
-from ddlcore.runtime.device.in_flight import DevicesInFlight
 from ddlcore.runtime.dispatch import Dispatcher
 from ddlcore.runtime.events import NO_EVENTS, Events
 from ddlcore.runtime.executor import Deliver, Later, Staged, Unserved
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.outbox import Outbox

@@ -17,7 +17,7 @@ import msgspec
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import BY_SETTING, Arranged, Bucket, Planned, Spec, encode
-from ddlcore.runtime.device.devices import ON_HOST
+from ddlcore.runtime.device_labels import ON_HOST
 from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import CPU, Kind
 

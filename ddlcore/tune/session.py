@@ -11,6 +11,7 @@ from enum import Enum
 from statistics import median
 
 from ddlcore.contracts.tuner import Knob, Tuner, Value
+from ddlcore.text.numbers import letter_size
 from ddlcore.tune.gain import Gain, gain_of
 
 __all__ = ["LOOKS", "PAIRS", "Comparison", "Phase", "Sample", "Session", "Values", "values_text"]
@@ -255,7 +256,5 @@ def values_text(values: Values) -> str:
 
 def _short(name: str, value: Value) -> str:
     if name.endswith("_bytes") and isinstance(value, int) and not isinstance(value, bool):
-        for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
-            if value >= size:
-                return f"{value / size:.3g}{unit}"
+        return letter_size(value)
     return str(value)

@@ -7,7 +7,7 @@ import pytest
 from tests.architecture.source import ROOT, Source, core, every, plugins
 
 LAYERS = (  # from the ground up; a room may import itself and the layers below its own
-    {"types", "errors"},
+    {"types", "errors", "text"},
     {"messages", "config"},
     {"contracts", "hooks"},
     {"kernels"},
@@ -19,17 +19,59 @@ LAYERS = (  # from the ground up; a room may import itself and the layers below 
     {"detection"},
     {"api"},
     {"launch", "testing"},
+    {"commands"},
     {"", "__main__"},  # ddlcore itself, which re-exports the verbs
 )
 LAYER = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
+OWN = ""  # the files of a room that are in none of its folders
+# From the ground up, too: the folders of each room that has some. Two on one layer do not know each other.
+FOLDERS = {
+    "runtime": ({OWN}, {"device"}),
+    "builtin": ({OWN}, {"checks", "hierarchical", "shm", "tuners"}),
+    "testing": ({OWN}, {"conform"}),
+    "launch": ({"output"}, {"ranks"}, {"agents"}, {"job"}),
+    "commands": (
+        {"options"},
+        {"info"},
+        {"bench", "conform", "plugins", "timeline"},
+        {"doctor", "run"},
+        {"tune"},
+        {"cli"},
+    ),
+}
+HEIGHT = {(room, one): at for room, layers in FOLDERS.items() for at, folders in enumerate(layers) for one in folders}
+# Circles that are known, each a set of modules. A circle that is gone must be taken out.
+CIRCLES: set[frozenset[str]] = {
+    frozenset({"ddlcore.contracts.device", "ddlcore.contracts.transport"}),
+    frozenset({"ddlcore.runtime.handle", "ddlcore.runtime.request"}),
+    frozenset(
+        f"ddlcore.kernels.{name}"
+        for name in (
+            *("bucket", "channels", "code", "compile", "elements"),
+            *("exchange", "intrinsics", "loops", "ring", "whole"),
+        )
+    ),
+    frozenset({"ddl_nccl.cuda.freeing", "ddl_nccl.cuda.queue", "ddl_nccl.cuda.runtime"}),
+}
 OPEN_TO_PLUGINS = {"contracts", "hooks", "types", "errors", "api", "testing"}
 ONLY_HERE = {"pluggy": {"ddlcore.hooks", "ddlcore.plug.loader"}}
 
 
 def room_of(name: str) -> str:
-    """The room of a dotted name below ddlcore; "" for ddlcore itself and what it defines."""
+    """The room of a dotted name below ddlcore; "" for ddlcore itself and what it defines.
+
+    A `__main__` is a program, which nothing imports: it stands above all rooms, wherever its file is.
+    """
+    if name.endswith(".__main__"):
+        return "__main__"
     part = name.partition(".")[2].partition(".")[0]
     return part if part in LAYER or (ROOT / "ddlcore" / part).is_dir() else ""
+
+
+def folder_of(name: str) -> str:
+    """The folder, or the file that FOLDERS names, that a dotted name is in within its room; OWN if it is in none."""
+    part = [*name.split("."), "", ""][2]
+    return part if (room_of(name), part) in HEIGHT else OWN
 
 
 def test_every_room_has_a_floor() -> None:
@@ -37,6 +79,12 @@ def test_every_room_has_a_floor() -> None:
     assert sorted({room_of(source.module) for source in core()} - set(LAYER)) == []
     files = {path.stem for path in (ROOT / "ddlcore").glob("*.py") if path.stem != "__init__"}
     assert sorted(files - set(LAYER)) == []
+    placed = {source: (room_of(source.module), folder_of(source.module)) for source in core()}
+    assert [
+        str(s) for s, at in placed.items() if at[0] in FOLDERS and at not in HEIGHT and s.path.stem != "__init__"
+    ] == []
+    folders = {path.parent.relative_to(ROOT / "ddlcore").parts for path in (ROOT / "ddlcore").rglob("__init__.py")}
+    assert sorted({parts[:2] for parts in folders if len(parts) > 1} - set(HEIGHT)) == []
 
 
 @pytest.mark.parametrize("source", core(), ids=str)
@@ -51,6 +99,53 @@ def test_core_imports_downwards(source: Source) -> None:
         if there != here and LAYER[there] >= LAYER[here]:
             wrong.append(f"{source}:{line} imports {name}: from {here or 'ddlcore'} to {there or 'ddlcore'}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("source", [s for s in core() if room_of(s.module) in FOLDERS], ids=str)
+def test_folders_of_a_room_import_downwards(source: Source) -> None:
+    """So the launcher uses agents, and both start ranks; and a command uses what simpler ones are made of."""
+    room, here = room_of(source.module), folder_of(source.module)
+    wrong = []
+    for line, name in source.imports():
+        there = folder_of(name)
+        if room_of(name) == room and there != here and HEIGHT[room, there] >= HEIGHT[room, here]:
+            wrong.append(f"{source}:{line} imports {name}: from {here or room} to {there or room}")
+    assert wrong == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not even within a function or for types only, nor by way of others: each module can be read before its users."""
+    modules = {source.module for source in every()}
+    uses = {
+        source.module: {_module(name, modules) for _, name in source.imports()} - {"", source.module}
+        for source in every()
+    }
+    reached = {module: _reached(module, uses) for module in uses}
+    circles = {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in uses
+        if module in reached[module]
+    }
+    assert sorted(map(sorted, circles - CIRCLES)) == [], "a circle"
+    assert sorted(map(sorted, CIRCLES - circles)) == [], "no longer a circle: take it out of CIRCLES"
+
+
+def _module(name: str, modules: set[str]) -> str:
+    """Return the one of ``modules`` that holds what is imported as ``name``; "" if none does."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _reached(module: str, uses: dict[str, set[str]]) -> set[str]:
+    """Return what ``module`` imports, by way of others too."""
+    found: set[str] = set()
+    todo = [module]
+    while todo:
+        more = uses[todo.pop()] - found
+        found |= more
+        todo += more
+    return found
 
 
 @pytest.mark.parametrize("source", [s for sources in plugins().values() for s in sources], ids=str)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddlcore.launch.cli import main
+from ddlcore.commands.cli import main
 from ddlcore.plug.settings import settings_of
 from ddlcore.testing.conform.kinds import KINDS, _named
 from ddlcore.testing.killed import KilledSuite

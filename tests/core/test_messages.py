@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.launch import wire
+from ddlcore.launch.agents import wire
 from ddlcore.messages import Ask, Bye, Request, decode_to_coordinator, encode
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from ddlcore.commands.cli import _ddl
 from ddlcore.config import read_toml
-from ddlcore.launch.cli import _ddl
 from tests.docs.blocks import ROOT, Block
 
 __all__ = ["commands", "objection"]

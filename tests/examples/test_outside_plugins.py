@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from ddlcore.commands.cli import main
 from ddlcore.config import read_toml
 from ddlcore.job import Job
-from ddlcore.launch.cli import main
 from ddlcore.testing import run_world
 from tests.architecture.source import ROOT
 from tests.conformance.conftest import site

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.launch.warmup import compile_kernels
+from ddlcore.launch.ranks.warmup import compile_kernels
 from tests.faults.silence import DEADLINE_S, Case, Result, pause_all, play
 
 pytestmark = [

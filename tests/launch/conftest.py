@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.launch.warmup import compile_kernels
+from ddlcore.launch.ranks.warmup import compile_kernels
 from tests.launch.starting import DDL, Begin, Ddl, environment
 
 

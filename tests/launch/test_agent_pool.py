@@ -18,13 +18,11 @@ from ddlcore.contracts.launcher import AgentPlace
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
-from ddlcore.launch.agent_pool import AgentPool
-from ddlcore.launch.exit_status import End
-from ddlcore.launch.preflight import judge, show
-from ddlcore.launch.remote_plan import find_reach
-from ddlcore.launch.supervisor import Supervisor
-from ddlcore.launch.survey import survey, versions
-from ddlcore.launch.wire import (
+from ddlcore.launch.agents.agent_pool import AgentPool
+from ddlcore.launch.agents.preflight import judge, show
+from ddlcore.launch.agents.remote_plan import find_reach
+from ddlcore.launch.agents.survey import survey, versions
+from ddlcore.launch.agents.wire import (
     CHUNK_BYTES,
     Ack,
     Begin,
@@ -39,6 +37,8 @@ from ddlcore.launch.wire import (
     decode_to_agent,
     encode,
 )
+from ddlcore.launch.ranks.exit_status import End
+from ddlcore.launch.ranks.supervisor import Supervisor
 from tests.control.echo import EchoCoordinator
 
 PACKAGES = {"numpy": False, "pluggy": True, "no-such-package": True}
@@ -181,7 +181,7 @@ def agents() -> Iterator[tuple[AgentPool, Server]]:
 
 def test_a_large_result_is_waited_for(agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as more of it comes, however long all of it takes; and no longer."""
-    monkeypatch.setattr("ddlcore.launch.agent_pool._CLEARED_S", 0.05)
+    monkeypatch.setattr("ddlcore.launch.agents.agent_pool._CLEARED_S", 0.05)
     asked = 0
 
     def come() -> bool:
@@ -191,7 +191,7 @@ def test_a_large_result_is_waited_for(agents: tuple[AgentPool, Server], monkeypa
             agents[0].heard(0, encode(Data(0, "result", b"x")))
         return False
 
-    monkeypatch.setattr("ddlcore.launch.agent_pool._SLICE_S", 0.05)
+    monkeypatch.setattr("ddlcore.launch.agents.agent_pool._SLICE_S", 0.05)
     agents[0].finish(come)
     assert len(agents[0].results()[0]) == 19
 

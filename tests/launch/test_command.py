@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.launch.command import may_run_python, ranks_path, resolve_command
+from ddlcore.launch.ranks.command import may_run_python, ranks_path, resolve_command
 
 SH = "/bin/sh"
 

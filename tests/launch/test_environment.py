@@ -9,7 +9,7 @@ import pytest
 
 from ddlcore.config import Environment, load_settings
 from ddlcore.control.ports import free_ports, is_free
-from ddlcore.launch.environment import (
+from ddlcore.launch.ranks.environment import (
     THREAD_VARIABLES,
     master_port,
     rank_environments,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.launch.exit_status import End, exit_code, first_failure, ranks_text, summary
+from ddlcore.launch.ranks.exit_status import End, exit_code, first_failure, summary
+from ddlcore.text.ranks import ranks_text
 
 OK, LATE_OK = End(0, 0, 1.0), End(1, 0, 9.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.launch.hosts import HostSlots, Layout, is_this_host, lay_out, parse_hosts, read_hostfile
+from ddlcore.launch.ranks.hosts import HostSlots, Layout, is_this_host, lay_out, parse_hosts, read_hostfile
 
 OWN = socket.gethostname()
 

@@ -243,7 +243,7 @@ def test_agent_and_sshd_killed(cluster: TestCluster, tmp_path: Path) -> None:
     process = begin(cluster, "-H", TWO, "--grace-s", "3", "python", "-c", LOOP, where=tmp_path, ranks=4)
     killed_s = time.time()
     found = cluster.processes("server2").items()
-    doomed = [pid for pid, command in found if "ddlcore.launch.agent" in command or command.startswith("sshd: ")]
+    doomed = [pid for pid, command in found if "ddlcore.launch.agents.agent" in command or command.startswith("sshd: ")]
     cluster.run("server2", ["kill", "-KILL", *map(str, doomed)], check=True)  # all at once: one's end ends others
     _, err = process.communicate(timeout=160)
     assert process.returncode == 255, err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.launch.network import FailureLog
+from ddlcore.launch.job.network import FailureLog
 from ddlcore.messages import Bye
 from tests.control.echo import EchoCoordinator
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlcore.launch.screen import Lines, Screen, coloured
+from ddlcore.launch.output.screen import Lines, Screen, coloured
 
 Pieces = list[tuple[bytes, bytes]]
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from ddlcore.commands.cli import main
 from ddlcore.config import Settings, load_settings
-from ddlcore.launch.cli import main
-from ddlcore.launch.timeline import Gathering
+from ddlcore.launch.job.timeline import Gathering
 from ddlcore.messages import Bucket
 from ddlcore.observe.merge import merge, parts_in, read_trace
-from ddlcore.observe.plain import plain
 from ddlcore.observe.ring_buffer import Code, RingBuffer
 from ddlcore.observe.summary import runs_of
 from ddlcore.observe.timeline import TraceFile, make_directory
 from ddlcore.observe.trace_writer import TraceWriter
+from ddlcore.text.plain import plain
 from ddlcore.types import Kind
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 from tests.launch.starting import Ddl
@@ -335,9 +335,9 @@ def test_a_report_of_the_doctor_shows_any_name() -> None:
 
     from rich.console import Console
 
+    from ddlcore.commands.doctor.drawn import print_report
+    from ddlcore.commands.doctor.report import Report
     from ddlcore.contracts.check import Matrix
-    from ddlcore.launch.doctor.drawn import print_report
-    from ddlcore.launch.doctor.report import Report
 
     report = Report(title="[/]")
     report.matrices.append(Matrix("t[/]", "us", ("h[/]", "[red]h"), ((None, 1.0), (1.0, None))))

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import ddlcore as ddl
+from ddlcore.commands.cli import main
 from ddlcore.control.ports import free_ports
 from ddlcore.job import Job
-from ddlcore.launch.cli import main
 from ddlcore.observe.http import MOST_AT_ONCE
 from ddlcore.observe.metrics import Exporter, Family
 from ddlcore.observe.pulse import Pace
@@ -129,7 +129,7 @@ def test_what_is_refused_before_anything_starts(
 ) -> None:
     """In one line, with exit code 2."""
     if not there:
-        monkeypatch.setattr("ddlcore.launch.run.find", lambda name: None)
+        monkeypatch.setattr("ddlcore.commands.run.command.find", lambda name: None)
     number = {"free": str(free_ports(1)[0]), "taken": str(taken)}.get(port, port)
     assert main(["run", "-np", "2", "--metrics-port", number, "true"]) == 2
     err = capsys.readouterr().err

@@ -13,16 +13,9 @@ from ddlcore.contracts.device import DeviceRuntime
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
 from ddlcore.hooks import TransportProvider
-from ddlcore.runtime.device.devices import (
-    ON_HOST,
-    Devices,
-    DeviceStream,
-    Pool,
-    describe_device,
-    kind_of,
-    label_of_stream,
-)
+from ddlcore.runtime.device.devices import Devices, DeviceStream, Pool
 from ddlcore.runtime.device.routes import SOLO, Choice, DeviceRoutes, Fact, choose
+from ddlcore.runtime.device_labels import ON_HOST, describe_device, kind_of, label_of_stream
 from ddlcore.runtime.meter import Meter
 from ddlcore.testing.pretend import KIND, PretendEvent, PretendRuntime
 from ddlcore.types import CPU, Buffer, Device, DType, Member

@@ -25,7 +25,7 @@ from ddlcore.job import Job
 from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.fenced import FencedPersistentRequest
-from ddlcore.runtime.device.in_flight import DevicesInFlight
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.testing import World
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, stream

@@ -11,8 +11,8 @@ from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.device.devices import Devices
-from ddlcore.runtime.device.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.executor import Later
+from ddlcore.runtime.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.meter import Meter
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.types import Device

@@ -12,9 +12,9 @@ import pytest
 from ddlcore.errors import MismatchError, ReentrantCall
 from ddlcore.messages import Arranged, Planned, Request, Resume, Spec, encode
 from ddlcore.runtime.completion import Completion
-from ddlcore.runtime.device.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox

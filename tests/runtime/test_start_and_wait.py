@@ -10,8 +10,8 @@ import pytest
 
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.completion import Completion
-from ddlcore.runtime.device.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.engine import Engine
+from ddlcore.runtime.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddlcore.commands.bench.plan import SIZES, parse_sizes
+from ddlcore.commands.bench.results import TRANSPORT, Ratio, Row
 from ddlcore.contracts.transport import Context
-from ddlcore.launch.bench.plan import SIZES, parse_sizes
-from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row
 from ddlcore.types import Kind, Member
 from tools.bench_collectives import PARTS, gloo_target, judged, judged_whole, mpi_target
 from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table

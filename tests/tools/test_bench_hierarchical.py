@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ddlcore.commands.bench.results import Row
 from ddlcore.errors import DeadlineExceeded
-from ddlcore.launch.bench.results import Row
 from tools.bench_hierarchical import BF16, BOTH, FLAT, LEADER, PARTS, judged, main
 from tools.crossing.rank import Contender, Spec
 from tools.crossing.store import FileStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.launch.bench.results import TRANSPORT, Row
+from ddlcore.commands.bench.results import TRANSPORT, Row
 from tools.bench_transport import STANDARD, judged
 from tools.bench_verdicts import missed
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from ddlcore.commands.bench.contenders import Call, finish
+from ddlcore.commands.bench.results import Row
+from ddlcore.commands.bench.timing import Together
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Context, Transport
 from ddlcore.job import build_transport
 from ddlcore.kernels.cpu import CpuKernels
-from ddlcore.launch.bench.contenders import Call, finish
-from ddlcore.launch.bench.results import Row
-from ddlcore.launch.bench.timing import Together
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Buffer, DType, Member, ReduceOp

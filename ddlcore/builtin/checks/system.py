@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
+from ddlcore.text.numbers import memory_size
 
 __all__ = ["LimitsCheck", "SharedMemoryCheck"]
 
@@ -39,7 +40,7 @@ class SharedMemoryCheck(Check):
             if 0 < size < LEAST_SHM_BYTES:
                 yield Finding(
                     self.name,
-                    f"/dev/shm holds {size / 2**20:.0f} MiB",
+                    f"/dev/shm holds {memory_size(size)}",
                     "ddl's own transport needs none of it; but workers of data loaders hand batches over through it, and "
                     "so do libraries that reduce on GPUs or by messages. A process that writes past its end is killed by "
                     'SIGBUS ("Bus error")',
@@ -52,8 +53,7 @@ class SharedMemoryCheck(Check):
         sizes = [one.facts["bytes"] for one in seen if "bytes" in one.facts]
         if not sizes:
             return ""
-        size = f"{min(sizes) / 2**30:.1f} GiB" if min(sizes) >= 1 << 30 else f"{min(sizes) / 2**20:.0f} MiB"
-        return size + (" at least" if len(sizes) > 1 else "")
+        return memory_size(min(sizes)) + (" at least" if len(sizes) > 1 else "")
 
 
 def _memory_bytes(host: HostView) -> int:

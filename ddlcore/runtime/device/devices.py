@@ -16,32 +16,15 @@ from ddlcore.contracts.device import DeviceRuntime, Event, Queue
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
+from ddlcore.runtime.device_labels import ON_HOST, describe_device, kind_of, label_of_stream
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.reentry import Lock
 from ddlcore.types import CPU, Buffer, Device
 
-__all__ = ["ON_HOST", "DeviceStream", "Devices", "Pool", "describe_device", "kind_of", "label_of_stream"]
+__all__ = ["DeviceStream", "Devices", "Pool"]
 
 WAIT_SLICE_S = 0.1
 MOST = 64  # the most devices of one kind that a process may see
-ON_HOST = "@host"  # suffix of a label: the user asked that this be staged on the host
-
-
-def kind_of(label: str) -> str:
-    """Return the kind of device that a Spec's ``device`` names."""
-    return label_of_stream(label).partition("+")[0]
-
-
-def label_of_stream(label: str) -> str:
-    """Return which of a rank's devices a Spec's ``device`` names: its kind, and ``+1`` for the second one."""
-    return label.removesuffix(ON_HOST)
-
-
-def describe_device(label: str) -> str:
-    """Return a Spec's ``device`` in words."""
-    kind, _, number = label_of_stream(label).partition("+")
-    nth = f", device {int(number) + 1} of the rank" if number else ""
-    return f"{kind}{nth}{', staged on the host' if label.endswith(ON_HOST) else ''}"
 
 
 class DeviceStream:

@@ -19,7 +19,8 @@ from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport, view
 from ddlcore.errors import DdlInternalError
 from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.backend import AUTO
-from ddlcore.runtime.device.devices import ON_HOST, Devices, DeviceStream, Pool, describe_device, label_of_stream
+from ddlcore.runtime.device.devices import Devices, DeviceStream, Pool
+from ddlcore.runtime.device_labels import ON_HOST, describe_device, label_of_stream
 from ddlcore.runtime.executor import Unserved
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets, abort_all

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ddlcore.builtin.checks.versions import KnownBadVersions, VersionsCheck
+from ddlcore.commands.doctor.looking import look, put_together
 from ddlcore.contracts.check import Check, HostView, Seen
 from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck, installed
-from ddlcore.launch.doctor.looking import look, put_together
 
 
 class Parrots(KnownBadCheck):

@@ -1,0 +1,12 @@
+"""Run ``ddl`` as ``python -m ddlcore``, for systems on which the script is not on PATH."""
+
+from __future__ import annotations
+
+import sys
+
+from ddlcore.commands.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    sys.exit(main())

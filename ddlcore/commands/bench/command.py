@@ -1,0 +1,233 @@
+"""Implement ``ddl bench``: read its command line, start the ranks, show their results, and write them to files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddlcore.commands.bench.pipe import told
+from ddlcore.commands.bench.plan import (
+    DTYPES,
+    OPERATIONS,
+    SIZES,
+    BenchPlan,
+    parse_dtype,
+    parse_operations,
+    parse_sizes,
+)
+from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row, ratio
+from ddlcore.commands.bench.tables import closing, heading, line
+from ddlcore.commands.info.facts import machine_facts
+from ddlcore.commands.options import setting_options
+from ddlcore.config import Settings
+from ddlcore.errors import DdlInternalError, PluginError, RankFailed
+from ddlcore.launch.job.launcher import check_route
+from ddlcore.launch.ranks.environment import setting_variables
+from ddlcore.plug.settings import settings_of
+from ddlcore.text.numbers import exact_size
+
+__all__ = ["Show", "bench", "results_json"]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("-np", "--num-proc", type=int, default=2, metavar="N", help="How many ranks to start. [default 2]")
+@click.option(
+    "--against", default="", metavar="NAMES", help="Peers to compare ddl with; `ddl info` lists them. [default: none]"
+)
+@click.option(
+    "--ops", default=",".join(OPERATIONS), metavar="NAMES", help=f"Which collectives. [default {','.join(OPERATIONS)}]"
+)
+@click.option(
+    "--sizes", default=SIZES, metavar="SIZES", help=f"Bytes of the whole tensor, such as 4,64K,1M. [default {SIZES}]"
+)
+@click.option("--dtype", default="f32", metavar="TYPE", help=f"{', '.join(DTYPES)}, or a long name. [default f32]")
+@click.option("--rounds", type=click.IntRange(min=1), default=9, metavar="N", help="Rounds of turns. [default 9]")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write all times to FILE."
+)
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw them to a .png, .svg or .pdf.")
+@setting_options
+def bench(
+    num_proc: int,
+    against: str,
+    ops: str,
+    sizes: str,
+    dtype: str,
+    rounds: int,
+    json_file: Path | None,
+    plot: Path | None,
+    **flags: object,
+) -> None:
+    """Time collectives on N ranks of this host: the transport alone, the whole call, and peers on the same data.
+
+    All take turns within one run, because the speed of a machine changes within minutes: compare ratios, not times. If
+    there are more ranks than cores, the times mostly show the system's scheduler.
+    """
+    try:
+        peers = tuple(dict.fromkeys(name.strip() for name in against.split(",") if name.strip()))
+        plan = BenchPlan(parse_operations(ops), parse_sizes(sizes), parse_dtype(dtype), rounds, peers)
+        settings = _checked(plan, num_proc, flags)
+        _check_files(json_file, plot)
+    except (ValueError, PluginError, DdlInternalError) as error:
+        raise click.ClickException(f"ddl bench: {error}") from None
+    show = Show(plan, num_proc)
+    _measure(plan, num_proc, settings, show)
+    for text in closing(show.rows, plan, show.transport):
+        click.echo(text)
+    if json_file is not None:
+        with _writing("--json", json_file):
+            json_file.write_text(json.dumps(results_json(show.rows, plan, num_proc, show.transport), indent=1) + "\n")
+        click.echo(f"times: {json_file}")
+    if plot is not None:
+        from ddlcore.commands.bench.chart import draw
+
+        with _writing("--plot", plot):
+            draw(plot, show.rows, show.transport, f"{num_proc} ranks on one host, {plan.dtype}")
+        click.echo(f"chart: {plot}")
+
+
+@contextlib.contextmanager
+def _writing(option: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(f"ddl bench: {option} {path}: {error.strerror}; choose another FILE") from None
+
+
+def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Settings:
+    """Return the settings, and refuse what cannot work before anything is started."""
+    if num_proc < 2:
+        raise ValueError(f"-np {num_proc}: a collective needs at least 2 ranks")
+    settings, registry = settings_of(os.environ, flags)
+    peers = [registry.bench_peer(name) for name in plan.peers]
+    for peer in peers:
+        registry.load(peer)
+    check_route(settings.text("backend"), (0,) * num_proc, registry)
+    launchers = {peer.launcher for peer in peers if peer.launcher}
+    if len(launchers) > 1:
+        by = " and by ".join(sorted(launchers))
+        raise ValueError(f"--against {','.join(plan.peers)}: their ranks must be started by {by}; name one at a time")
+    if launchers and settings.source("launcher") == "default":
+        return settings_of(os.environ, {**flags, "launcher": launchers.pop()})[0]
+    return settings
+
+
+def _check_files(json_file: Path | None, plot: Path | None) -> None:
+    for option, path in (("--json", json_file), ("--plot", plot)):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{option} {path}: there is no directory {path.parent}; make it first")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{option} {path}: it is a directory; name a file in it")
+    if plot is not None:
+        from ddlcore.commands.bench.chart import require_matplotlib
+
+        require_matplotlib(plot)
+
+
+def _measure(plan: BenchPlan, num_proc: int, settings: Settings, show: Show) -> None:
+    """Run the ranks. Rank 0 sends its results through a named pipe, and each is shown immediately."""
+    from ddlcore.commands.bench.rank import bench_rank
+    from ddlcore.launch.job.function import run
+
+    try:
+        with told(show.message) as pipe:
+            run(bench_rank, (plan, pipe), num_proc=num_proc, env=setting_variables(settings))
+    except RankFailed as error:
+        raise click.ClickException(f"ddl bench: {error}") from None
+    finally:
+        show.close()
+
+
+class Show:
+    """The output of a benchmark: prints the rows as they arrive and, on a terminal, the progress. Keeps all rows."""
+
+    def __init__(self, plan: BenchPlan, size: int) -> None:
+        self.rows: list[Row] = []
+        self.transport = ""
+        self._plan = plan
+        self._size = size
+        self._operation = ""
+        self._progress: Any = None
+        self._task: Any = None
+        self._on_screen = sys.stdout.isatty()
+        if self._on_screen or sys.stderr.isatty():
+            self._begin_progress()
+
+    def message(self, message: Mapping[str, Any]) -> None:
+        """Take one message of ``measure_all``."""
+        if "transport" in message:
+            self.transport = message["transport"]
+        elif "begin" in message:
+            operation, nbytes = message["begin"]
+            if operation != self._operation:
+                self._operation = operation
+                self._print(heading(operation, self._plan, self._size, self.transport))
+            self._advance(f"{operation} {exact_size(nbytes)}", 0)
+        else:
+            self.rows.append(Row.from_json(message["row"]))
+            self._print([line(self.rows[-1], self._plan.peers)])
+            self._advance("", 1)
+
+    def close(self) -> None:
+        """Remove the progress from the screen."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _begin_progress(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description:<24}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        # Draw only when something has happened: a thread that redraws by itself would use a core during the
+        # measurements.
+        console = Console(stderr=not self._on_screen)  # one console for both if rows and progress share a screen
+        self._progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
+        self._task = self._progress.add_task("starting", total=len(self._plan.operations) * len(self._plan.sizes))
+        self._progress.start()
+
+    def _advance(self, description: str, steps: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, advance=steps, **({"description": description} if description else {}))
+            self._progress.refresh()
+
+    def _print(self, lines: list[str]) -> None:
+        for text in lines:
+            if self._progress is not None and self._on_screen:
+                self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                click.echo(text)
+        sys.stdout.flush()
+
+
+def results_json(rows: list[Row], plan: BenchPlan, size: int, transport: str) -> dict[str, Any]:
+    """Return all measurements for JSON: the seconds of each round, and the ratios of medians that the table shows."""
+    return {
+        "machine": machine_facts(),
+        "ranks": size,
+        "transport": transport,
+        "dtype": plan.dtype,
+        "rounds": plan.rounds,
+        "rows": [{**row.as_json(), "ratios": _ratios(row, plan)} for row in rows],
+    }
+
+
+def _ratios(row: Row, plan: BenchPlan) -> dict[str, list[float]]:
+    found = {}
+    for peer in plan.peers:
+        for other in (TRANSPORT, WHOLE):
+            if peer in row.times and other in row.times:
+                one = ratio(row, peer, other)
+                found[f"{peer}/{other}"] = [one.middle, one.low, one.high]
+    return found

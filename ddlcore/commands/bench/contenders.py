@@ -1,0 +1,153 @@
+"""Provide what is timed: a collective by the transport alone, by ddl's whole call, and by each peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ddlcore.api import arrays
+from ddlcore.builtin.numpy_adapter import NumpyAdapter
+from ddlcore.commands.bench.results import TRANSPORT, WHOLE
+from ddlcore.contracts.bench import BenchPeer
+from ddlcore.contracts.transport import Plan, Transport, Work
+from ddlcore.errors import DdlInternalError
+from ddlcore.job import Job
+from ddlcore.types import BF16_NAME, Buffer, Kind, Sum
+
+__all__ = ["Arrays", "Call", "arrays_for", "check", "contenders", "finish", "numpy_dtype"]
+
+Call = Callable[[], object]  # the whole call returns its result; the others leave it in the target
+_WAIT_S = 0.1
+
+
+def numpy_dtype(label: str) -> Any:
+    """Return numpy's type of that name. Raises ValueError, with the command that installs it, if it is missing."""
+    if label == BF16_NAME:
+        try:
+            import_module("ml_dtypes")
+        except ImportError:
+            raise ValueError(f"numpy has no {label} without ml_dtypes; pip install ml_dtypes") from None
+    return np.dtype(label)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The memory of one collective on one rank.
+
+    ``nbytes`` is the size of the larger array, which is the whole tensor.
+    """
+
+    source: Any  # numpy.ndarray, one-dimensional
+    target: Any  # the same array, if the collective works in place
+
+    @property
+    def nbytes(self) -> int:
+        return int(max(self.source.nbytes, self.target.nbytes))
+
+
+def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
+    """Return arrays of ``nbytes``, rounded up so that each of ``size`` ranks has an equal part of whole elements."""
+    native = numpy_dtype(dtype)
+    count = -(-nbytes // native.itemsize)
+    if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+        one = np.zeros(count, native)
+        return Arrays(one, one)
+    part = -(-count // size)
+    whole = np.zeros(part * size, native)
+    if kind is Kind.ALLGATHER:
+        return Arrays(np.zeros(part, native), whole)
+    return Arrays(whole, np.zeros(part if kind is Kind.REDUCESCATTER else part * size, native))
+
+
+def contenders(
+    job: Job, peers: Mapping[str, BenchPeer], kind: Kind, memory: Arrays, whole: bool = True
+) -> dict[str, Call]:
+    """Return, by name, what is timed on the same arrays: the transport, the ``whole`` call, and the peers.
+
+    All reduce by Sum. The transport is left out if only one thread may call it, and so is each peer that lacks this
+    collective or type.
+    """
+    transport = job.sets.communicator(0).transport
+    calls: dict[str, Call] = {}
+    if not transport.capabilities.thread_bound:
+        calls[TRANSPORT] = _transport_call(transport, kind, memory)
+    if whole:
+        calls[WHOLE] = _whole_call(kind, memory)
+    for name, peer in peers.items():
+        try:
+            calls[name] = peer.operation(kind, memory.source, memory.target)
+        except NotImplementedError:
+            continue
+    return calls
+
+
+def check(kind: Kind, memory: Arrays, calls: Mapping[str, Call], rank: int, size: int) -> None:
+    """Run each contender once with values that differ between ranks. Raises DdlInternalError for a wrong result.
+
+    Every rank calls it. The arrays hold zeros afterwards, so that repeated sums in place neither grow nor become slow.
+    """
+    values = [1 + r % 2 for r in range(size)]
+    if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        values = [sum(values)] * size
+    elif kind is Kind.BROADCAST:
+        values = values[:1] * size
+    right = np.repeat(values, memory.target.size // size) if kind in (Kind.ALLGATHER, Kind.ALLTOALL) else values[0]
+    for name, call in calls.items():
+        memory.target.fill(0)
+        memory.source.fill(1 + rank % 2)
+        result = call()
+        got = result if name == WHOLE else memory.target
+        if not np.array_equal(np.asarray(got), np.broadcast_to(right, memory.target.shape)):
+            raise DdlInternalError(f"{kind.name.lower()} of {memory.nbytes} bytes: the result of {name} is wrong")
+    memory.source.fill(0)
+    memory.target.fill(0)
+
+
+def finish(work: Work) -> None:
+    """Wait for ``work``, as the engine does."""
+    while not work.wait(_WAIT_S):
+        pass
+
+
+def _transport_call(transport: Transport, kind: Kind, memory: Arrays) -> Call:
+    """Return a call of the open communicator of all ranks, as the engine makes it. The engine is idle meanwhile."""
+    adapter = NumpyAdapter()
+    source, target = (adapter.buffer(array, elementwise=True) for array in (memory.source, memory.target))
+    size = transport.context.size
+    part = source.count // size
+    if kind is Kind.ALLREDUCE:
+        return _allreduce_call(transport, source)
+    if kind is Kind.BROADCAST:
+        return lambda: finish(transport.broadcast(target, 0))
+    if kind is Kind.ALLGATHER:
+        return lambda: finish(transport.allgatherv(source, target, [source.count] * size))
+    if kind is Kind.REDUCESCATTER:
+        return lambda: finish(transport.reducescatterv(source, target, [part] * size, Sum))
+    return lambda: finish(transport.alltoallv(source, target, [[part] * size] * size))
+
+
+def _allreduce_call(transport: Transport, buffer: Buffer) -> Call:
+    if not transport.capabilities.vectored:
+        return lambda: finish(transport.allreduce(buffer, buffer, Sum))
+    prepared = transport.prepare(Plan((buffer.count,), buffer.dtype, Sum))
+    at: Sequence[int] = [buffer.address]
+    return lambda: finish(prepared.start(at, at))
+
+
+def _whole_call(kind: Kind, memory: Arrays) -> Call:
+    """Return ddl's call, in place if there is such a call, with a name by which a repeated step is recognised."""
+    name = f"bench.{kind.name.lower()}.{memory.nbytes}"
+    source = memory.source
+    if kind is Kind.ALLREDUCE:
+        return lambda: arrays.allreduce_(source, name=name, op=Sum)
+    if kind is Kind.BROADCAST:
+        return lambda: arrays.broadcast_(source, 0, name=name)
+    if kind is Kind.ALLGATHER:
+        return lambda: arrays.allgather(source, name=name)
+    if kind is Kind.REDUCESCATTER:
+        return lambda: arrays.reducescatter(source, name=name, op=Sum)
+    return lambda: arrays.alltoall(source, name=name)

@@ -1,0 +1,64 @@
+"""The program of each rank of a benchmark. Rank 0 reports what begins and what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ddlcore.api as ddl
+from ddlcore.commands.bench.contenders import arrays_for, check, contenders
+from ddlcore.commands.bench.plan import OPERATIONS, BenchPlan
+from ddlcore.commands.bench.results import Row
+from ddlcore.commands.bench.timing import Together, measure
+from ddlcore.contracts.bench import BenchPeer
+from ddlcore.job import Job
+
+__all__ = ["Tell", "bench_rank", "measure_all", "open_peers"]
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def bench_rank(plan: BenchPlan, pipe: str) -> None:
+    """Run the benchmark as one rank. Rank 0 writes each message as a line of JSON to ``pipe``."""
+    ddl.init()
+    job = ddl.current_job()
+    peers = {name: job.registry.load(job.registry.bench_peer(name))() for name in plan.peers}
+    with open(pipe if job.rank == 0 else os.devnull, "w", encoding="utf-8", buffering=1) as file:
+        open_peers(job, peers)
+        measure_all(job, plan, peers, lambda message: print(json.dumps(message), file=file))
+        for peer in peers.values():
+            peer.close()
+    ddl.shutdown()
+
+
+def open_peers(job: Job, peers: Mapping[str, BenchPeer]) -> None:
+    """Open the peers. Every rank calls it. An exception of a peer is passed on."""
+    for name, peer in peers.items():
+        peer.open(job.context(f"bench-{name}"))
+
+
+def measure_all(job: Job, plan: BenchPlan, peers: Mapping[str, BenchPeer], tell: Tell) -> None:
+    """Measure everything in ``plan``.
+
+    Every rank calls it with the same plan and peers; the messages are the same on all. First comes {"transport": name};
+    then, for each operation and size, {"begin": [operation, nbytes]} and {"row": Row.as_json()}.
+    """
+    communicator = job.sets.communicator(0)
+    together = Together(communicator.transport)
+    tell({"transport": communicator.route.name})
+
+    def replayed() -> int:
+        return job.stats()["buckets_replayed"]
+
+    for operation in plan.operations:
+        for nbytes in plan.sizes:
+            tell({"begin": [operation, nbytes]})
+            kind = OPERATIONS[operation]
+            memory = arrays_for(kind, nbytes, plan.dtype, job.size)
+            calls = contenders(job, peers, kind, memory, plan.whole)
+            exact = {name: call for name, call in calls.items() if name not in peers or not peers[name].floor}
+            check(kind, memory, exact, job.rank, job.size)
+            times, share = measure(calls, together, plan.rounds, plan.budget_s, replayed)
+            tell({"row": Row(operation, memory.nbytes, times, share).as_json()})

@@ -1,0 +1,84 @@
+"""Hold what was measured and compute medians, ratios and their confidence intervals. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddlcore.text.numbers import three_digits
+
+__all__ = ["TRANSPORT", "WHOLE", "Ratio", "Row", "interval_words", "median_interval", "ratio"]
+
+TRANSPORT = "transport"  # the open communicator alone, called as the engine calls it
+WHOLE = "ddl"  # ddl's whole call, from the user's array to the user's array
+_CERTAIN = 0.95
+
+
+@dataclass(frozen=True)
+class Row:
+    """The times of one collective at one size."""
+
+    operation: str
+    nbytes: int  # of the whole tensor: the larger of a rank's source and target
+    times: Mapping[str, Sequence[float]]  # contender -> seconds per call on the slowest rank, by round
+    replayed: float = 0.0  # share of the whole calls that were replayed
+
+    def median_s(self, name: str) -> float:
+        return statistics.median(self.times[name])
+
+    def gbytes_per_s(self, name: str) -> float:
+        """Return the size of the tensor divided by the time, in 10⁹ bytes per second, whatever the algorithm sends."""
+        return self.nbytes / self.median_s(name) / 1e9
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "operation": self.operation,
+            "nbytes": self.nbytes,
+            "times_s": {name: list(values) for name, values in self.times.items()},
+            "replayed": self.replayed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Row:
+        return cls(data["operation"], data["nbytes"], data["times_s"], data["replayed"])
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median of ratios that were taken round by round, and the interval that holds the true median."""
+
+    middle: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{three_digits(self.middle)} [{three_digits(self.low)}, {three_digits(self.high)}]"
+
+
+def ratio(row: Row, slow: str, fast: str) -> Ratio:
+    """Return how many times longer ``slow`` takes than ``fast``, compared within each round."""
+    ratios = [s / f for s, f in zip(row.times[slow], row.times[fast])]
+    return Ratio(statistics.median(ratios), *median_interval(ratios))
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median, without assuming any distribution (by order statistics).
+
+    For fewer than six values there is no such interval; then it is the smallest and the largest value.
+    """
+    ordered, count = sorted(values), len(values)
+    tail, skip = 0.0, 0
+    for outside in range(count // 2):
+        tail += math.comb(count, outside) / 2**count
+        if 2 * tail > 1 - _CERTAIN:
+            break
+        skip = outside
+    return ordered[skip], ordered[-1 - skip]
+
+
+def interval_words(rounds: int) -> str:
+    """Return in words what ``median_interval`` of so many values is."""
+    return "95 % interval of the median" if 2 / 2**rounds <= 1 - _CERTAIN else "least and greatest"

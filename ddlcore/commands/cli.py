@@ -1,0 +1,101 @@
+"""The ``ddl`` command: find the subcommand, and turn an error before a start into one line and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ddlcore.plug.registry import Registry
+
+__all__ = ["main"]
+
+REFUSED = 2  # exit code when nothing was started
+_COMMANDS = (
+    "run",
+    "info",
+    "bench",
+    "tune",
+    "timeline",
+    "doctor",
+    "plugins",
+    "conform",
+)  # each a folder beside this file
+
+
+class _Commands(click.Group):
+    """The group of our own commands and, after them, those of plugins. A command is imported only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*_COMMANDS, *sorted(set(_registry().commands) - set(_COMMANDS))]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in _COMMANDS:
+            command = getattr(importlib.import_module(f"ddlcore.commands.{name}.command"), name)
+            assert isinstance(command, click.Command)
+            return command
+        registry = _registry()
+        for provider in registry.commands.values():
+            if name in (provider.name, *provider.aliases):
+                return registry.load(provider)
+        return None
+
+
+def _registry() -> Registry:
+    from ddlcore.plug.settings import settings_of
+
+    return settings_of(os.environ)[1]
+
+
+def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from ddlcore.job import VERSION
+
+        click.echo(f"ddl {VERSION}")
+        ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def _ddl() -> None:
+    """Data-parallel training on many processes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``ddl`` with ``arguments`` and return its exit code. None means the arguments of this process."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # a notebook's stream has none
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")  # as stderr does: a path may hold bytes that cannot be decoded
+    try:
+        code = _ddl.main(args=None if arguments is None else list(arguments), prog_name="ddl", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        return _refuse(error.format_message())
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "ddl"
+        return _refuse(f"{where}: {error.format_message()} (`{where} --help` lists what there is)")
+    except click.ClickException as error:
+        return _refuse(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:  # `ddl info | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _refuse(text: str) -> int:
+    click.echo(text, err=True)
+    return REFUSED

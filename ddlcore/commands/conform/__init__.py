@@ -1,0 +1,1 @@
+"""``ddl conform``: run the conformance kit on an installed plugin."""

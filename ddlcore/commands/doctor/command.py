@@ -1,0 +1,151 @@
+"""Implement ``ddl doctor``: read its command line, run the examination, and show the report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from ddlcore.commands.doctor.examining import examine, examine_recorded
+from ddlcore.commands.doctor.report import Report, text_lines
+from ddlcore.commands.doctor.subject import Question, subject_of
+from ddlcore.commands.options import setting_options
+from ddlcore.errors import DdlInternalError, PluginError, RankFailed
+from ddlcore.launch.ranks.command import ranks_path, resolve_command
+from ddlcore.launch.ranks.exit_status import NotStarted
+
+__all__ = ["doctor"]
+
+
+@click.command(
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "-np", "--num-proc", type=int, metavar="N", help="How many ranks. [default: all slots; else one a GPU, at least 2]"
+)
+@click.option(
+    "-H", "--hosts", metavar="HOST:SLOTS,…", help="The hosts, and the largest number of ranks on each. [default: here]"
+)
+@click.option("--hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the matrices, to a .png, .svg or .pdf."
+)
+@click.option(
+    "--model-mb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=100.0,
+    metavar="N",
+    help="Size of a step's gradients in 10⁶ bytes, to say what a slow link costs. [default 100]",
+)
+@click.option(
+    "--links/--no-links", default=True, help="Measure latency and bandwidth between ranks, or do not. [default --links]"
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=3),
+    default=30,
+    metavar="N",
+    help="With COMMAND: how many of its steps to watch. [default 30]",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    metavar="N",
+    help="With COMMAND: how long to wait for these steps. [default 120]",
+)
+@click.option("--root", metavar="DIR", help="Examine a recorded host: the proc/, sys/ and gpus.json below DIR.")
+@setting_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    num_proc: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    as_json: bool,
+    plot: Path | None,
+    model_mb: float,
+    links: bool,
+    steps: int,
+    seconds: float,
+    root: str | None,
+    command: tuple[str, ...],
+    **flags: object,
+) -> None:
+    """Examine hosts, GPUs and networks, and say what is wrong, what it means and what to do.
+
+    With COMMAND, such as `ddl doctor -- python train.py`, some of its steps are watched, and the report says which
+    share of a step the ranks wait for input. The exit code is 1 if a problem was found, else 0.
+    """
+    try:
+        _check_plot(plot)
+        if root is not None and (hosts or hostfile or command):
+            raise ValueError("--root looks at a recorded host: it takes no -H, no --hostfile and no command")
+        program = (
+            tuple(resolve_command(command, path=ranks_path(os.environ.get("PATH", os.defpath)))) if command else ()
+        )
+        question = Question(links, model_mb, program, command, steps, seconds)
+        subject = subject_of(num_proc, hosts, hostfile, flags, os.environ)
+        with _telling(sys.stderr.isatty()) as tell:
+            report = examine_recorded(root, subject, question) if root is not None else examine(subject, question, tell)
+    except (ValueError, PluginError, DdlInternalError, RankFailed, NotStarted, OSError) as error:
+        raise click.ClickException(f"ddl doctor: {error}") from None
+    _show(report, as_json, plot)
+    ctx.exit(report.code)
+
+
+def _show(report: Report, as_json: bool, plot: Path | None) -> None:
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=1))
+    elif sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        from ddlcore.commands.doctor.drawn import print_report
+
+        print_report(report)
+    else:
+        click.echo("\n".join(text_lines(report)))
+    if plot is not None and report.matrices:
+        from ddlcore.commands.doctor.heatmap import draw
+
+        try:
+            draw(plot, report.matrices, report.title)
+        except OSError as error:  # the report was shown: only the picture is missing
+            raise click.ClickException(f"ddl doctor: --plot {plot}: {error.strerror}; choose another FILE") from None
+        click.echo(f"heat maps: {plot}", err=as_json)
+    elif plot is not None:
+        click.echo(f"heat maps: none, there is no pair to draw; {plot} was not written", err=True)
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
+    if not plot.parent.is_dir():
+        raise ValueError(f"--plot {plot}: there is no directory {plot.parent}; make it first")
+    from ddlcore.commands.bench.chart import require_matplotlib
+
+    require_matplotlib(plot)
+
+
+@contextlib.contextmanager
+def _telling(on_terminal: bool) -> Iterator[Callable[[str], object]]:
+    """Yield a function that takes the present activity as text: on a terminal, one line shows it."""
+    if not on_terminal:
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status("ddl doctor") as status:
+        yield lambda text: status.update(Text(f"ddl doctor: {text}"))

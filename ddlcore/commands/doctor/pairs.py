@@ -1,0 +1,203 @@
+"""Time every pair of ranks over each transport, one pair at a time. Judges nothing."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import ddlcore.api as ddl
+from ddlcore.commands.bench.contenders import finish
+from ddlcore.commands.doctor.links import Clock, Links, Pair
+from ddlcore.contracts.store import PrefixStore
+from ddlcore.contracts.transport import Transport
+from ddlcore.errors import DdlInternalError
+from ddlcore.hooks import TransportProvider
+from ddlcore.job import Job, build_transport
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.routes import Route
+from ddlcore.types import Buffer, DType
+
+__all__ = ["measure_links", "pair_transports", "time_pair"]
+
+OPEN_S = 15.0
+PAIR_S = 60.0
+_WARM = 3
+_PINGS = 100  # round trips at most,
+_PINGS_S = 0.05  # and so many seconds at most
+_FIRST_BYTES = 1 << 18
+_MOST_BYTES = 1 << 24
+_COPY_S = 0.1  # a copy that takes so long is large enough
+_COPIES = 3
+
+Share = Callable[[object], list[Any]]  # gathers one object of each rank on all ranks
+
+
+def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) -> list[TransportProvider]:
+    """Return the transports that can be measured between processes started by ``launcher``.
+
+    ``wanted`` limits them to the transports that it names, unless it is empty.
+    """
+    return [
+        one
+        for one in registry.transports.values()
+        if (one.name in wanted if wanted else one.launcher in ("", launcher))
+        and not (one.in_process or one.composes or one.sizes[1] == 1)
+        and "cpu" in one.devices
+        and not registry.missing(one)
+    ]
+
+
+def measure_links(
+    job: Job, transports: Sequence[TransportProvider], ranks: Sequence[int], share: Share | None = None
+) -> Links:
+    """Measure all pairs of ``ranks``. Every rank must call it with the same arguments; all get the same result.
+
+    ``share`` is allgather_object or a function like it.
+    """
+    share = share or ddl.allgather_object
+    hosts = job.placement.hosts
+    links = Links(tuple(ranks))
+    clocked: set[int] = {hosts[ranks[0]]}
+    for provider in transports:
+        found: list[Pair] = []
+        for a, b in ((a, b) for i, a in enumerate(ranks) for b in ranks[i + 1 :]):
+            if provider.one_host and hosts[a] != hosts[b]:
+                continue
+            mine = _measure(job, provider, a, b, with_clock=a == ranks[0] and hosts[b] not in clocked)
+            everyone = [one for one in share(mine) if one is not None]
+            errors = [text for _, _, text in everyone if text]
+            if errors:
+                links.errors[provider.name] = (a, b, errors[0])
+                break
+            found += [pair for pairs, _, _ in everyone for pair in pairs]
+            clocks = [clock for _, clock, _ in everyone if clock is not None]
+            links.clocks += clocks
+            clocked |= {hosts[clock.rank] for clock in clocks}
+        if found:
+            links.pairs[provider.name] = found
+    return links
+
+
+_Measured = tuple[list[Pair], Clock | None, str]
+
+
+def _measure(job: Job, provider: TransportProvider, a: int, b: int, with_clock: bool) -> _Measured | None:
+    """Measure one pair. Return None on the ranks that do not belong to the pair."""
+    if job.rank not in (a, b):
+        return None
+    whole = job.context(f"doctor-{provider.name}-{a}-{b}")
+    context = replace(
+        whole,
+        rank=0 if job.rank == a else 1,
+        members=(whole.members[a], whole.members[b]),
+        store=PrefixStore("pair/", whole.store),
+        timeout_s=min(whole.timeout_s, OPEN_S),
+    )
+    try:
+        transport = build_transport(job.registry, Route(provider, "to be measured"))
+        watch = threading.Timer(PAIR_S, transport.abort)  # then the call that hangs raises
+        watch.daemon = True
+        watch.start()
+        try:
+            transport.open(context)
+            latency_s, rate = time_pair(transport, context.rank)
+            pair = Pair(job.rank, b if job.rank == a else a, latency_s * 1e6, rate / 1e9)
+            clock = _clock(transport, context.rank, b) if with_clock else None
+            finish(transport.barrier())
+        finally:
+            watch.cancel()
+            watch.join()
+            transport.close()
+    except (DdlInternalError, OSError, RuntimeError, ValueError) as error:
+        return [], None, f"{type(error).__name__}: {error}".partition("\n")[0]
+    return [pair], clock, ""
+
+
+def time_pair(transport: Transport, rank: int) -> tuple[float, float]:
+    """Return the seconds that a message takes from ``rank`` to the other rank, and the bytes per second that way.
+
+    ``transport`` is an open transport of two ranks. Both ranks call it.
+    """
+    timed = {root: (_latency_s(transport, root, rank), _rate(transport, root, rank)) for root in (0, 1)}
+    return timed[rank]
+
+
+def _latency_s(transport: Transport, root: int, rank: int) -> float:
+    """Return half of the median round trip of eight bytes from ``root``, in seconds. Returns 0 on the other rank."""
+    word = np.zeros(1, np.int64)
+    there, back = _sender(transport, word, root), _sender(transport, word, 1 - root)
+    for _ in range(_WARM):
+        there(), back()
+    begun_s = time.perf_counter()
+    there(), back()
+    once_s = time.perf_counter() - begun_s
+    pings = _agreed(transport, int(max(3, min(_PINGS, _PINGS_S / max(once_s, 1e-9)))), root)
+    trips = []
+    for _ in range(pings):
+        begun_s = time.perf_counter()
+        there(), back()
+        trips.append(time.perf_counter() - begun_s)
+    return statistics.median(trips) / 2 if rank == root else 0.0
+
+
+def _rate(transport: Transport, root: int, rank: int) -> float:
+    """Return the bytes per second from ``root``, as the median of some copies. Returns 0 on the other rank.
+
+    Each copy is answered by one word.
+    """
+    nbytes = _FIRST_BYTES
+    once_s = _copy_s(transport, nbytes, root)
+    while nbytes < _MOST_BYTES and once_s * (nbytes * 2 / _FIRST_BYTES) < _COPY_S:
+        nbytes *= 2
+    nbytes = _agreed(transport, nbytes, root)
+    times = [_copy_s(transport, nbytes, root) for _ in range(_COPIES)]
+    return nbytes / statistics.median(times) if rank == root else 0.0
+
+
+def _copy_s(transport: Transport, nbytes: int, root: int) -> float:
+    there = _sender(
+        transport, np.ones(nbytes // 8, np.int64), root
+    )  # not zeros: unwritten zeros all share one page of memory
+    back = _sender(transport, np.zeros(1, np.int64), 1 - root)
+    there(), back()  # once before the timing, so that all pages and buffers exist
+    begun_s = time.perf_counter()
+    there(), back()
+    return time.perf_counter() - begun_s
+
+
+def _agreed(transport: Transport, number: int, root: int) -> int:
+    """Return, on both ranks, the number of ``root``."""
+    one = np.array([number], np.int64)
+    _sender(transport, one, root)()
+    return int(one[0])
+
+
+def _clock(transport: Transport, rank: int, other: int) -> Clock | None:
+    """Return how far the second rank's clock is ahead, by the fastest of some round trips (as in NTP, RFC 5905).
+
+    Only the first rank gets a result; the second gets None.
+    """
+    word, best = np.zeros(1, np.float64), (float("inf"), 0.0)
+    ask, answer = _sender(transport, word, 0), _sender(transport, word, 1)
+    for _ in range(10):
+        begun_s = time.time()
+        ask()
+        if rank == 1:
+            word[0] = time.time()
+        answer()
+        ended_s = time.time()
+        best = min(best, (ended_s - begun_s, float(word[0]) - (begun_s + ended_s) / 2))
+    return Clock(other, best[1], best[0] / 2) if rank == 0 else None
+
+
+def _sender(transport: Transport, array: Any, root: int) -> Callable[[], None]:
+    """Return a function that sends ``array`` (int64 or float64) from ``root`` to the other rank and waits for it."""
+    dtype = DType.of(str(array.dtype))
+    buffer = Buffer(array.__array_interface__["data"][0], array.size, dtype, array.shape, owner=array)
+    return lambda: finish(transport.broadcast(buffer, root))

@@ -1,0 +1,144 @@
+"""Hold what the doctor found, and write it as text for people or as JSON for programs. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ddlcore.contracts.check import Check, Finding, Matrix, Seen
+from ddlcore.text.columns import aligned, indented, padded
+from ddlcore.text.numbers import UNKNOWN, three_digits
+
+__all__ = ["Line", "Report", "figure", "judge", "matrix_lines", "text_lines"]
+
+_WIDTH = 110
+_STATES = {"ok": "green", "found": "red", "not looked at": "yellow"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """The result of one check, in one line."""
+
+    check: str
+    state: str  # "ok", "found", "not looked at"
+    words: str = ""
+
+
+@dataclass
+class Report:
+    """The whole report of one examination."""
+
+    title: str
+    lines: list[Line] = field(default_factory=list)
+    matrices: list[Matrix] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # lines that are shown below the tables
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return 1 if self.findings else 0
+
+    def add(self, check: str, findings: Iterable[Finding], words: str = "", matrices: Iterable[Matrix] = ()) -> None:
+        """Add the findings of ``check``, and a line that says that it ran, even if it found nothing."""
+        found = list(findings)
+        self.lines.append(Line(check, "found" if found else "ok", words))
+        self.findings += found
+        self.matrices += matrices
+
+    def left_out(self, check: str, why: str) -> None:
+        """Add a line that says that ``check`` did not run, and why."""
+        self.lines.append(Line(check, "not looked at", why))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report in a form that can be written as JSON."""
+        return {
+            "title": self.title,
+            "checks": [asdict(line) for line in self.lines],
+            "findings": [asdict(finding) for finding in self.findings],
+            "matrices": [asdict(matrix) for matrix in self.matrices],
+            "notes": list(self.notes),
+        }
+
+
+def judge(
+    report: Report, checks: Mapping[str, Check], seen: Mapping[str, Sequence[Seen]], why: Mapping[str, str]
+) -> None:
+    """Let every check judge what it saw, and add the results to the report.
+
+    ``why`` says, by check, why it saw nothing or did not see all hosts.
+    """
+    for name, check in checks.items():
+        mine = seen.get(name, ())
+        if check.completes:
+            if name in why:
+                report.left_out(name, why[name])
+            continue
+        if not mine:
+            report.left_out(name, why.get(name, "no host was looked at"))
+            continue
+        try:
+            report.add(name, check.judge(mine), check.line(mine), check.show(mine))
+        except Exception as error:  # plugin code may raise anything: the other checks continue
+            report.left_out(name, f"it failed ({type(error).__name__}: {error})")
+            continue
+        if name in why:
+            report.left_out(name, why[name])
+
+
+# --- as text
+
+
+def text_lines(report: Report, colour: bool = False) -> list[str]:
+    """Return the lines of the whole report, aligned and, with ``colour``, coloured for a terminal."""
+    paint = _paint if colour else _plain
+    lines = [report.title, ""]
+    cells = padded([(line.check, line.state) for line in report.lines], least=(0, max(map(len, _STATES))))
+    for line, (check, state) in zip(report.lines, cells):
+        lines.append(f"  {check}  {paint(state, _STATES[line.state])}  {line.words}".rstrip())
+    for matrix in report.matrices:
+        lines += ["", *indented(matrix_lines(matrix))]
+    if report.notes:
+        lines += ["", *indented(report.notes)]
+    for number, finding in enumerate(report.findings, 1):
+        where = f", {finding.where}" if finding.where else ""
+        lines += ["", *_wrapped(paint(f"{number}. {finding.check}{where}: {finding.what}", "red"), "   ", "")]
+        lines += _wrapped(f"means: {finding.means}", " " * 10, "   ")
+        lines += _wrapped(f"fix:   {finding.fix}", " " * 10, "   ")
+    count = len(report.findings)
+    lines += ["", paint("nothing was found", "green") if not count else f"{count} finding{'' if count == 1 else 's'}"]
+    return lines
+
+
+def matrix_lines(matrix: Matrix) -> list[str]:
+    """Return the lines of a matrix: a heading and aligned columns."""
+    if matrix.unit == "Y/N":
+        cells = [[UNKNOWN if value is None else "Y" if value else "N" for value in row] for row in matrix.values]
+    else:
+        cells = [[UNKNOWN if value is None else figure(value) for value in row] for row in matrix.values]
+    rows = [("", *matrix.names), *((name, *row) for name, row in zip(matrix.names, cells))]
+    width = max(5, *(len(cell) for row in rows for cell in row[1:]))  # all columns of values are equally wide
+    columns = range(len(rows[0]))
+    title = f"{matrix.title} ({matrix.unit.replace('us', 'µs')}; from the row to the column)"
+    return [title, *aligned(rows, right=columns, least=[0, *(width for _ in matrix.names)])]
+
+
+def figure(value: float) -> str:
+    """Return a value of a matrix, with about three digits."""
+    return three_digits(value, most_decimals=4)
+
+
+def _wrapped(text: str, after: str, before: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _plain(text: str, colour: str) -> str:
+    return text
+
+
+def _paint(text: str, colour: str) -> str:
+    return f"\x1b[{ {'green': 32, 'red': 31, 'yellow': 33}[colour] }m{text}\x1b[0m"

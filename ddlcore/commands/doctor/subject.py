@@ -1,0 +1,82 @@
+"""Define what is examined, and what the user asked: ranks, hosts and settings. Examines nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ddlcore.builtin.nvml import open_nvml, visible
+from ddlcore.config import Settings
+from ddlcore.launch.job.launcher import check_route
+from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import settings_of
+
+__all__ = ["Question", "Subject", "subject_of"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user asked the doctor to do."""
+
+    links: bool = True
+    model_mb: float = 100.0
+    program: tuple[str, ...] = ()  # the command of the ranks, resolved; (): watch no program
+    command: tuple[str, ...] = ()  # the same command as the user wrote it
+    steps: int = 30
+    seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The ranks and hosts to examine, with their settings."""
+
+    placed: Placed
+    settings: Settings
+    registry: Registry
+    environ: Mapping[str, str]
+
+    @property
+    def layout(self) -> Layout:
+        return self.placed.layout
+
+    def host_of(self, rank: int) -> str:
+        """Return the host of ``rank`` by the name that the user gave it."""
+        return self.layout.hosts[self.layout.ranks[rank]]
+
+    def settings_with(self, **flags: object) -> Settings:
+        """Return the settings with ``flags`` set as if they were given on the command line."""
+        given = {name: self.settings[name] for name in self.settings if self.settings.source(name) == "flag"}
+        return settings_of(self.environ, {**given, **flags}, registry=self.registry)[0]
+
+    def without(self, hosts: Sequence[str]) -> Subject | None:
+        """Return the same ranks except those on ``hosts``; None if no rank is left."""
+        layout = self.layout
+        left = [f"{name}:{layout.ranks.count(index)}" for index, name in enumerate(layout.hosts) if name not in hosts]
+        if not left:
+            return None
+        placed = place(None, ",".join(left), None, self.settings, self.registry, self.environ)
+        return replace(self, placed=placed)
+
+
+def subject_of(
+    num_proc: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+) -> Subject:
+    """Return what the command line asks to examine.
+
+    Raises ValueError or PluginError, with one line, if that is impossible. If neither ranks nor hosts are given, the
+    ranks run on this host: one for each visible GPU, and at least two.
+    """
+    settings, registry = settings_of(environ, flags)
+    if num_proc is None and hosts is None and hostfile is None:
+        driver = open_nvml()
+        gpus = visible(driver.gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if driver is not None else []
+        num_proc = max(2, len(gpus))
+    placed = place(num_proc, hosts, hostfile, settings, registry, environ)
+    check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
+    return Subject(placed, settings, registry, environ)

@@ -1,0 +1,1 @@
+"""``ddl info``: show what this machine has, and what is missing to use it."""

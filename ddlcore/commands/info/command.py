@@ -1,0 +1,39 @@
+"""Implement ``ddl info``: show the facts as aligned tables or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ddlcore.commands.info.facts import all_facts
+from ddlcore.plug.settings import settings_of
+from ddlcore.text.columns import aligned, indented, table
+
+__all__ = ["info"]
+
+
+def _text(facts: Mapping[str, Any]) -> str:
+    lines = [f"ddl {facts['ddlcore']}"]
+    lines += ["", "machine", *indented(aligned(list(facts["machine"].items())))]
+    for name, rows in facts.items():
+        if name not in ("ddlcore", "machine", "problems"):
+            lines += ["", name, *indented(table(rows))]
+    if facts["problems"]:
+        lines += ["", "problems", *indented(facts["problems"])]
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+def info(as_json: bool) -> None:
+    """Show machine, frameworks, transports and the rest, and what is missing to use them."""
+    try:
+        settings, registry = settings_of(os.environ)
+    except ValueError as error:
+        raise click.ClickException(f"ddl info: {error}") from None
+    facts = all_facts(settings, registry)
+    click.echo(json.dumps(facts, indent=2) if as_json else _text(facts))

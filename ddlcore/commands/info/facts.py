@@ -1,0 +1,173 @@
+"""Collect the facts that ``ddl info`` shows as plain data.
+
+Imports no framework, and of plugins only their library probes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddlcore.api import installed_gpus, visible_gpus
+from ddlcore.config import Settings
+from ddlcore.hooks import Provider
+from ddlcore.job import VERSION
+from ddlcore.launch.ranks.environment import usable_cores
+from ddlcore.plug.aliases import ALIASES, FRAMEWORKS
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.routes import choose_route
+from ddlcore.text.numbers import memory_size
+from ddlcore.types import Member
+
+__all__ = ["all_facts", "framework_facts", "machine_facts"]
+
+Row = dict[str, str]
+
+UNKNOWN = "unknown version"
+
+
+def machine_facts() -> Row:
+    """Return facts about this machine."""
+    return {
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": f"{usable_cores()} usable of {os.cpu_count()}",
+        "memory": _memory(),
+        "gpus": _gpus(),
+        "python": f"{platform.python_version()} ({sys.executable})",
+    }
+
+
+def _memory() -> str:
+    try:
+        return memory_size(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):
+        return "unknown"
+
+
+def _gpus() -> str:
+    gpus = installed_gpus()
+    visible = visible_gpus(gpus, os.environ)
+    if visible == len(gpus.uuids) and not gpus.parts:
+        return str(gpus)
+    return f"{gpus}; a process sees {visible} (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})"
+
+
+def framework_facts() -> list[Row]:
+    """Return which frameworks are installed, read from package metadata alone."""
+    rows = []
+    for module, distributions in FRAMEWORKS.items():
+        version = _version(distributions) if _findable(module) else ""
+        state, missing = ("installed", "") if version else ("not installed", f"pip install {distributions[0]}")
+        rows.append({"name": module, "version": version or "-", "state": state, "missing": missing})
+    return rows
+
+
+def _findable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _version(distributions: Iterable[str]) -> str:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return UNKNOWN
+
+
+def _provider_facts(registry: Registry, providers: Mapping[str, Provider], kind: str) -> list[Row]:
+    rows = []
+    for provider in providers.values():
+        missing = registry.missing(provider)
+        name, version = registry.distribution(provider)
+        state = "ready" if not missing else "not usable"
+        rows.append(
+            {
+                "name": provider.name,
+                "from": f"{name} {version}",
+                "state": state,
+                "missing": missing,
+                "what": _what(registry, provider),
+            }
+        )
+    for name, line in ALIASES.get(kind, {}).items():
+        if name not in providers and _version([line.split()[-1]]) == UNKNOWN:  # else it has another name here
+            rows.append({"name": name, "from": "-", "state": "not installed", "missing": line, "what": ""})
+    return rows
+
+
+def _what(registry: Registry, provider: Provider) -> str:
+    library = registry.library(provider)
+    if library is None:
+        return provider.doc
+    facts = ", ".join(f"{name} {value}".strip() for name, value in library.facts.items())
+    return f"{provider.doc}: {library.name}" + (f" ({facts})" if facts else "")
+
+
+def _launcher_facts(registry: Registry) -> list[Row]:
+    """Return what can start ranks: ``ddl run`` on this host, and the launchers of the registry on other hosts."""
+    origin = f"ddlcore {VERSION}"
+    return [
+        {"name": "ddl run", "from": origin, "state": "ready", "missing": "", "what": "processes of this host"},
+        {
+            "name": "ddlcore.run",
+            "from": origin,
+            "state": "ready",
+            "missing": "",
+            "what": "a function on processes of this host",
+        },
+        *_provider_facts(registry, registry.launchers, "launcher"),
+    ]
+
+
+def _route_facts(registry: Registry, backend: str) -> list[Row]:
+    rows = []
+    for where, hosts in (("one rank", (0,)), ("one host", (0, 0)), ("two hosts", (0, 0, 1, 1))):
+        members = [Member(rank, host) for rank, host in enumerate(hosts)]
+        try:
+            route = choose_route(backend, members, registry)
+            rows.append({"where": where, "transport": route.name, "why": route.reason})
+        except (RuntimeError, ValueError) as error:
+            rows.append({"where": where, "transport": "none", "why": str(error)})
+    return rows
+
+
+def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
+    """Return all facts, in a form that can be written as JSON unchanged."""
+    kinds: dict[str, Mapping[str, Provider]] = {
+        "transports": registry.transports,
+        "adapters": registry.adapters,
+        "fusion policies": registry.fusion_policies,
+        "compressors": registry.compressors,
+        "kernels": registry.kernels,
+        "communicators": registry.communicators,
+        "bench peers": registry.bench_peers,
+    }
+    words = {
+        "transports": "transport",
+        "adapters": "adapter",
+        "fusion policies": "fusion policy",
+        "compressors": "compressor",
+        "kernels": "kernels",
+        "communicators": "library of communicators",
+        "bench peers": "bench peer",
+    }
+    return {
+        "ddlcore": VERSION,
+        "machine": machine_facts(),
+        "frameworks": framework_facts(),
+        **{name: _provider_facts(registry, providers, words[name]) for name, providers in kinds.items()},
+        "launchers": _launcher_facts(registry),
+        "route": _route_facts(registry, settings.text("backend")),
+        "problems": list(registry.problems),
+    }

@@ -1,0 +1,1 @@
+"""``ddl run``: start a job on this host and on others."""

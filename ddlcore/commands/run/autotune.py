@@ -1,0 +1,39 @@
+"""Search for better settings while a job trains, for ``ddl run --autotune``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+
+from ddlcore.launch.job.launcher import Launch
+from ddlcore.launch.output.search_bar import Bar
+from ddlcore.launch.output.search_lines import Lines
+from ddlcore.search import build_search_driver
+from ddlcore.tune.driver import SearchDriver, Watcher
+from ddlcore.tune.session import Phase
+
+__all__ = ["after_training", "while_training"]
+
+
+def after_training(launch: Launch) -> None:
+    """Remove the bar, and say what is missing if the search was not finished."""
+    if launch.bar is not None:
+        launch.bar.clear()
+    session = launch.driver.session if isinstance(launch.driver, SearchDriver) else None
+    if session is None:
+        _say("no step was measured: a search needs steps that repeat and allreduce")
+    elif session.phase is not Phase.DONE:
+        _say(f"the training has ended before the search; still to do: {session.lacks()}")
+
+
+def _say(text: str, bar: Bar | None = None) -> None:
+    (bar or Bar()).say(f"ddl run: autotune: {text}")
+
+
+def while_training(launch: Launch) -> Launch:
+    """Return ``launch`` with a search that runs during the training. Raises what ``build_search_driver`` raises."""
+    bar = Bar() if os.isatty(2) and launch.watch is None else None  # the table of --top must have the screen to itself
+    watchers: list[Watcher] = [Lines(partial(_say, bar=bar), samples=bar is None), *([bar] if bar is not None else [])]
+    driver = build_search_driver(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers)
+    return replace(launch, driver=driver, bar=bar)

@@ -1,0 +1,231 @@
+"""Implement ``ddl run``: read its command line, refuse what cannot work, and pass the rest to the launcher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddlcore.commands.options import setting_options
+from ddlcore.commands.run.horovod import Answers, answers_of, horovod_options, log_level, read_variables
+from ddlcore.commands.run.top import PULSE_S, Top
+from ddlcore.config import Settings, read_toml
+from ddlcore.control.ports import is_free
+from ddlcore.errors import DdlInternalError, PluginError
+from ddlcore.job import VERSION
+from ddlcore.launch.job.launcher import Launch, check_route, prepare_directory, run_job
+from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
+from ddlcore.launch.ranks.environment import master_port, wanted_port
+from ddlcore.launch.ranks.exit_status import NotStarted
+from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.observe.metrics import INSTALL
+from ddlcore.plug.finding import find
+from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import settings_of
+
+__all__ = ["JobCommand", "job_options", "prepare", "run"]
+
+_HELP = ("-h", "--help")
+
+
+class JobCommand(click.Command):
+    """A click command whose options end at the first word that is not an option.
+
+    That word and all after it are the command of the ranks. ``-m`` also begins the command of the ranks.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._mark_command(args))
+
+    def _mark_command(self, args: list[str]) -> list[str]:
+        words = {
+            name: 0 if option.is_flag else option.nargs
+            for option in self.params
+            if isinstance(option, click.Option)
+            for name in (*option.opts, *option.secondary_opts)
+        }
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--":
+            if args[at] == "-m":
+                return [*args[:at], "--", *args[at:]]
+            at += 1 if "=" in args[at] or args[at] in _HELP else 1 + words.get(args[at], 1)
+        return args
+
+
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that ``ddl run`` and ``ddl tune`` share: placement, settings, and the command of the ranks."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
+    click.option("-np", "--num-proc", type=int, metavar="N", help="How many ranks to start."),
+    click.option("-H", "--hosts", metavar="HOST:SLOTS,…", help="The hosts, and the largest number of ranks on each."),
+    click.option("--hostfile", "-hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N."),
+    click.option("-p", "--ssh-port", metavar="N", help="Port of every other host's sshd. [DDL_SSH_PORT]"),
+    click.option("-i", "--ssh-identity-file", metavar="FILE", help="Private key for ssh. [DDL_SSH_IDENTITY_FILE]"),
+    click.option(
+        "--config",
+        "--config-file",
+        metavar="FILE",
+        help="TOML file with settings; flags and DDL_* variables win over it.",
+    ),
+    click.option(
+        "--output-dir", "--output-filename", metavar="DIR", help="Also write DIR/rank.N/stdout and DIR/rank.N/stderr."
+    ),
+    click.option(
+        "--prefix-output-with-timestamp",
+        "-prefix-timestamp",
+        "stamped",
+        is_flag=True,
+        help="Put the time before every line of output.",
+    ),
+    click.option("--verbose", is_flag=True, help="Show what is started, where, and with which settings."),
+    setting_options,
+    horovod_options,
+    click.argument("command", nargs=-1, type=click.UNPROCESSED),
+)
+
+
+@click.command(
+    cls=JobCommand,
+    context_settings={"allow_interspersed_args": False, "help_option_names": list(_HELP), "max_content_width": 110},
+    options_metavar="-np N [OPTIONS]",
+)
+@click.option("--dry-run", is_flag=True, help="Show ranks, environment and commands, and start nothing.")
+@click.option("--top", is_flag=True, help="Show a live table of all ranks; without a terminal, lines every 10 s.")
+@click.option("--check-build", "-cb", is_flag=True, help="Show `ddl info` and exit.")
+@click.option("-v", "--version", is_flag=True, help="Show the version and exit.")
+@job_options
+@click.pass_context
+def run(ctx: click.Context, /, dry_run: bool, check_build: bool, version: bool, **given: Any) -> None:
+    """Start COMMAND on N ranks, such as: ddl run -np 4 python train.py --epochs 3
+
+    COMMAND is `python SCRIPT …`, `SCRIPT.py …`, `-m MODULE …` or any program. The exit code is that of
+    the first rank that fails. Every flag of horovodrun is accepted, or a message says what to use instead.
+    """
+    if version:
+        click.echo(f"ddl {VERSION}")
+        return
+    if check_build:
+        from ddlcore.commands.info.command import info
+
+        ctx.invoke(info)
+        return
+    try:
+        launch, notes = prepare(ctx, dry_run=dry_run, **given)
+        if dry_run:
+            from ddlcore.commands.run.dry import describe
+
+            click.echo("\n".join(describe(launch)))
+            return
+        if launch.settings["autotune"]:
+            from ddlcore.commands.run.autotune import while_training
+
+            launch = while_training(launch)
+        if launch.output_dir is not None:
+            prepare_directory(launch.output_dir, launch.size)
+    except (ValueError, PluginError, DdlInternalError, OSError) as error:
+        raise click.ClickException(f"ddl run: {error}") from None
+    for note in notes:
+        click.echo(f"ddl run: {note}", err=True)
+    try:
+        code = run_job(launch)
+        if launch.settings["autotune"]:
+            from ddlcore.commands.run.autotune import after_training
+
+            after_training(launch)
+        ctx.exit(code)
+    except NotStarted as error:
+        click.echo(f"ddl run: {error}", err=True)
+        ctx.exit(error.code)
+
+
+def prepare(
+    ctx: click.Context,
+    num_proc: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    config: str | None,
+    output_dir: str | None,
+    stamped: bool,
+    verbose: bool,
+    command: tuple[str, ...],
+    top: bool = False,
+    dry_run: bool = False,
+    **flags: object,
+) -> tuple[Launch, list[str]]:
+    """Check the options of ``job_options`` and return the launch that they describe, with notes for the user.
+
+    Raises ValueError, PluginError, DdlInternalError or OSError, with a message of one line, for what cannot work.
+    """
+    given = _answers(ctx)
+    environ = {**os.environ, **given.environ}
+    settings, registry = _settings(flags, given, config)
+    if top and settings.source("pulse_s") == "default":
+        settings, registry = _settings({**flags, "pulse_s": PULSE_S}, given, config)
+    placed = place(num_proc, hosts, hostfile, settings, registry, environ)
+    launch = Launch(
+        command=tuple(resolve_command(command, path=ranks_path(environ.get("PATH", os.defpath)))),
+        layout=placed.layout,
+        settings=settings,
+        registry=registry,
+        environ=environ,
+        port=_port(placed, environ),
+        remote_plan=placed.remote_plan,
+        needs=own_script(command),
+        output_dir=Path(output_dir) if output_dir else None,
+        stamped=stamped,
+        verbose=verbose,
+        launched_by=placed.launcher,
+        watch=_top(placed.layout, settings) if top else None,
+    )
+    check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
+    _check_metrics(settings, placed.layout.here >= 0 and not dry_run)
+    registry.load(registry.fusion_policy(settings.text("fusion_policy")))
+    return launch, given.notes
+
+
+def _answers(ctx: click.Context) -> Answers:
+    """Return what the flags and variables of Horovod mean here. A flag takes precedence over a variable."""
+    flags, variables = answers_of(ctx), read_variables(os.environ)
+    return Answers(
+        settings={**variables.settings, **flags.settings},
+        environ={**variables.environ, **flags.environ},
+        notes=[*variables.notes, *variables.refusals, *flags.notes],
+    )
+
+
+def _settings(flags: Mapping[str, object], given: Answers, config: str | None) -> tuple[Settings, Registry]:
+    """Return the settings and the registry. Our own flags and variables take precedence over those of Horovod."""
+    own = {name: value for name, value in flags.items() if value is not None}
+    if "log_level" in own:
+        own["log_level"] = log_level(str(own["log_level"]))
+    foreign = {name: value for name, value in given.settings.items() if f"DDL_{name.upper()}" not in os.environ}
+    return settings_of(os.environ, {**foreign, **own}, read_toml(config) if config else None)
+
+
+def _top(layout: Layout, settings: Settings) -> Top:
+    if not settings.number("pulse_s"):
+        raise ValueError("--top needs the pulses that ranks send; --pulse-s must be above 0")
+    return Top.of_terminal([layout.hosts[host] for host in layout.ranks])
+
+
+def _check_metrics(settings: Settings, here: bool) -> None:
+    port = settings.whole("metrics_port")
+    if port and find("prometheus_client") is None:
+        raise ValueError(f"--metrics-port {port}: prometheus-client is not installed; {INSTALL}")
+    if port > 65535 or (port and here and not is_free(port)):
+        raise ValueError(
+            f"--metrics-port {port}: {'that is no port number' if port > 65535 else 'it is taken'}; choose another"
+        )
+
+
+def _port(placed: Placed, environ: Mapping[str, str]) -> int:
+    layout: Layout = placed.layout
+    return master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)

@@ -1,0 +1,90 @@
+"""Describe for ``ddl run --dry-run`` what would be started. Opens nothing, contacts no host and creates no key."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from ddlcore.launch.job.launcher import Launch
+from ddlcore.launch.ranks.environment import (
+    HostPlace,
+    own_environments,
+    setting_variables,
+    thread_variables,
+    usable_cores,
+)
+from ddlcore.text.columns import indented, table
+from ddlcore.text.ranks import ranks_text
+from ddlcore.types import Placement
+
+__all__ = ["describe"]
+
+_AT_START = "<made at the start>"
+
+
+def describe(launch: Launch) -> list[str]:
+    """Return the lines: ranks, environment and commands.
+
+    Values that exist only after the start are in angle brackets.
+    """
+    lines = ["ranks", *indented(table(_rank_rows(launch)))]
+    lines += ["", "environment of every rank, over that of this shell", *indented(_shared(launch))]
+    owns = _own_environments(launch)
+    for rank, own in enumerate(owns):
+        lines += ["", f"environment of rank {rank}", *indented(f"{name}={value}" for name, value in own.items())]
+    lines += ["", "commands"]
+    if launch.remote_plan is not None:
+        for command in launch.remote_plan.commands():
+            added = [f"{name}={shlex.quote(value)}" for name, value in command.environ.items()]
+            lines += indented([" ".join([*added, shlex.join(command.argv)])])
+            lines += [f"    its task, with the job's key: {_task(command.task)}"]
+        if launch.remote_plan.local_ranks:
+            ranks = ranks_text(launch.remote_plan.local_ranks)
+            lines += indented([f"here, for {ranks}: {shlex.join(launch.command)}"])
+        lines += indented([f"by each agent, for each of its ranks: {shlex.join(launch.command)}"])
+    else:
+        lines += indented([f"{launch.size} times: {shlex.join(launch.command)}"])
+    return lines
+
+
+def _rank_rows(launch: Launch) -> list[dict[str, str]]:
+    layout = launch.layout
+    rows = []
+    for rank, host in enumerate(layout.ranks):
+        placement = Placement(rank, layout.ranks)
+        rows.append(
+            {
+                "rank": str(rank),
+                "host": layout.hosts[host],
+                "local rank": f"{placement.local_rank} of {placement.local_size}",
+                "cross rank": f"{placement.cross_rank} of {placement.cross_size}",
+            }
+        )
+    return rows
+
+
+def _shared(launch: Launch) -> list[str]:
+    layout = launch.layout
+    variables = setting_variables(launch.settings)
+    if layout.here >= 0:
+        variables |= thread_variables(launch.environ, usable_cores(), layout.ranks.count(layout.here))
+    variables |= {name: value for name, value in launch.environ.items() if name.startswith("DDL_")}
+    return [f"{name}={value}" for name, value in sorted(variables.items())] or ["nothing"]
+
+
+def _own_environments(launch: Launch) -> Sequence[dict[str, str]]:
+    layout, reach = launch.layout, launch.remote_plan.reach.own if launch.remote_plan is not None else ""
+    places = []
+    for index, name in enumerate(layout.hosts):
+        address = reach if index == layout.here else f"<address of {name}>"
+        ports = (f"<free port of {name}>",) * layout.ranks.count(index)
+        places.append(HostPlace(_AT_START, address, ports))
+    return own_environments(layout.ranks, places, launch.port or f"<free port of {layout.hosts[layout.ranks[0]]}>")
+
+
+def _task(way: str) -> str:
+    return {
+        "stdin": "by standard input",
+        "environment": "by the environment",
+        "public": "none; the agent makes keys of its own",
+    }[way]

@@ -1,0 +1,161 @@
+"""Implement ``ddl run --top``: one table of all ranks, live on a terminal, otherwise as plain lines at intervals."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddlcore.commands.run.rank_statistics import HEADINGS, LEFT, Row, cells, known_columns, rows_of, table_lines
+from ddlcore.launch.output.screen import Screen
+from ddlcore.messages import Profile, Pulse
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["PLAIN_S", "PULSE_S", "Top", "drawn"]
+
+PULSE_S = 1.0  # interval of the ranks' pulses, unless pulse_s sets another
+PLAIN_S = 10.0  # interval of the table's lines without a terminal
+_MOST_ROWS = 40  # on a terminal
+_KEPT = 60  # pulses of each rank that are kept: a minute of slow steps
+
+
+class Top:
+    """A Watch that shows the table of all ranks.
+
+    ``console`` is a rich Console of a terminal; None means plain lines.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        console: Any = None,
+        plain_s: float = PLAIN_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create the table. ``hosts`` holds the host name of each rank; ``clock`` is any monotonic clock."""
+        self._clock = clock
+        self._heard_s: dict[int, float] = {}  # by rank, when its last pulse came
+        self._hosts = hosts
+        self._console = console
+        self._plain_s = plain_s
+        self._lock = threading.Lock()
+        self._pulses: dict[int, deque[Pulse]] = {}
+        self._err: Screen | None = None
+        self._above: _Above | None = None
+        self._live: Any = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._say: Callable[[str], None] = lambda text: None
+        if console is not None:
+            from rich.live import Live
+
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    @classmethod
+    def of_terminal(cls, hosts: Sequence[str]) -> Top:
+        """Create a table on stderr, or on stdout if only that is a terminal.
+
+        Without a terminal it prints plain lines.
+        """
+        for fd in (2, 1):
+            if os.isatty(fd) and os.environ.get("TERM", "") != "dumb":
+                from rich.console import Console
+
+                return cls(hosts, Console(stderr=fd == 2))
+        return cls(hosts)
+
+    def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
+        """Return screens that put what is written to the table's terminal above the table."""
+        self._err = screens[1]
+        if self._console is None:
+            return screens
+        self._above = _Above(self._console)
+        above = Screen(self._above.write)
+        out, err = (above if os.isatty(fd) else screen for fd, screen in zip((1, 2), screens))
+        return out, err
+
+    def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
+        """Start to show the table."""
+        self._say = say
+        if self._live is not None:
+            self._live.start()
+        self._thread = threading.Thread(target=self._run, name="ddl-top", daemon=True)
+        self._thread.start()
+
+    def heard(self, rank: int, message: Pulse | Profile) -> None:
+        """Keep the last pulses of each rank. Called in the control server's thread."""
+        if isinstance(message, Pulse):
+            with self._lock:
+                self._pulses.setdefault(rank, deque(maxlen=_KEPT)).append(message)
+                self._heard_s[rank] = self._clock()
+
+    def end(self) -> None:
+        """Remove the live table and show its last state as lines."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._above is not None:
+            self._above.close()
+        if self._live is not None:
+            self._live.stop()
+        if self._pulses and self._console is not None:
+            self._console.print(drawn(self.rows()))
+        elif self._pulses and self._err is not None:
+            self._err.show("ddl", [(f"ddl run: {line}".encode(), b"\n") for line in table_lines(self.rows())])
+
+    def rows(self) -> list[Row]:
+        """Return the present rows of the table."""
+        with self._lock:
+            pulses = {rank: tuple(known) for rank, known in self._pulses.items()}
+            now_s = self._clock()
+            unheard_s = {rank: now_s - at_s for rank, at_s in self._heard_s.items()}
+        return rows_of(pulses, self._hosts, unheard_s)
+
+    def _run(self) -> None:
+        while not self._over.wait(PULSE_S if self._live is not None else self._plain_s):
+            if self._live is not None:
+                self._live.update(drawn(self.rows()), refresh=True)
+            elif self._pulses:
+                self._say("\nddl run: ".join(table_lines(self.rows())))
+
+
+def drawn(rows: Sequence[Row]) -> Table:
+    """Return the table for rich, with the ranks that differ from the others emphasised."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    kept = known_columns(rows)
+    for name in (HEADINGS[i] for i in kept):
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+    uneven_first = sorted(rows, key=lambda row: (not row.marks, row.rank))[:_MOST_ROWS]
+    for row in sorted(uneven_first, key=lambda row: row.rank):
+        words = cells(row)
+        table.add_row(*(Text(words[i]) for i in kept), style="bold red" if row.marks else "")
+    if len(rows) > _MOST_ROWS:
+        table.caption = f"{_MOST_ROWS} of {len(rows)} ranks, the uneven ones among them"
+    return table
+
+
+class _Above:
+    """A writer that puts whole lines above rich's live table and keeps an incomplete line until its end."""
+
+    def __init__(self, console: Any) -> None:
+        self._console = console
+        self._begun = b""
+
+    def write(self, data: bytes) -> None:
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        if lines:
+            self._console.out("\n".join(line.decode("utf-8", "replace") for line in lines), highlight=False)
+
+    def close(self) -> None:
+        """Show the incomplete line, too."""
+        if self._begun:
+            self.write(b"\n")

@@ -1,0 +1,1 @@
+"""``ddl timeline``: read the timeline of a job."""

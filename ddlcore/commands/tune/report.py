@@ -1,0 +1,212 @@
+"""Draw and write the report of a search: convergence, cost against each knob, and the last comparison."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ddlcore.commands.tune.results import write_whole
+from ddlcore.contracts.tuner import Knob
+from ddlcore.launch.output.search_lines import outcome
+from ddlcore.text.html import element, page, table
+from ddlcore.tune.session import Phase, Sample, Session, values_text
+
+__all__ = ["draw", "html_text", "write_report"]
+
+NOT_COMPARED = "none was needed: nothing looked better than the default\n(what did so once was looked at again)"
+GREY, BLUE, ORANGE = "0.55", "C0", "C1"
+
+
+def write_report(path: Path, session: Session, about: str) -> list[Path]:
+    """Write ``path`` and, if matplotlib is installed, a picture beside it. Return the files that were written.
+
+    Raises ValueError if a file cannot be written.
+    """
+    picture = draw(session, about)
+    written = [path]
+    try:
+        write_whole(path, html_text(session, about, picture).encode())
+        if picture is not None:
+            png = path.with_suffix(".png")
+            write_whole(png, picture)
+            written.append(png)
+    except OSError as error:
+        raise ValueError(f"--report {path}: {error.strerror}") from None
+    return written
+
+
+def draw(session: Session, about: str) -> bytes | None:
+    """Return the picture as PNG, or None if matplotlib is not installed."""
+    try:
+        figure_class = import_module("matplotlib.figure").Figure
+        import_module("matplotlib.backends.backend_agg")
+    except ImportError:
+        return None
+    panels = 2 + len(session.knobs)
+    columns = min(3, panels)
+    rows = -(-panels // columns)
+    figure = figure_class(figsize=(1.0 + 4.2 * columns, 0.8 + 3.4 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    _draw_convergence(axes[0], session)
+    for knob, panel in zip(session.knobs, axes[1:]):
+        _draw_knob(panel, session, knob)
+    _draw_comparison(axes[panels - 1], session)
+    for panel in axes[panels:]:
+        panel.set_axis_off()
+    figure.suptitle(f"ddl tune: {about}", fontsize=11, parse_math=False)  # show a $ as it is
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png", dpi=110)
+    return sink.getvalue()
+
+
+def _searched(session: Session) -> list[Sample]:
+    return [sample for sample in session.samples if sample.phase is Phase.SEARCH]
+
+
+def _draw_convergence(panel: Any, session: Session) -> None:
+    samples = _searched(session)
+    costs = [sample.cost_s * 1e3 for sample in samples]
+    best = [cost * 1e3 for cost in _best_so_far(samples)]
+    numbers = [sample.number for sample in samples]
+    panel.plot(numbers, costs, "o", color=BLUE, markersize=5, label="a sample")
+    panel.step(numbers, best, where="post", color=BLUE, linewidth=1.5, label="best so far")
+    base = session.cost_s(session.default)
+    if base is not None:
+        panel.axhline(base * 1e3, color=GREY, linestyle="--", linewidth=1.2, label="default")
+    panel.set(title="Convergence", xlabel="sample", ylabel="step, ms")
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _best_so_far(samples: Sequence[Sample]) -> list[float]:
+    """Return the lowest cost after each sample, as the search sees it.
+
+    Several samples of the same values count by their median, so a sample that was low by chance does not stay the best.
+    """
+    costs: dict[tuple[Any, ...], list[float]] = {}
+    found = []
+    for sample in samples:
+        costs.setdefault(tuple(sample.values.values()), []).append(sample.cost_s)
+        found.append(min(median(one) for one in costs.values()))
+    return found
+
+
+def _draw_knob(panel: Any, session: Session, knob: Knob) -> None:
+    samples = _searched(session)
+    costs = [sample.cost_s * 1e3 for sample in samples]
+    chosen = session.result if session.result is not None else session.best
+    if knob.choices:
+        spots = [knob.choices.index(sample.values[knob.name]) for sample in samples]
+        panel.plot(spots, costs, "o", color=BLUE, markersize=5, alpha=0.7)
+        for at in sorted(set(spots)):
+            middle = median(cost for spot, cost in zip(spots, costs) if spot == at)
+            panel.plot([at - 0.25, at + 0.25], [middle, middle], color=BLUE, linewidth=2)
+        panel.set_xticks(range(len(knob.choices)), [_label(knob.name, choice) for choice in knob.choices])
+        panel.set_xlim(-0.6, len(knob.choices) - 0.4)
+        places = [knob.choices.index(values[knob.name]) for values in (session.default, chosen)]
+    else:
+        panel.plot([sample.values[knob.name] for sample in samples], costs, "o", color=BLUE, markersize=5, alpha=0.7)
+        if knob.logarithmic:
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_formatter(lambda value, _: _label(knob.name, int(value)))
+        places = [values[knob.name] for values in (session.default, chosen)]  # type: ignore[misc]  # they are numbers
+    kept = session.result is not None and places[0] == places[1]
+    panel.axvline(places[0], color=GREY, linestyle="--", linewidth=1.2, label="default, stays" if kept else "default")
+    if session.result is not None and not kept:
+        panel.axvline(places[1], color=ORANGE, linewidth=1.5, label="written", alpha=0.8)
+    panel.set(title=knob.doc or knob.name, xlabel=knob.name, ylabel="step, ms")
+    panel.tick_params(axis="x", labelsize=8)
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _label(name: str, value: Any) -> str:
+    return values_text({name: value}).partition("=")[2]
+
+
+def _draw_comparison(panel: Any, session: Session) -> None:
+    final = session.final
+    if final is None:
+        panel.set_axis_off()
+        panel.set_title("Default against tuned")
+        panel.text(0.5, 0.5, session.lacks() or NOT_COMPARED, ha="center", va="center", wrap=True)
+        return
+    for before, after in zip(final.before_s, final.after_s):
+        panel.plot([0, 1], [before * 1e3, after * 1e3], "o-", color=GREY, linewidth=1, markersize=4)
+    middles = [median(final.before_s) * 1e3, median(final.after_s) * 1e3]
+    panel.plot([0, 1], middles, "D-", color=ORANGE, linewidth=2, markersize=7, label="median")
+    panel.set_xticks([0, 1], ["default", "tuned"])
+    panel.set_xlim(-0.4, 1.4)
+    gain = final.gain
+    panel.set(title=f"In alternation: {gain.mean * 100:+.1f} %, at least {gain.lower * 100:+.1f} %", ylabel="step, ms")
+    panel.legend(frameon=False, fontsize=8)
+
+
+def html_text(session: Session, about: str, picture: bytes | None) -> str:
+    """Return the report as one HTML file that needs no other files."""
+    says = outcome(session) if session.result is not None else f"not finished; still to do: {session.lacks()}"
+    image = (
+        f'<img alt="convergence, cost against each knob, comparison" src="data:image/png;base64,'
+        f'{base64.b64encode(picture).decode()}">'
+        if picture is not None
+        else "<p>Pictures need matplotlib: <code>pip install 'ddlcore[tune]'</code></p>"
+    )
+    parts = [
+        element("h1", "ddl tune"),
+        element("p", about),
+        f"<p>{element('strong', says)}</p>",
+        _settings_table(session),
+        image,
+        _comparisons_table(session),
+        _samples_table(session),
+    ]
+    return page("ddl tune", filter(None, parts))
+
+
+def _settings_table(session: Session) -> str:
+    chosen = session.result if session.result is not None else session.best
+    what = "written" if session.result is not None else "best so far"
+    rows = [
+        (knob.name, _label(knob.name, session.default[knob.name]), _label(knob.name, chosen[knob.name]))
+        for knob in session.knobs
+    ]
+    return table(("setting", "default", what), rows)
+
+
+def _comparisons_table(session: Session) -> str:
+    rows = []
+    for one in session.comparisons:
+        if one.next() is not None:
+            continue
+        what = f"tuned, without and with {one.dropped}" if one.dropped else "default, tuned"
+        gain = one.gain
+        rows.append(
+            (
+                what,
+                f"{median(one.before_s) * 1e3:.3f}",
+                f"{median(one.after_s) * 1e3:.3f}",
+                f"{gain.mean * 100:+.2f} %",
+                f"{gain.lower * 100:+.2f} %",
+                str(gain.pairs),
+            )
+        )
+    head = ("in alternation", "before, ms", "after, ms", "gain", "at least (99 %)", "pairs")
+    return f"<h2>Comparisons</h2>{table(head, rows)}" if rows else ""
+
+
+def _samples_table(session: Session) -> str:
+    names = [knob.name for knob in session.knobs]
+    rows = [
+        (
+            str(sample.number),
+            sample.phase.value,
+            *(_label(name, sample.values[name]) for name in names),
+            str(len(sample.steps_s)),
+            f"{sample.cost_s * 1e3:.3f}",
+        )
+        for sample in session.samples
+    ]
+    return f"<h2>Samples</h2>{table(('sample', 'for', *names, 'steps', 'step, ms'), rows)}"

@@ -1,0 +1,310 @@
+"""The agent: a process that starts the ranks of one host for a launcher on another host, watches them, and reports.
+
+It decides nothing by itself. When it loses its launcher, for whatever reason, it kills its ranks and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from ddlcore.control.files import allow_files
+from ddlcore.control.relay import Relay
+from ddlcore.errors import DdlInternalError
+from ddlcore.launch.agents.bootstrap import ANSWER, VARIABLE, AgentTask, read_task
+from ddlcore.launch.agents.forward import Forward, Input
+from ddlcore.launch.agents.survey import survey
+from ddlcore.launch.agents.wire import (
+    Ack,
+    Begin,
+    Begun,
+    Credit,
+    Data,
+    Ended,
+    Finished,
+    FromAgent,
+    Here,
+    Look,
+    Quit,
+    RankTask,
+    Said,
+    Signal,
+    decode_to_agent,
+    encode,
+)
+from ddlcore.launch.ranks.command import own_python
+from ddlcore.launch.ranks.exchange import FUNCTION_PROGRAM, nameless_file, read_all, write_all
+from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
+from ddlcore.launch.ranks.supervisor import Supervisor
+from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.observe.merge import parts_in
+
+__all__ = ["main"]
+
+_PART_BYTES = 1 << 24  # read from a file at a time
+_FIRST_WORD_S = 20.0  # from the start to the launcher's first message
+_Next = Look | Begin | Quit | None  # None: the launcher is gone
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one agent and return its exit code.
+
+    0 means that the ranks were served to their end, or that no ranks are wanted; how the ranks ended was sent to the
+    launcher. 1 means that the agent could not begin, or lost its launcher before it was told to start ranks.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave_to_the_launcher)  # not SIG_IGN: the ranks would inherit that
+    try:
+        task = read_task(arguments, os.environ)
+        by_stdin = not task.answers and VARIABLE not in os.environ
+        os.environ.pop(VARIABLE, None)
+        agent = _Agent(task, task.index(os.environ))
+    except DdlInternalError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if task.answers:
+        print(f"{ANSWER}{task.access.client_public}", flush=True)
+    if by_stdin:
+        threading.Thread(target=agent.watch_stdin, name="ddl-stdin", daemon=True).start()
+    try:
+        return agent.run()
+    finally:
+        agent.leave()
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _leave_to_the_launcher(number: int, frame: FrameType | None) -> None:
+    """Do nothing with a signal from a terminal, sshd or a batch system: the launcher decides what follows from it."""
+
+
+class _Agent:
+    """One agent of a job, from its first message to its last.
+
+    The relay's thread receives messages; the main thread acts on them.
+    """
+
+    def __init__(self, task: AgentTask, index: int) -> None:
+        self._endpoint = task.access.endpoint
+        self._next: queue.SimpleQueue[_Next] = queue.SimpleQueue()
+        self._supervisor: Supervisor | None = None
+        self._input: Input | None = None
+        self._files: dict[int, int] = {}  # by rank: descriptor of the file for the function's result
+        self._parts: Path | None = None  # where the ranks write their parts of a timeline
+        self._task_fd = -1
+        self._gone = ""
+        self._unheard = False  # the launcher vanished silently, so that the connection to it may still look open
+        self._ending = False  # the ranks are to be killed, or not to be started
+        self._relay = Relay(
+            task.access,
+            index,
+            heard=self._hear,
+            gone=self._lose,
+            silence_s=task.silence_s,
+            patient=task.answers,
+        )
+        self._credit = Credit(self._relay.say)
+        self._forward = Forward(self._credit)
+
+    def run(self) -> int:
+        """Serve one job and return the exit code."""
+        adopt_orphans()
+        self._relay.start()
+        self._say(Here(os.getpid()))
+        try:
+            return self._serve()
+        finally:
+            self._relay.close()
+            if self._parts is not None:
+                shutil.rmtree(self._parts, ignore_errors=True)
+
+    def watch_stdin(self) -> None:
+        """Kill the ranks and end when standard input ends: the command that started this agent is gone then."""
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        self._part("its standard input ended")
+
+    def _serve(self) -> int:
+        try:
+            message = self._next.get(timeout=_FIRST_WORD_S)
+        except queue.Empty:
+            print(
+                f"the launcher does not answer at {self._endpoint}; is a firewall between? "
+                "DDL_CONTROL_ADDRESS=tcp://IP:PORT makes it listen at a port that is open",
+                file=sys.stderr,
+            )
+            return 1
+        while isinstance(message, Look):
+            self._say(survey(message, self._endpoint))
+            message = self._next.get()
+        if not isinstance(message, Begin):
+            if self._gone:
+                print(f"lost its launcher: {self._gone}", file=sys.stderr)
+            return 1 if self._gone else 0
+        processes = self._begin(message)
+        if processes:
+            self._watch(processes)
+        self._say(Finished())
+        while not self._gone and not isinstance(self._next.get(), Quit | None):  # until the launcher has read Finished
+            pass
+        return 0
+
+    # --- the relay's thread
+
+    def _hear(self, data: bytes) -> None:
+        message = decode_to_agent(data)
+        if isinstance(message, Ack):
+            self._credit.give(message.nbytes)
+        elif isinstance(message, Signal):
+            if self._supervisor is not None:
+                self._supervisor.order(message.rank, message.number, message.group)
+        elif isinstance(message, Data):
+            self._take(message)
+        else:
+            if isinstance(message, Quit):
+                self._end()
+            self._next.put(message)
+
+    def _take(self, piece: Data) -> None:
+        if piece.stream == "task":
+            if self._task_fd < 0:
+                self._task_fd = nameless_file()
+            write_all(self._task_fd, piece.data)
+            self._say(Ack(len(piece.data)))
+        elif self._input is not None:
+            self._input.put(piece.data)
+
+    def leave(self) -> None:
+        """End the sshd process that serves only this agent, if the launcher vanished silently.
+
+        Without this, sshd would wait for a long time for a connection that is dead.
+        """
+        if self._unheard and "SSH_CONNECTION" in os.environ and _name_of(os.getppid()).startswith("sshd"):
+            with contextlib.suppress(OSError):
+                os.kill(os.getppid(), signal.SIGTERM)
+
+    def _lose(self, reason: str) -> None:
+        self._unheard = True
+        self._part(reason)
+
+    def _part(self, reason: str) -> None:
+        self._gone = self._gone or reason
+        self._end()
+        self._next.put(None)
+
+    def _end(self) -> None:
+        self._ending = True
+        self._credit.close()
+        if self._supervisor is not None:
+            self._supervisor.abandon()
+
+    # --- the ranks
+
+    def _begin(self, begin: Begin) -> list[RankProcess]:
+        """Start all ranks or none. Returns [] after it has reported why none was started."""
+        processes: list[RankProcess] = []
+        if begin.kernels:
+            compile_kernels(lambda text: self._say(Said(text)), begin.cache_dir)
+        if self._ending:
+            return []
+        try:
+            allow_files(len(begin.ranks))
+            if begin.stdin_rank >= 0:
+                self._input = Input(lambda nbytes: self._say(Ack(nbytes)))
+            shared = self._shared_environment(begin)
+            if begin.timeline:
+                self._parts = Path(tempfile.mkdtemp(prefix="ddl-timeline-"))
+            for rank in begin.ranks:
+                processes.append(self._begin_rank(begin, rank, shared))
+        except (OSError, DdlInternalError) as error:
+            for process in processes:
+                process.kill()
+            what = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
+            self._say(Begun((), what))
+            return []
+        self._supervisor = Supervisor(
+            processes,
+            grace_s=float("inf"),  # only the launcher ends the other ranks after a failure
+            ended=lambda end: self._say(Ended(end.rank, end.returncode)),
+            say=lambda text: self._say(Said(text)),
+        )
+        self._say(Begun(tuple(process.process.pid for process in processes)))
+        return processes
+
+    def _shared_environment(self, begin: Begin) -> dict[str, str]:
+        mine = {name: value for name, value in os.environ.items() if not name.startswith("DDL_")}
+        given = dict(begin.environ)
+        if not os.path.isdir(given.get("TMPDIR", "/")):
+            del given["TMPDIR"]  # it names a directory of another host
+        own = {name: value for name, value in mine.items() if begin.own and name.startswith(begin.own)}
+        return {**mine, **given, **own, "PWD": os.getcwd()}
+
+    def _begin_rank(self, begin: Begin, rank: RankTask, shared: dict[str, str]) -> RankProcess:
+        fds = [int(os.environ[name]) for name in begin.descriptors if os.environ.get(name, "").isdecimal()]
+        command = list(begin.command)
+        if not command:
+            self._files[rank.rank] = nameless_file()
+            fds += [self._task_fd, self._files[rank.rank]]
+            numbers = (self._task_fd, self._files[rank.rank], os.getpid())
+            command = own_python(FUNCTION_PROGRAM, *map(str, numbers))
+        stdin = self._input.reader if self._input is not None and rank.rank == begin.stdin_rank else subprocess.DEVNULL
+        process = RankProcess.begin(
+            rank.rank,
+            command,
+            {
+                **shared,
+                **rank.environ,
+                "DDL_JOB_FILE": self._relay.job_file,
+                "DDL_TIMELINE_DIR": str(self._parts or ""),
+            },
+            stdin=stdin,
+            pass_fds=fds,
+            in_child=die_with_launcher(os.getpid()),
+        )
+        if stdin != subprocess.DEVNULL:
+            os.close(stdin)
+        return process
+
+    def _watch(self, processes: Sequence[RankProcess]) -> None:
+        assert self._supervisor is not None
+        for process in processes:
+            self._forward.add(process.rank, process.stdout, process.stderr)
+        self._forward.start()
+        if self._ending:  # the request to end came before there was a supervisor
+            self._supervisor.abandon()
+        self._supervisor.run()
+        self._forward.drain()
+        for rank, fd in self._files.items():
+            self._credit.send(rank, "result", read_all(fd))
+            os.close(fd)
+        self._send_parts()
+
+    def _send_parts(self) -> None:
+        """Send the ranks' parts of a timeline, including those of killed ranks.
+
+        What a killed rank had written before its end is complete.
+        """
+        for path in parts_in(self._parts) if self._parts is not None else ():
+            rank, _, number = path.stem[len("rank") :].partition(".")
+            with open(path, "rb") as file:
+                while data := file.read(_PART_BYTES):
+                    self._credit.send(int(rank), f"timeline.{number}" if number else "timeline", data)
+
+    def _say(self, message: FromAgent) -> None:
+        self._relay.say(encode(message))

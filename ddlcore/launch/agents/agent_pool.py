@@ -1,0 +1,373 @@
+"""Manage the agents of one job for ``ddl run``: start them, instruct them, receive their messages, and dismiss them."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand
+from ddlcore.control.server import Server
+from ddlcore.errors import DdlInternalError
+from ddlcore.launch.agents.bootstrap import AgentTask, task_text
+from ddlcore.launch.agents.started import Started
+from ddlcore.launch.agents.wire import (
+    Ack,
+    Begin,
+    Begun,
+    Credit,
+    Data,
+    Ended,
+    Finished,
+    Here,
+    Look,
+    Quit,
+    Report,
+    Said,
+    Signal,
+    ToAgent,
+    decode_from_agent,
+    encode,
+)
+from ddlcore.launch.output.output import Output
+from ddlcore.launch.ranks.supervisor import LOST, Supervisor
+
+__all__ = ["Agent", "AgentPool", "RemoteRank"]
+
+_SLICE_S = 0.1
+_PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
+_CLEARED_S = 4.0  # from the end of an agent's ranks to its Finished: processes that they left behind get 2 s
+_LET_GO_S = 2.0  # from Quit to the end of the command that started the agent
+
+
+@dataclass
+class Agent:
+    """The state of one agent, as far as the launcher knows it."""
+
+    place: AgentPlace
+    here: bool = False
+    report: Report | None = None
+    begun: Begun | None = None
+    finished: bool = False
+    gone: str = ""  # why no more messages will come from it; "": it is not lost
+    results: dict[int, bytearray] = field(default_factory=dict)  # by rank, what the function left
+    credit: Credit | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.finished or bool(self.gone)
+
+
+class RemoteRank:
+    """A rank of another host, in the form that a supervisor watches."""
+
+    process = None
+
+    def __init__(self, rank: int, tell: Callable[[ToAgent], None]) -> None:
+        self.rank = rank
+        self._tell = tell
+
+    def signal(self, number: int) -> None:
+        """Send the signal to the rank's process alone."""
+        self._tell(Signal(self.rank, number, False))
+
+    def signal_group(self, number: int) -> None:
+        """Send the signal to the rank's process and to all processes that it started."""
+        self._tell(Signal(self.rank, number, True))
+
+    def leaves_group(self) -> bool:
+        """Return False: the agent ends what its ranks leave behind, and sends Finished when that is done."""
+        return False
+
+
+class AgentPool:
+    """All agents of a job.
+
+    The main thread calls its methods; the control server's thread calls ``heard`` and ``silent``.
+    """
+
+    def __init__(self, places: Sequence[AgentPlace], launcher: Launcher, say: Callable[[str], None]) -> None:
+        self.members = [Agent(place) for place in places]
+        self._launcher = launcher
+        self._say = say
+        self._started: list[Started] = []
+        self._changed = threading.Condition()
+        self._supervisor: Supervisor | None = None
+        self._output: Output | None = None
+        self._server: Server | None = None
+        self._look: Look | None = None
+        self._early: list[tuple[int, int, str]] = []  # ends of ranks that arrived before there was a supervisor
+        self._feeding = 0  # pieces of output that are not yet shown
+        self._arrived = 0  # bytes of streams received so far
+        self.timeline_dir: Path | None = None  # where the ranks' parts of a timeline are written
+
+    # --- the beginning
+
+    def call(
+        self,
+        commands: Sequence[StartCommand],
+        server: Server,
+        endpoint_of: Callable[[str], str],
+        environ: Mapping[str, str],
+        silence_s: float,
+        look: Look,
+    ) -> None:
+        """Run the commands that start the agents. Each agent gets ``look`` after its first message. Main thread only.
+
+        ``endpoint_of(host)`` returns the endpoint at which an agent on that host reaches ``server``. Raises OSError if
+        a command cannot be run.
+        """
+        self._server, self._look = server, look
+        for member in self.members:
+            member.credit = Credit(self._sender(member.place.index))
+        for command in commands:
+            hosts = {self.members[index].place.host for index in command.agents}
+            endpoint = endpoint_of(min(hosts))
+            task = AgentTask(server.agent_access(endpoint), silence_s, command.agents, command.number)
+            self._started.append(
+                Started(command, task_text(task), environ, ended=self._command_ended, answered=server.admit)
+            )
+
+    def gather(self, timeout_s: float, interrupted: Callable[[], object]) -> bool:
+        """Wait until every agent has reported or is known to be lost.
+
+        Return False if ``interrupted`` becomes true before. Agents that have not reported after ``timeout_s`` seconds
+        count as lost.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        done = self._wait(lambda m: m.report is not None or bool(m.gone), deadline_s, interrupted)
+        if not done and not interrupted():
+            for member in self.members:
+                if member.report is None and not member.gone:
+                    started = next(s for s in self._started if member.place.index in s.command.agents)
+                    self._lose(member, self._explain(member, started, None))
+        return done or not interrupted()
+
+    def send_task(self, data: bytes) -> None:
+        """Send every agent the function that its ranks are to call."""
+        for member in self.members:
+            assert member.credit is not None
+            member.credit.send(-1, "task", data)
+
+    def begin(self, begins: Sequence[Begin], timeout_s: float, interrupted: Callable[[], object]) -> list[str]:
+        """Have every agent start its ranks and wait until they have; return one line for each agent that did not."""
+        for member, begin in zip(self.members, begins):
+            self._tell(member.place.index, begin)
+        done = self._wait(lambda m: m.begun is not None or bool(m.gone), time.monotonic() + timeout_s, interrupted)
+        problems = []
+        for member in self.members:
+            if member.gone or member.begun is None:
+                problems.append(f"{member.place.host}: {member.gone or 'its agent does not answer any more'}")
+            elif member.begun.error:
+                problems.append(f"{member.place.host}: the ranks cannot be started: {member.begun.error}")
+        return problems if not done or problems else []
+
+    # --- while ranks run
+
+    def ranks(self) -> list[RemoteRank]:
+        """Return all ranks that agents run, in the form that a supervisor watches."""
+        return [
+            RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.place.ranks
+        ]
+
+    def join(self, output: Output) -> None:
+        """Announce the streams of all ranks that agents run. Call it before ``output.start`` and before ``begin``."""
+        for member in self.members:
+            for rank in member.place.ranks:
+                output.add_fed(rank)
+        self._output = output
+
+    def attach(self, supervisor: Supervisor) -> None:
+        """Report the ends of ranks to ``supervisor`` from now on, including those that arrived before this call."""
+        # An agent's rank may end before the launcher has built its supervisor: Begun and Ended can come together, in
+        # the server's thread. Under the lock each end goes either into `_early` or to the supervisor, so that none is
+        # lost and none comes twice. The supervisor is called without the lock, because it has queues of its own.
+        with self._changed:
+            self._supervisor = supervisor
+            early, self._early = self._early, []
+        for rank, returncode, lost in early:
+            supervisor.ended_on_host(rank, returncode, lost)
+
+    def credit_of(self, rank: int) -> Credit:
+        """Return the credit by which streams are sent to the agent of ``rank``."""
+        credit = next(member.credit for member in self.members if rank in member.place.ranks)
+        assert credit is not None
+        return credit
+
+    def results(self) -> dict[int, bytes]:
+        """Return, by rank, what the function left. Ranks that ended before they left a result are missing."""
+        return {rank: bytes(data) for member in self.members for rank, data in member.results.items()}
+
+    def pids(self) -> dict[int, tuple[int, str]]:
+        """Return the process id and host of each rank, by rank. Call it after all agents have started their ranks."""
+        begun = [(member.place, member.begun.pids) for member in self.members if member.begun is not None]
+        return {rank: (pid, place.host) for place, pids in begun for rank, pid in zip(place.ranks, pids)}
+
+    # --- the end
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """Wait for the last messages of the agents, after all ranks have ended.
+
+        Keep waiting as long as data arrives, such as a large result, and while a slow screen still has to show their
+        output. Return early once ``give_up()`` is true.
+        """
+        before = self._arrived
+        while not self._wait(lambda m: m.over, time.monotonic() + _CLEARED_S, give_up):
+            if give_up() or (not self._feeding and self._arrived == before):
+                return
+            before = self._arrived
+
+    def close(self) -> None:
+        """Dismiss every agent, kill what still runs, and end the commands that started the agents."""
+        for member in self.members:
+            if member.credit is not None:
+                member.credit.close()
+            if member.here:
+                self._tell(member.place.index, Quit())
+        until_s = time.monotonic() + _LET_GO_S
+        for started in self._started:
+            called = any(self.members[index].here for index in started.command.agents)
+            started.close(max(0.0, until_s - time.monotonic()) if called else 0.0)
+
+    # --- in the server's thread
+
+    def heard(self, agent: int, data: bytes) -> None:
+        """Handle one message of an agent; see control.server.Agents."""
+        if agent >= len(self.members):
+            return
+        member = self.members[agent]
+        try:
+            message = decode_from_agent(data)
+        except DdlInternalError as error:
+            self._lose(member, str(error))
+            return
+        if isinstance(message, Data):
+            self._take(agent, member, message)
+        elif isinstance(message, Ended):
+            self._end(message.rank, message.returncode, "")
+        elif isinstance(message, Ack):
+            assert member.credit is not None
+            member.credit.give(message.nbytes)
+        elif isinstance(message, Said):
+            self._say(f"{member.place.host}: {message.text}")
+        else:
+            self._note(agent, member, message)
+
+    def silent(self, agent: int, silence_s: float) -> None:
+        """Take an agent for lost that has not sent anything for ``silence_s`` seconds; see control.server.Agents."""
+        if agent >= len(self.members):
+            return
+        self._lose(self.members[agent], f"nothing was heard of it for {silence_s:g} s")
+        self._tell(agent, Quit())  # its ranks count as lost: if it can hear us again, it must not keep them running
+
+    def _note(self, agent: int, member: Agent, message: Here | Report | Begun | Finished) -> None:
+        with self._changed:
+            if isinstance(message, Here):
+                member.here = True
+                assert self._look is not None
+                meets = 0 in member.place.ranks  # MASTER_PORT must be free on rank 0's host only
+                self._tell(agent, self._look if meets else replace(self._look, port=0))
+            elif isinstance(message, Report):
+                member.report = message
+            elif isinstance(message, Begun):
+                member.begun = message
+            else:
+                member.finished = True
+                assert self._server is not None
+                self._server.dismiss(agent)
+            self._changed.notify_all()
+        if isinstance(message, Begun) and message.error:  # otherwise a supervisor would wait forever for their ends
+            for rank in member.place.ranks:
+                self._end(rank, LOST, f"it could not be started: {message.error}")
+
+    def _take(self, agent: int, member: Agent, piece: Data) -> None:
+        nbytes = len(piece.data)
+        self._arrived += nbytes
+        if piece.stream == "result":
+            member.results.setdefault(piece.rank, bytearray()).extend(piece.data)
+            self._tell(agent, Ack(nbytes))
+        elif _PART.fullmatch(piece.stream):
+            self._write_part(member, piece)
+            self._tell(agent, Ack(nbytes))
+        elif self._output is not None:
+            with self._changed:
+                self._feeding += 1
+            self._output.feed(piece.rank, piece.stream, piece.data, lambda: self._shown(agent, nbytes))
+
+    def _write_part(self, member: Agent, piece: Data) -> None:
+        if self.timeline_dir is None or piece.rank not in member.place.ranks or not piece.data:
+            return
+        path = self.timeline_dir / f"rank{piece.rank}{piece.stream[len('timeline') :]}.json"
+        try:
+            with open(path, "ab") as file:
+                file.write(piece.data)
+        except OSError as error:
+            self._say(f"{path}: {error.strerror}")
+            self.timeline_dir = None
+
+    def _shown(self, agent: int, nbytes: int) -> None:
+        with self._changed:
+            self._feeding -= 1
+        self._tell(agent, Ack(nbytes))
+
+    # --- in any thread
+
+    def _command_ended(self, started: Started, code: int) -> None:
+        for index in started.command.agents:
+            member = self.members[index]
+            if not member.over:
+                self._lose(member, self._explain(member, started, code))
+
+    def _explain(self, member: Agent, started: Started, code: int | None) -> str:
+        if member.here:
+            last = started.text.strip().splitlines()[-1:]
+            return f"its agent ended{f': {last[0]}' if last else ''}"
+        return self._launcher.explain(member.place.host, code, started.text)
+
+    def _lose(self, member: Agent, reason: str) -> None:
+        with self._changed:
+            if member.over:
+                return
+            member.gone = reason
+            self._changed.notify_all()
+        if member.credit is not None:
+            member.credit.close()
+        for rank in member.place.ranks:
+            self._end(rank, LOST, f"its host {member.place.host} is gone: {reason}")
+
+    def _end(self, rank: int, returncode: int, lost: str) -> None:
+        with self._changed:
+            if self._supervisor is None:
+                self._early.append((rank, returncode, lost))
+                return
+        self._supervisor.ended_on_host(rank, returncode, lost)
+
+    def _tell(self, agent: int, message: ToAgent) -> None:
+        assert self._server is not None
+        self._server.tell(agent, encode(message))
+
+    def _teller(self, agent: int) -> Callable[[ToAgent], None]:
+        return lambda message: self._tell(agent, message)
+
+    def _sender(self, agent: int) -> Callable[[bytes], None]:
+        assert self._server is not None
+        server = self._server
+        return lambda data: server.tell(agent, data)
+
+    def _wait(
+        self,
+        condition: Callable[[Agent], bool],
+        deadline_s: float,
+        give_up: Callable[[], object],
+    ) -> bool:
+        with self._changed:
+            while not all(condition(member) for member in self.members):
+                if give_up() or time.monotonic() >= deadline_s:
+                    return False
+                self._changed.wait(_SLICE_S)
+        return True

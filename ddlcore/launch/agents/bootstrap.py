@@ -1,0 +1,100 @@
+"""Define how an agent is started and told where its launcher is: both sides of that, so that they agree."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddlcore.control.credentials import Access, KeyPair
+from ddlcore.errors import DdlInternalError
+from ddlcore.job import VERSION
+
+__all__ = ["ANSWER", "VARIABLE", "AgentTask", "agent_program", "public_arguments", "read_task", "task_text"]
+
+VARIABLE = "DDL_AGENT"  # holds the task if it comes by the environment
+ANSWER = "ddl-agent-key "  # begins the line with the public key of an agent that got no secret
+_PUBLIC = "public"
+_LARGEST_BYTES = 1 << 16
+_PROGRAM = (
+    "import sys; sys.version_info[:2] == ({major}, {minor}) or "
+    'sys.exit("Python %d.%d runs there and {major}.{minor} here" % sys.version_info[:2]); '
+    'sys.path[:1] = sys.argv.pop(1).split(":"); sys.path.append(sys.argv.pop(1)); '
+    "from ddlcore.launch.agents.agent import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+class AgentTask(msgspec.Struct, frozen=True):
+    """What an agent must know to begin. If one command starts several agents, each finds its index by a variable."""
+
+    access: Access
+    silence_s: float
+    agents: tuple[int, ...]  # indexes of the agents that the command starts
+    number: tuple[str, ...] = ()  # variables; the first that is set holds this agent's position in `agents`
+    answers: bool = False  # it made its own keys and must send the public one to the launcher
+
+    def index(self, environ: Mapping[str, str]) -> int:
+        """Return this agent's index.
+
+        Raises DdlInternalError, with a message of one line, if the environment does not tell it.
+        """
+        if len(self.agents) == 1:
+            return self.agents[0]
+        value = next((environ[name] for name in self.number if name in environ), "")
+        if not value.isdecimal() or int(value) >= len(self.agents):
+            names = " or ".join(self.number)
+            raise DdlInternalError(f"{names} does not say which of {len(self.agents)} agents this is ({value!r})")
+        return self.agents[int(value)]
+
+
+def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that runs one agent: this interpreter with the loaded ddlcore, at the same paths."""
+    root = str(Path(__file__).resolve().parents[3])
+    text = _PROGRAM.format(major=sys.version_info[0], minor=sys.version_info[1])
+    paths = [os.path.abspath(path) for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return (sys.executable, "-c", text, os.pathsep.join(paths) or root, root, VERSION)
+
+
+def public_arguments(access: Access, silence_s: float) -> tuple[str, ...]:
+    """Return the arguments that follow ``agent_program`` for an agent that gets no secret.
+
+    The agent's index comes last.
+    """
+    return (_PUBLIC, access.endpoint, access.server_public, str(silence_s))
+
+
+def task_text(task: AgentTask) -> bytes:
+    """Return the task as one line, which must be kept secret."""
+    return msgspec.json.encode(task) + b"\n"
+
+
+def read_task(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentTask:
+    """Return this agent's task, from its arguments, the environment or standard input.
+
+    Raises DdlInternalError, with a message of one line, if there is no task or the versions of ddlcore differ.
+    """
+    version, *rest = arguments
+    if version != VERSION:
+        raise DdlInternalError(f"ddlcore {VERSION} is installed there and {version} here")
+    if rest and rest[0] == _PUBLIC:
+        _, endpoint, server_public, silence_s, index = rest
+        keys = KeyPair()
+        access = Access(endpoint, 0, server_public, keys.public, keys.secret)
+        return AgentTask(access, float(silence_s), (int(index),), answers=True)
+    text = environ[VARIABLE].encode() if VARIABLE in environ else _line(0)
+    try:
+        return msgspec.json.decode(text, type=AgentTask)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # raise below instead: the decoding error could carry parts of keys into a traceback
+    raise DdlInternalError("the agent was told nothing: its standard input did not come through")
+
+
+def _line(fd: int) -> bytes:
+    """Return the first line of a file. Reads byte by byte, because another reader needs the rest."""
+    line = bytearray()
+    while len(line) < _LARGEST_BYTES and (byte := os.read(fd, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)

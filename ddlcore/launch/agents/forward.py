@@ -1,0 +1,111 @@
+"""Move the output of an agent's ranks to the launcher, and the data for a rank's standard input to the rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import threading
+from collections.abc import Callable
+
+from ddlcore.control.wake import Wake
+from ddlcore.launch.agents.wire import CHUNK_BYTES, Credit
+
+__all__ = ["Forward", "Input"]
+
+_LEFT_BYTES = 4 << 20  # more than a pipe holds: do not wait for another process that goes on writing to it
+_STREAMS = ("stdout", "stderr")
+
+
+class Forward:
+    """A thread that reads the pipes of all ranks. If the launcher gives no credit, the ranks wait as at a full pipe."""
+
+    def __init__(self, credit: Credit) -> None:
+        self._credit = credit
+        self._selector = selectors.DefaultSelector()
+        self._wake = Wake()
+        self._selector.register(self._wake.fileno(), selectors.EVENT_READ)
+        self._open: dict[int, tuple[int, str]] = {}
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="ddl-forward", daemon=True)
+
+    def add(self, rank: int, stdout: int, stderr: int) -> None:
+        """Take over the reading ends of a rank's pipes. Call it before ``start``."""
+        for name, fd in zip(_STREAMS, (stdout, stderr)):
+            os.set_blocking(fd, False)
+            self._open[fd] = (rank, name)
+            self._selector.register(fd, selectors.EVENT_READ)
+
+    def start(self) -> None:
+        """Start the thread. May be called once."""
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Send what is left in the pipes of ranks that have ended.
+
+        Waits for credit as long as the launcher is connected.
+        """
+        self._ending = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending:
+            for key, _ in self._selector.select():
+                if key.fd == self._wake.fileno():
+                    self._wake.clear()
+                elif key.fd in self._open:
+                    self._read(key.fd)
+        for fd in list(self._open):
+            left = _LEFT_BYTES
+            while left > 0 and fd in self._open and (got := self._read(fd)):
+                left -= got
+            if fd in self._open:
+                self._close(fd)
+        self._selector.close()
+        self._wake.close()
+
+    def _read(self, fd: int) -> int:
+        """Return the number of bytes that were read; 0 at the end of the stream, or if no data is there now."""
+        try:
+            data = os.read(fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data or not self._credit.send(*self._open[fd], data):
+            self._close(fd)
+        return len(data)
+
+    def _close(self, fd: int) -> None:
+        self._credit.send(*self._open.pop(fd), b"")
+        self._selector.unregister(fd)
+        os.close(fd)
+
+
+class Input:
+    """The standard input of one rank: a pipe that a thread fills as fast as the rank reads it."""
+
+    def __init__(self, used: Callable[[int], None]) -> None:
+        """Start the thread. It calls ``used(nbytes)`` when so many bytes need no memory any more."""
+        self.reader, self._writer = os.pipe()
+        self._used = used
+        self._pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ddl-input", daemon=True)
+        self._thread.start()
+
+    def put(self, data: bytes) -> None:
+        """Add a piece of the input; b"" is its end. Never waits."""
+        self._pieces.put(data)
+
+    def _run(self) -> None:
+        gone = False
+        while data := self._pieces.get():
+            view = memoryview(data)
+            while view and not gone:
+                try:
+                    view = view[os.write(self._writer, view) :]
+                except OSError:  # the rank has closed its standard input
+                    gone = True
+            self._used(len(data))
+        with contextlib.suppress(OSError):
+            os.close(self._writer)

@@ -1,0 +1,216 @@
+"""Launch the ranks of other hosts for ``ddl run``: call the agents of a remote plan and tell each what to start."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddlcore.config import Settings
+from ddlcore.control.ports import free_ports
+from ddlcore.control.server import Server
+from ddlcore.launch.agents.agent_pool import AgentPool
+from ddlcore.launch.agents.preflight import HostCheck, compared_packages, judge
+from ddlcore.launch.agents.preflight import show as table_of
+from ddlcore.launch.agents.remote_plan import RemotePlan
+from ddlcore.launch.agents.wire import CHUNK_BYTES, Begin, Credit, Look, RankTask
+from ddlcore.launch.ranks.command import may_run_python
+from ddlcore.launch.ranks.environment import (
+    HostPlace,
+    carried,
+    own_environments,
+    setting_variables,
+    shared_environment,
+    thread_variables,
+    usable_cores,
+)
+from ddlcore.launch.ranks.exit_status import NotStarted
+from ddlcore.plug.registry import Registry
+
+__all__ = ["RemoteLaunch"]
+
+_BEGIN_S = 30.0  # how long agents may take to start their ranks
+_COMPILE_S = 300.0  # added if an agent first compiles the CPU kernels
+
+
+@dataclass
+class _Job:
+    """What all ranks are to run, and with which settings."""
+
+    command: Sequence[str]  # (): the ranks call a function instead
+    environ: Mapping[str, str]
+    settings: Settings
+    gives_input: bool
+    timeline: bool
+
+
+@dataclass
+class RemoteLaunch:
+    """A launch on other hosts: the part of one job that agents do. Only the main thread uses it."""
+
+    remote_plan: RemotePlan
+    say: Callable[[str], None]
+    agents: AgentPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.agents = AgentPool(self.remote_plan.places, self.remote_plan.launcher, self.say)
+        self._owns: list[dict[str, str]] = []
+        self._places: list[HostPlace] = []
+        self._own: set[str] = set()
+        self._descriptors: set[str] = set()
+
+    # --- before
+
+    def look(self, registry: Registry, program: str, files: Sequence[str], port: int) -> Look:
+        """Return what the agents are to find out. ``port`` is MASTER_PORT if the user chose it, otherwise 0."""
+        most = max(self.remote_plan.layout.ranks.count(host) for host in set(self.remote_plan.layout.ranks))
+        return Look(
+            directory=self.remote_plan.directory,
+            files=tuple(files),
+            program=program,
+            packages=tuple(compared_packages(registry)),
+            network_interface=self.remote_plan.settings.text("network_interface"),
+            ports=2 * most + 2,  # agents of one host choose independently, and may choose the same ports
+            port=port,
+        )
+
+    def prepare(
+        self,
+        server: Server,
+        look: Look,
+        registry: Registry,
+        interrupted: Callable[[], object],
+        show: Callable[[str], None],
+        verbose: bool = False,
+        on_terminal: bool = False,
+    ) -> None:
+        """Call the agents and have them check their hosts. ``server`` must be running.
+
+        Shows nothing if all is well, unless ``verbose``. Raises NotStarted if a host cannot take part, after ``show``
+        was given a table of all hosts, unless a single problem fits into the message. Returns without a result if
+        ``interrupted``.
+        """
+        try:
+            self._call(server, look)
+        except FileNotFoundError as error:
+            raise NotStarted(f"no agent can be started: there is no program {error.filename} here") from None
+        except (OSError, ValueError) as error:
+            raise NotStarted(f"no agent can be started: {error}") from None
+        if not self.agents.gather(self.remote_plan.settings.number("start_timeout_s"), interrupted):
+            return
+        checks = self._checks(registry)
+        wrong = [check for check in checks if check.problems]
+        why = {check.host: check.problems for check in wrong}
+        if len(wrong) == 1 and len(wrong[0].problems) == 1 and not verbose:
+            raise NotStarted(f"nothing was started: {wrong[0].host}: {wrong[0].problems[0]}", hosts=why)
+        if wrong or verbose:
+            for line in table_of(checks, on_terminal=on_terminal):
+                show(line)
+        if wrong:
+            hosts = ", ".join(check.host for check in wrong)
+            raise NotStarted(f"nothing was started: {hosts} cannot take part", hosts=why)
+        for check in checks:
+            if check.remarks and not verbose:
+                show(f"{check.host}: {'; '.join(check.remarks)}")
+
+    def _call(self, server: Server, look: Look) -> None:
+        """Start the agents. Raises OSError or ValueError if that fails."""
+        endpoint_of = self.remote_plan.reach.endpoint_of(server.agents_endpoint)
+        access = server.agent_access(endpoint_of(self.remote_plan.places[0].host))
+        commands = self.remote_plan.commands(access)
+        settings = self.remote_plan.settings
+        self.agents.call(commands, server, endpoint_of, self.remote_plan.environ, settings.number("silence_s"), look)
+        self._own = {prefix for command in commands for prefix in command.own}
+        self._descriptors = {name for command in commands for name in command.descriptors}
+
+    def _checks(self, registry: Registry) -> list[HostCheck]:
+        """Return the check of each host, in the order of the hosts."""
+        packages = compared_packages(registry)
+        found: dict[str, HostCheck] = {}
+        for member in self.agents.members:
+            check = judge(member.place.host, member.report, member.gone, packages)
+            if member.place.host not in found or check.problems:
+                found[member.place.host] = check
+        return list(found.values())
+
+    # --- the beginning
+
+    def environments(self, job_file: str, port: int, timeline_dir: str = "") -> list[dict[str, str]]:
+        """Return, for each rank of this and of other hosts, the variables that differ between ranks.
+
+        ``job_file`` and ``timeline_dir`` are for the ranks of this host. Call it after all agents have reported.
+        """
+        layout = self.remote_plan.layout
+        names = {name: host for host, name in enumerate(layout.hosts)}
+        places = [
+            HostPlace(
+                job_file, self.remote_plan.reach.own, (), usable_cores(), self.remote_plan.provider.name, timeline_dir
+            )
+            if host == layout.here
+            else HostPlace()
+            for host in range(len(layout.hosts))
+        ]
+        for member in self.agents.members:
+            host, report = names[member.place.host], member.report
+            assert report is not None
+            ports = tuple(dict.fromkeys((*places[host].ports, *report.ports)))
+            places[host] = HostPlace("", report.address, ports, report.cores, self.remote_plan.provider.name)
+        first = layout.ranks[0]
+        spare = places[first].ports[-1:] or tuple(free_ports(1))
+        self._places = places
+        self._owns = own_environments(layout.ranks, places, port or spare[0])
+        return self._owns
+
+    def begin(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        settings: Settings,
+        interrupted: Callable[[], object],
+        gives_input: bool = False,
+        timeline_dir: Path | None = None,
+    ) -> list[str]:
+        """Have all agents start their ranks; return one line for each agent that did not.
+
+        An empty ``command`` means the function that was sent before. ``timeline_dir`` is where the ranks' parts of a
+        timeline are written; None means that the agents send no parts.
+        """
+        job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
+        self.agents.timeline_dir = timeline_dir
+        begins = [self._begin(member.place.host, member.place.ranks, job) for member in self.agents.members]
+        patience_s = _BEGIN_S + _COMPILE_S * any(one.kernels for one in begins)
+        problems = self.agents.begin(begins, patience_s, interrupted)
+        if not problems and any(one.stdin_rank >= 0 for one in begins):
+            credit = self.agents.credit_of(0)
+            threading.Thread(target=_feed, args=(credit,), name="ddl-feed", daemon=True).start()
+        return problems
+
+    def _begin(self, name: str, ranks: Sequence[int], job: _Job) -> Begin:
+        layout = self.remote_plan.layout
+        host = layout.hosts.index(name)
+        threads = thread_variables(job.environ, self._places[host].cores, layout.ranks.count(host))
+        shared = shared_environment(carried(job.environ), {**threads, **setting_variables(job.settings)})
+        return Begin(
+            command=tuple(job.command),
+            environ=shared,
+            own=tuple(sorted(self._own)),
+            descriptors=tuple(sorted(self._descriptors)),
+            ranks=tuple(RankTask(rank, self._owns[rank]) for rank in ranks),
+            stdin_rank=0 if job.gives_input and 0 in ranks else -1,
+            kernels=host != layout.here and layout.size > 1 and (not job.command or may_run_python(job.command)),
+            cache_dir=job.settings.text("cache_dir"),
+            timeline=job.timeline,
+        )
+
+
+def _feed(credit: Credit) -> None:
+    """Send this process's standard input to a rank 0 that runs on another host, as far ahead as the credit allows."""
+    more = True
+    while more:
+        try:
+            data = os.read(0, CHUNK_BYTES)
+        except OSError:
+            data = b""
+        more = credit.send(0, "stdin", data) and bool(data)

@@ -1,0 +1,195 @@
+"""Plan a job whose ranks are started by agents: which launcher starts them, which agents, and at which addresses."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddlcore.config import Settings
+from ddlcore.contracts.interfaces import chosen_address, route_address
+from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand, StartPlan
+from ddlcore.control.credentials import Access
+from ddlcore.hooks import LauncherProvider
+from ddlcore.launch.agents.bootstrap import agent_program, public_arguments
+from ddlcore.launch.agents.survey import endpoint_host
+from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.plug.registry import Registry
+
+__all__ = ["Reach", "RemotePlan", "choose_launcher", "find_reach"]
+
+_WILDCARDS = ("0.0.0.0", "::", "*")
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # reserved for documentation: the system uses its default route to them
+
+
+def choose_launcher(
+    wanted: str, needed: str, registry: Registry, environ: Mapping[str, str]
+) -> tuple[LauncherProvider, Callable[[], Launcher]]:
+    """Return the launcher that starts the agents, and a function that builds it.
+
+    ``wanted`` is the user's choice; "" and "auto" mean no choice. Without one, the launcher that the transport needs
+    (``needed``) is used, otherwise the launcher with the highest priority that applies here. Raises PluginError, with a
+    message of one line, if the launcher is not installed or cannot be used.
+    """
+    name = needed if wanted in ("", "auto") else wanted
+    if name:
+        provider = registry.launcher(name)
+    else:
+        provider = max(
+            (
+                one
+                for one in registry.launchers.values()
+                if not one.optional and all(name in environ for name in one.variables) and not registry.missing(one)
+            ),
+            key=lambda one: one.priority,
+        )
+    return provider, registry.load(provider)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Where the control server listens for agents, and by which address of this host each host reaches it."""
+
+    bind: str  # as for Listener.bind; "": all agents are on this host
+    routes: Mapping[str, str]  # by host: the address of this host that is seen from there
+
+    def endpoint_of(self, bound: str) -> Callable[[str], str]:
+        """Return a function that gives the endpoint for a host.
+
+        ``bound`` is the endpoint at which the server really listens.
+        """
+        port = bound.rpartition(":")[2]
+        # A command that starts agents on this host and on others gives all of them the same endpoint, and other hosts
+        # cannot connect to a wildcard address.
+        otherwise = self.own if endpoint_host(bound) in _WILDCARDS else ""
+
+        def endpoint(host: str) -> str:
+            address = self.routes.get(host, otherwise)
+            return f"tcp://{_bracketed(address)}:{port}" if address else bound
+
+        return endpoint
+
+    @property
+    def own(self) -> str:
+        """The address at which other hosts reach the ranks of this host; "" if all ranks are on this host."""
+        return next(iter(self.routes.values()), "")
+
+
+def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
+    """Decide at which address the server listens and how other hosts reach it.
+
+    ``hosts`` are the hosts other than this one that run agents: by name, what the network calls each. The setting
+    control_address decides, otherwise network_interface, otherwise the route to each host. Raises ValueError, with a
+    message of one line, if no address is found.
+    """
+    if not hosts:
+        return Reach("", {})
+    wanted, interface = settings.text("control_address"), settings.text("network_interface")
+    if wanted and not endpoint_host(wanted):
+        raise ValueError(f"--control-address {wanted}: other hosts connect by TCP; give it as tcp://IP:PORT")
+    if wanted and endpoint_host(wanted) not in _WILDCARDS:
+        return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
+    if endpoint_host(wanted) in ("0.0.0.0", "*"):  # these wildcards listen on IPv4 only
+        hosts = {host: _by_ipv4(known) for host, known in hosts.items()}
+    routes = _routes(hosts, interface)
+    distinct = set(routes.values())
+    if wanted:
+        return Reach(wanted, routes)
+    if len(distinct) == 1:
+        return Reach(f"tcp://{_bracketed(distinct.pop())}:0", routes)
+    return Reach("tcp://[::]:0" if any(":" in address for address in distinct) else "tcp://0.0.0.0:0", routes)
+
+
+def _by_ipv4(host: str) -> str:
+    """Return the first IPv4 address of ``host``, or ``host`` itself if it has none."""
+    try:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return host
+
+
+def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
+    """Return, by host, this host's own address on the route to that host.
+
+    A host may have no address that is known here: only its remote shell may know it, or no such host exists. It gets
+    the first address that was found for another host or for the default route.
+    """
+    if interface:
+        return {host: chosen_address(interface, known) for host, known in hosts.items()}
+    found: dict[str, str] = {}
+    failure = ""
+    for toward in (*hosts.values(), *_ANYWHERE):
+        try:
+            found[toward] = route_address(toward)
+        except ValueError as error:
+            failure = failure or str(error)
+    if not found:
+        raise ValueError(f"{failure}; set --network-interface or --control-address, so that hosts find this one")
+    otherwise = next(iter(found.values()))
+    return {host: found.get(known, otherwise) for host, known in hosts.items()}
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+@dataclass(frozen=True)
+class RemotePlan:
+    """The plan of a job that uses agents."""
+
+    layout: Layout
+    provider: LauncherProvider
+    launcher: Launcher
+    places: tuple[AgentPlace, ...]
+    reach: Reach
+    environ: Mapping[str, str]  # the environment of the launching process
+    directory: str
+    settings: Settings
+
+    @classmethod
+    def plan(
+        cls,
+        layout: Layout,
+        chosen: tuple[LauncherProvider, Callable[[], Launcher]],
+        settings: Settings,
+        environ: Mapping[str, str],
+        directory: str,
+    ) -> RemotePlan:
+        """Make the plan.
+
+        Raises ValueError, with a message of one line, if a host cannot be reached from here by any address.
+        """
+        provider, build = chosen
+        launcher = build()
+        hosts = range(len(layout.hosts)) if provider.whole else layout.remote_hosts
+        groups = [(host, layout.ranks_of(host)) for host in hosts]
+        if provider.per_rank:
+            groups = [(layout.ranks[rank], (rank,)) for rank in sorted(rank for _, ranks in groups for rank in ranks)]
+        places = tuple(AgentPlace(index, layout.hosts[host], ranks) for index, (host, ranks) in enumerate(groups))
+        others = [layout.hosts[host] for host in layout.remote_hosts]
+        reach = find_reach(settings, {host: launcher.address(host, environ) for host in others})
+        return cls(layout, provider, launcher, places, reach, environ, directory, settings)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks that the launching process starts itself."""
+        return () if self.provider.whole or self.layout.here < 0 else self.layout.ranks_of(self.layout.here)
+
+    def commands(self, access: Access | None = None) -> Sequence[StartCommand]:
+        """Return the commands that start the agents.
+
+        ``access`` is how agents connect to the server. If it is None, the commands are only shown, with words in place
+        of addresses and keys. Raises ValueError if the launcher does not start each agent exactly once.
+        """
+        if access is None:
+            address = self.reach.bind.replace(":0", ":PORT") or "ipc://NAME"
+            public: tuple[str, ...] = ("public", address, "PUBLIC-KEY", self.settings.text("silence_s"))
+        else:
+            public = public_arguments(access, self.settings.number("silence_s"))
+        program = agent_program(self.environ)
+        plan = StartPlan(self.places, program, public, self.directory, self.environ, self.settings)
+        commands = self.launcher.commands(plan)
+        called = sorted(index for command in commands for index in command.agents)
+        if called != list(range(len(self.places))):
+            raise ValueError(f"launcher {self.provider.name} would start agents {called} of {len(self.places)}")
+        return commands

@@ -1,0 +1,1 @@
+"""One whole job: where its ranks run, what the launcher does while they run, and how it ends."""

@@ -1,0 +1,368 @@
+"""Implement ``ddlcore.run``: call a function in many processes and return their results in rank order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from ddlcore.config import Settings
+from ddlcore.control.liveness import describe_exit
+from ddlcore.control.server import Server
+from ddlcore.errors import DdlInternalError, RankFailed, ReplicasDiffer
+from ddlcore.launch.job.launcher import check_route
+from ddlcore.launch.job.network import FailureLog, open_network
+from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.output.output import Output
+from ddlcore.launch.output.screen import Screen, coloured, stream_writer
+from ddlcore.launch.ranks.command import own_python
+from ddlcore.launch.ranks.environment import (
+    HostPlace,
+    master_port,
+    own_environments,
+    setting_variables,
+    shared_environment,
+    thread_variables,
+    usable_cores,
+    wanted_port,
+)
+from ddlcore.launch.ranks.exchange import FUNCTION_PROGRAM, Outcome, Task, nameless_file, read_all, write_all
+from ddlcore.launch.ranks.exit_status import End, NotStarted, first_failure
+from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.launch.ranks.process import RankProcess
+from ddlcore.launch.ranks.supervisor import Supervisor
+from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import settings_of
+from ddlcore.text.ranks import ranks_text
+
+if TYPE_CHECKING:
+    from ddlcore.launch.agents.remote_launch import RemoteLaunch
+    from ddlcore.launch.agents.remote_plan import RemotePlan
+
+__all__ = ["run", "run_placed"]
+
+_TASK = -1  # key of the file that holds the function, beside the keys of the ranks
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    hosts: str | None = None,
+    backend: str | None = None,
+    start_timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    verbose: bool = False,
+    np: int | None = None,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` in ``num_proc`` new processes (default 2) and return the results in rank order.
+
+    ``fn`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere, also at a
+    prompt or in a notebook. ``env`` is added to the environment of the ranks; ``hosts`` has the form of ``-H``. What
+    the ranks print is shown here, each line with its rank. The call blocks until all ranks have ended, and leaves no
+    process behind.
+
+    Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed when a rank
+    raises or dies, with the rank and, as its cause, the exception that was raised there. The other ranks then have
+    ``grace_s`` seconds (a setting) to end by themselves. Raises ReplicasDiffer if the ranks returned but their
+    parameters differ.
+    """
+    environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
+    flags = {"backend": backend, "start_timeout_s": start_timeout_s}
+    placed, settings, registry = _checked(fn, args, kwargs, num_proc, np, hosts, environ, flags)
+    try:
+        return run_placed(placed, settings, registry, environ, (fn, args, kwargs), verbose)
+    except NotStarted as error:
+        raise DdlInternalError(f"run: {error}") from None
+
+
+def run_placed(
+    placed: Placed,
+    settings: Settings,
+    registry: Registry,
+    environ: Mapping[str, str],
+    call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any] | None],
+    verbose: bool = False,
+    remarks: bool = True,
+) -> list[Any]:
+    """Do the work of ``run`` when it is already decided which ranks run where.
+
+    ``remarks`` says whether to show differences between hosts that do not stop the job. Raises NotStarted, with the
+    problems of each host, if some hosts cannot take part.
+    """
+    size = placed.layout.size
+    task = pickle.dumps(Task(tuple(sys.path), _pickled(*call)))
+    screens = _screens(environ)
+    if size > 1:
+        compile_kernels(lambda text: _show(screens[1], text), settings.text("cache_dir"))
+    output = Output(screens, size)
+
+    def say(text: str) -> None:
+        output.say(f"ddlcore.run: {text}")
+
+    with contextlib.ExitStack() as stack:
+        remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, say)
+        server, failure_log = open_network(size, settings, registry, say, remote)
+        stack.callback(server.close)
+        if remote is not None:
+            stack.callback(remote.agents.close)
+            _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
+        local = placed.layout.ranks_of(0) if placed.remote_plan is None else placed.remote_plan.local_ranks
+        threads = thread_variables(environ, usable_cores(), max(1, len(local)))
+        if verbose:
+            say(f"{size} ranks; {', '.join(f'{name}={value}' for name, value in threads.items())}")
+        shared = shared_environment(environ, {**threads, **setting_variables(settings)})
+        owns = _own_environments(placed.layout, remote, server.job_file, environ)
+        environments = {rank: {**shared, **owns[rank]} for rank in local}
+        files = {rank: nameless_file() for rank in (*local, _TASK)}
+        for fd in files.values():
+            stack.callback(os.close, fd)
+        write_all(files[_TASK], task)
+        if remote is not None:
+            remote.agents.join(output)
+        processes = _begin(environments, files, output)
+        ends = _supervised(processes, settings, server, failure_log, output, remote, environ)
+        outcomes = _outcomes(size, files, remote)
+    results = _results(ends, outcomes, failure_log.raised, output)
+    if failure_log.differ:  # the check ran when the ranks had returned
+        raise ReplicasDiffer(failure_log.differ)
+    return results
+
+
+def _remote_launch(remote_plan: RemotePlan, say: Callable[[str], None]) -> RemoteLaunch:
+    from ddlcore.launch.agents.remote_launch import RemoteLaunch
+
+    return RemoteLaunch(remote_plan, say)
+
+
+def _prepare(
+    remote: RemoteLaunch,
+    server: Server,
+    registry: Registry,
+    environ: Mapping[str, str],
+    task: bytes,
+    show: Callable[[str], None],
+) -> None:
+    """Call the agents and send them the function. Raises NotStarted if a host cannot take part."""
+    server.start()
+    layout = remote.remote_plan.layout
+    port = wanted_port(environ) if layout.ranks[0] in layout.remote_hosts else 0
+    remote.prepare(server, remote.look(registry, sys.executable, (), port), registry, lambda: False, show)
+    remote.agents.send_task(task)
+
+
+def _own_environments(
+    layout: Layout, remote: RemoteLaunch | None, job_file: str, environ: Mapping[str, str]
+) -> list[dict[str, str]]:
+    port = master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
+    if remote is not None:
+        return remote.environments(job_file, port)
+    return own_environments(layout.ranks, (HostPlace(job_file),), port)
+
+
+def _outcomes(size: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
+    """Return what each rank left: from a file on this host, or from its agent."""
+    results = {} if remote is None else remote.agents.results()
+    return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(size)]
+
+
+def _supervised(
+    processes: list[RankProcess],
+    settings: Settings,
+    server: Server,
+    failure_log: FailureLog,
+    output: Output,
+    remote: RemoteLaunch | None,
+    environ: Mapping[str, str],
+) -> list[End]:
+    """Run the ranks to their end and return how they ended. No rank is left if the caller is interrupted."""
+    supervisor = Supervisor(
+        [*processes, *(remote.agents.ranks() if remote is not None else [])],
+        grace_s=settings.number("grace_s"),
+        ended=lambda end: server.rank_ended(end.rank, end.reason),
+        say=lambda text: output.say(f"ddlcore.run: {text}"),
+    )
+    failure_log.kill = supervisor.kill_silent
+    try:
+        output.start()
+        if remote is None:
+            server.start()
+        else:
+            remote.agents.attach(supervisor)
+            problems = remote.begin((), environ, settings, lambda: False)
+            if problems:
+                raise DdlInternalError(f"run: {'; '.join(problems)}")
+        ends = supervisor.run()
+        if remote is not None:
+            remote.agents.finish(lambda: False)
+        return ends
+    except BaseException:  # Ctrl-C, or an exception that one of the caller's signal handlers raised
+        supervisor.stop()
+        raise
+    finally:
+        output.drain()
+
+
+def _show(screen: Screen, text: str) -> None:
+    screen.show("ddl", [(f"ddlcore.run: {line}".encode(), b"\n") for line in text.splitlines()])
+
+
+def _checked(
+    fn: object,
+    args: object,
+    kwargs: object,
+    num_proc: int | None,
+    np: int | None,
+    hosts: str | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+) -> tuple[Placed, Settings, Registry]:
+    if not callable(fn):
+        raise ValueError(f"run: fn is of type {type(fn).__name__}; pass a function")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise ValueError(f"run: args is of type {type(args).__name__}; pass a tuple, such as args=(x,)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ValueError(f"run: kwargs is of type {type(kwargs).__name__}; pass a dict")
+    if np is not None:
+        if num_proc is not None and num_proc != np:
+            raise ValueError(f"run: np={np} and num_proc={num_proc} say different things; pass num_proc alone")
+        warnings.warn("run: np is deprecated; pass num_proc", DeprecationWarning, stacklevel=3)
+        num_proc = np
+    if num_proc is None and hosts is None:
+        num_proc = 2
+    if num_proc is not None and (isinstance(num_proc, bool) or not isinstance(num_proc, int)):
+        raise ValueError(f"run: num_proc is of type {type(num_proc).__name__}; pass a whole number")
+    settings, registry = settings_of(environ, flags)
+    placed = place(num_proc, hosts, None, settings, registry, environ)
+    check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
+    return placed, settings, registry
+
+
+def _pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+    except Exception as error:  # pickling runs the objects' own code
+        raise ValueError(f"run: fn or its arguments cannot be sent to another process: {error}") from error
+    return pickled
+
+
+def _begin(
+    environments: Mapping[int, Mapping[str, str]], files: Mapping[int, int], output: Output
+) -> list[RankProcess]:
+    """Start all ranks of this host or none.
+
+    The ranks tie themselves to this process: none of our code runs between fork and exec.
+    """
+    processes: list[RankProcess] = []
+    try:
+        for rank, environment in environments.items():
+            # The caller's process may run any number of threads. A fork copies their locks but not the threads, so
+            # Python code before exec could wait forever for such a lock. That is why there is no `in_child` here.
+            fds = (files[_TASK], files[rank])
+            command = own_python(FUNCTION_PROGRAM, *map(str, (*fds, os.getpid())))
+            processes.append(RankProcess.begin(rank, command, environment, pass_fds=fds))
+        for process in processes:
+            output.add(process.rank, process.stdout, process.stderr)
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    return processes
+
+
+def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
+    """Return screens for the present sys.stdout and sys.stderr, which in a notebook have no file descriptors."""
+
+    def screen(stream: Any) -> Screen:
+        terminal = bool(getattr(stream, "isatty", bool)())
+        return Screen(stream_writer(stream), is_terminal=terminal, colour=coloured(environ, terminal))
+
+    return screen(sys.stdout), screen(sys.stderr)
+
+
+def _outcome(data: bytes) -> Outcome | None:
+    """Return what a rank left, or None if it ended before it had written all of it."""
+    if not data:
+        return None
+    try:
+        outcome: Outcome = pickle.loads(data)  # trusted: only our own rank or its agent can have written it
+    except Exception:  # the rank was killed while it wrote
+        return None
+    return outcome
+
+
+def _results(
+    ends: Sequence[End], outcomes: Sequence[Outcome | None], raised: Sequence[int], output: Output
+) -> list[Any]:
+    values: list[Any] = []
+    if all(end.returncode == 0 for end in ends):
+        values = [pickle.loads(outcome.value) for outcome in outcomes if outcome is not None]
+        if len(values) == len(outcomes):
+            return values
+    primary = [end for end in ends if not _is_secondary(outcomes[end.rank])]
+    first = (
+        first_failure(primary, raised)
+        or first_failure(ends, raised)
+        or min(ends, key=lambda end: outcomes[end.rank] is not None)
+    )
+    raise _failure(first, outcomes, ends, output.last_lines(first.rank)) from _cause(outcomes[first.rank])
+
+
+def _is_secondary(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.secondary
+
+
+def _failure(
+    first: End, outcomes: Sequence[Outcome | None], ends: Sequence[End], last_lines: Sequence[str]
+) -> RankFailed:
+    outcome = outcomes[first.rank]
+    if outcome is not None and outcome.text:
+        lines = [f"rank {first.rank} raised {outcome.text}"]
+    else:
+        how = "" if outcome is None else " after fn had returned"
+        lines = [f"rank {first.rank} {first.reason if first.silent else describe_exit(first.returncode)}{how}"]
+        lines += ["  its last lines:", *(f"  | {line}" for line in last_lines)] if last_lines else []
+    others: dict[str, list[int]] = {}
+    for end in sorted(ends, key=lambda end: end.rank):
+        theirs = outcomes[end.rank]
+        if end.rank != first.rank and end.returncode != 0:
+            text = theirs.text if theirs is not None and theirs.text else describe_exit(end.returncode)
+            others.setdefault("ended by the launcher" if end.stopped else text, []).append(end.rank)
+    lines += [f"  {ranks_text(ranks)}: {text}" for text, ranks in others.items()]
+    return RankFailed(first.rank, "\n".join(lines))
+
+
+class _RemoteTraceback(Exception):
+    """An exception that shows the traceback of another process in this one."""
+
+    def __init__(self, trace: str) -> None:
+        super().__init__(trace)
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.trace}"""'
+
+
+def _cause(outcome: Outcome | None) -> BaseException | None:
+    if outcome is None or not outcome.text:
+        return None
+    remote = _RemoteTraceback(outcome.trace)
+    if not outcome.error:
+        return remote
+    try:
+        error = pickle.loads(outcome.error)
+    except Exception:  # its class may not be importable here
+        return remote
+    if not isinstance(error, BaseException):
+        return remote
+    error.__cause__ = remote
+    return error

@@ -1,0 +1,368 @@
+"""Run one job from this host: check what can be checked, start the ranks, watch them, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlcore.config import Settings
+from ddlcore.control.server import Server
+from ddlcore.coordinator.tuning import SearchDriver
+from ddlcore.errors import DdlInternalError
+from ddlcore.launch.job.network import FailureLog, open_network
+from ddlcore.launch.job.signals import SignalTrap
+from ddlcore.launch.job.timeline import Gathering
+from ddlcore.launch.job.watch import Watch
+from ddlcore.launch.output.output import Output, rank_directory
+from ddlcore.launch.output.screen import Screen, coloured, file_writer
+from ddlcore.launch.ranks.command import may_run_python
+from ddlcore.launch.ranks.environment import (
+    HostPlace,
+    master_port,
+    own_environments,
+    setting_variables,
+    shared_environment,
+    thread_variables,
+    usable_cores,
+)
+from ddlcore.launch.ranks.exit_status import End, NotStarted, exit_code, first_failure, summary
+from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
+from ddlcore.launch.ranks.supervisor import Supervisor
+from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.routes import Route, choose_route
+from ddlcore.types import Member
+
+if TYPE_CHECKING:
+    from ddlcore.launch.agents.remote_launch import RemoteLaunch
+    from ddlcore.launch.agents.remote_plan import RemotePlan
+    from ddlcore.launch.output.search_bar import Bar
+
+__all__ = ["EndEarly", "Launch", "check_route", "gives_input", "prepare_directory", "run_job"]
+
+
+class EndEarly:
+    """A request to end the ranks of a launch before they end by themselves. Any thread may call it.
+
+    A call ends the ranks immediately if they run. Otherwise it ends them as soon as they have started.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._how: Callable[[], None] | None = None
+
+    # There is no lock, so the order matters: a call sets `asked` before it reads `_how`, and `attach` sets `_how`
+    # before it reads `asked`. Whichever thread comes second therefore sees what the first one has written, and no
+    # request is lost. Both may call `how`; a second call has no effect.
+    def __call__(self) -> None:
+        self.asked = True
+        if self._how is not None:
+            self._how()
+
+    def attach(self, how: Callable[[], None]) -> None:
+        """Register ``how``, a function that ends the ranks and that any thread may call.
+
+        Call it now if the end was requested.
+        """
+        self._how = how
+        if self.asked:
+            how()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The description of one job. All values have been checked."""
+
+    command: tuple[str, ...]  # as resolve_command returns it
+    layout: Layout
+    settings: Settings
+    registry: Registry
+    environ: Mapping[str, str]
+    port: int  # MASTER_PORT; 0: any port that is free on rank 0's host
+    remote_plan: RemotePlan | None = None  # None: this process starts all ranks, without agents
+    needs: tuple[str, ...] = ()  # files that must exist on every host
+    output_dir: Path | None = None
+    stamped: bool = False
+    verbose: bool = False
+    watch: Watch | None = None
+    launched_by: str = ""  # name of the launcher that starts the agents; "": there are none
+    driver: SearchDriver | None = None  # searches for better settings while the job trains
+    bar: Bar | None = None  # a progress line that stays below all other output on the terminal
+    end: EndEarly | None = None  # lets another thread end the ranks early
+
+    @property
+    def size(self) -> int:
+        return self.layout.size
+
+
+def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
+    """Return the transport that the ranks will use, or None if ``auto`` finds none.
+
+    None is no error here, because only a script that calls ``init()`` needs a transport. ``hosts`` holds the host index
+    of each rank, and ``launcher`` is the name of the launcher that starts the ranks. Raises ValueError, PluginError or
+    TransportError, with a message of one line, for a backend that makes no sense or cannot serve these ranks.
+    """
+    members = [Member(rank, host) for rank, host in enumerate(hosts)]
+    if backend == "auto":
+        with contextlib.suppress(RuntimeError):
+            return choose_route(backend, members, registry, launcher)
+        return None
+    route = choose_route(backend, members, registry, launcher)
+    inside = sorted({provider.name for provider in route.providers() if provider.in_process})
+    if inside and len(hosts) > 1:
+        raise ValueError(
+            f"--backend {backend}: the ranks of {inside[0]} are threads of one process, not processes; "
+            "use --backend auto"
+        )
+    _ = route.launcher  # raises where its transports want two
+    return route
+
+
+def prepare_directory(directory: Path, size: int) -> None:
+    """Create one directory for each rank. Raises ValueError, with a message of one line, if that fails."""
+    try:
+        for rank in range(size):
+            rank_directory(directory, rank, size).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output-dir {directory}: {error.strerror} ({error.filename})") from None
+
+
+def run_job(launch: Launch) -> int:
+    """Run the job to its end and return the exit code: that of the first rank that failed, or 0 if none failed.
+
+    Must be called in the main thread. Raises NotStarted if no rank was started.
+    """
+    if launch.output_dir is not None:
+        prepare_directory(launch.output_dir, launch.size)
+    screens = _screens(launch.environ, launch.bar)
+    if launch.watch is not None:
+        screens = launch.watch.screens(screens)
+    output = Output(screens, launch.size, directory=launch.output_dir, stamped=launch.stamped)
+
+    def say(text: str) -> None:
+        output.say(f"ddl run: {text}")
+
+    if launch.size > 1 and may_run_python(launch.command):
+        compile_kernels(lambda text: _show(screens[1], text), launch.settings.text("cache_dir"))
+    adopt_orphans()
+    with contextlib.ExitStack() as stack:
+        try:
+            gathering = Gathering.of(launch.settings)
+        except ValueError as error:
+            raise NotStarted(str(error)) from None
+        if gathering is not None:
+            stack.push(lambda kind, error, trace: gathering.drop() if kind is NotStarted else None)
+        remote: RemoteLaunch | None = None
+        if launch.remote_plan is not None:
+            from ddlcore.launch.agents.remote_launch import RemoteLaunch
+
+            remote = RemoteLaunch(launch.remote_plan, say)
+        try:
+            server, failure_log = open_network(
+                launch.size, launch.settings, launch.registry, say, remote, launch.driver
+            )
+        except (ValueError, DdlInternalError) as error:
+            raise NotStarted(str(error)) from None
+        stack.callback(server.close)
+        if launch.watch is not None:
+            failure_log.heard = launch.watch.heard
+            stack.callback(launch.watch.end)
+        # The trap must be open before the first rank or agent starts: otherwise a Ctrl-C during the start would end
+        # this process by an exception and leave ranks without anybody who watches them. The trap keeps what arrives
+        # until `trap.forward` is called, because before that there is no supervisor that could act on a signal.
+        trap = stack.enter_context(SignalTrap(stays=remote is not None))
+        if remote is not None:
+            stack.callback(remote.agents.close)
+            _prepare(launch, remote, server, trap, lambda text: _show(screens[1], text))
+        begun_s = time.monotonic()
+        processes = _begin(launch, server, output, say, remote, gathering)
+        if remote is not None:
+            _begin_remote(launch, remote, output, processes, trap, gathering)
+        supervisor = Supervisor(
+            [*processes, *(remote.agents.ranks() if remote is not None else [])],
+            grace_s=launch.settings.number("grace_s"),
+            ended=lambda end: server.rank_ended(end.rank, end.reason),
+            say=say,
+        )
+        if remote is not None:
+            remote.agents.attach(supervisor)
+        failure_log.kill = supervisor.kill_silent
+        trap.forward(supervisor.deliver, say)
+        if launch.watch is not None:
+            launch.watch.begin(say, supervisor.abandon)
+        if launch.end is not None:
+            launch.end.attach(supervisor.finish)
+        ends = supervisor.run()
+        interrupts = trap.interrupts
+        if remote is not None:
+            remote.agents.finish(lambda: trap.interrupts > interrupts)
+        output.drain(give_up=lambda: trap.interrupts > interrupts)
+        if gathering is not None:
+            gathering.finish(lambda text: _show(screens[1], text), launch.size)
+    _conclude(launch, ends, failure_log, output, screens[1], supervisor.interrupted, begun_s)
+    return exit_code(ends, failure_log.raised, killed=supervisor.killed) or int(bool(failure_log.differ))
+
+
+def _prepare(
+    launch: Launch, remote: RemoteLaunch, server: Server, trap: SignalTrap, show: Callable[[str], None]
+) -> None:
+    server.start()
+    away = launch.layout.ranks[0] in launch.layout.remote_hosts
+    look = remote.look(launch.registry, launch.command[0], launch.needs, launch.port if away else 0)
+    try:
+        remote.prepare(server, look, launch.registry, trap.came, show, launch.verbose, os.isatty(2))
+    except NotStarted:
+        _stop_if_asked(trap)
+        raise
+    _stop_if_asked(trap)
+
+
+def _begin_remote(
+    launch: Launch,
+    remote: RemoteLaunch,
+    output: Output,
+    local: Sequence[RankProcess],
+    trap: SignalTrap,
+    gathering: Gathering | None,
+) -> None:
+    """Have the agents start their ranks.
+
+    Raises NotStarted if an agent cannot start them; then no rank runs anywhere.
+    """
+    parts = gathering.directory if gathering is not None else None
+    problems = remote.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), parts)
+    if problems or trap.came():
+        for process in local:
+            process.signal_group(signal.SIGKILL)
+            process.process.wait(5.0)
+        output.drain()
+        _stop_if_asked(trap)
+        raise NotStarted("; ".join(problems))
+    if launch.verbose:
+        for rank, (pid, host) in sorted(remote.agents.pids().items()):
+            output.say(f"ddl run: rank {rank} is process {pid} on {host}")
+
+
+def _stop_if_asked(trap: SignalTrap) -> None:
+    number = trap.came()
+    if number:
+        raise NotStarted(f"interrupted by signal {number} before the ranks had started", 128 + number)
+
+
+def _begin(
+    launch: Launch,
+    server: Server,
+    output: Output,
+    say: Callable[[str], None],
+    remote: RemoteLaunch | None,
+    gathering: Gathering | None = None,
+) -> list[RankProcess]:
+    """Start all ranks of this host or none: if one cannot be started, kill those that were started before it."""
+    local = launch.layout.ranks_of(0) if launch.remote_plan is None else launch.remote_plan.local_ranks
+    cores = usable_cores()
+    threads = thread_variables(launch.environ, cores, max(1, len(local)))
+    if threads and local:
+        share = next(iter(threads.values()))
+        say(f"{', '.join(threads)} set to {share} ({cores} cores over {len(local)}); set them to change that")
+    shared = shared_environment(launch.environ, {**threads, **setting_variables(launch.settings)})
+    parts = str(gathering.directory) if gathering is not None else ""
+    if remote is None:
+        here = HostPlace(server.job_file, timeline_dir=parts)
+        owns = own_environments(launch.layout.ranks, (here,), launch.port or master_port({}))
+    else:
+        owns = remote.environments(server.job_file, launch.port, parts)
+        remote.agents.join(output)
+    tie = die_with_launcher(os.getpid())
+    processes: list[RankProcess] = []
+    try:
+        for rank in local:
+            stdin = None if rank == 0 and gives_input() else subprocess.DEVNULL
+            environment = {**shared, **owns[rank]}
+            processes.append(RankProcess.begin(rank, launch.command, environment, stdin=stdin, in_child=tie))
+        for process in processes:
+            output.add(process.rank, process.stdout, process.stderr)
+    except BaseException as error:
+        for process in processes:
+            process.kill()
+        if isinstance(error, OSError):
+            raise NotStarted(f"the ranks cannot be started: {error.strerror} ({error.filename})") from None
+        raise
+    if launch.verbose:
+        _say_placement(launch, processes, say)
+    output.start()
+    if remote is None:
+        server.start()
+    return processes
+
+
+def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callable[[str], None]) -> None:
+    say(f"each of {launch.size} ranks runs: {' '.join(launch.command)}")
+    launcher = "" if launch.remote_plan is None else launch.remote_plan.provider.name
+    route = check_route(launch.settings.text("backend"), launch.layout.ranks, launch.registry, launcher)
+    say(f"transport {route.name} ({route.reason})" if route else "no transport serves these ranks; see `ddl info`")
+    for name in launch.settings:
+        if launch.settings.source(name) != "default":
+            say(f"setting {name} = {launch.settings[name]} (from {launch.settings.source(name)})")
+    for process in processes:
+        say(f"rank {process.rank} is process {process.process.pid} on {socket.gethostname()}")
+
+
+def gives_input() -> bool:
+    """Return whether rank 0 can read stdin.
+
+    It cannot read a terminal, because its process group is in the background.
+    """
+    try:
+        return not os.isatty(0)
+    except OSError:
+        return False
+
+
+def _screens(environ: Mapping[str, str], bar: Bar | None) -> tuple[Screen, Screen]:
+    def screen(fd: int) -> Screen:
+        terminal = os.isatty(fd)
+        write = file_writer(fd)
+        if bar is not None and terminal:
+            write = bar.beneath(write)
+        return Screen(write, is_terminal=terminal, colour=coloured(environ, terminal))
+
+    out = screen(1)
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(1), os.fstat(2)):
+            return out, out  # one shared screen, so that a line of stderr first ends an unfinished line of stdout
+    return out, screen(2)
+
+
+def _conclude(
+    launch: Launch,
+    ends: Sequence[End],
+    failure_log: FailureLog,
+    output: Output,
+    screen: Screen,
+    interrupted: bool,
+    begun_s: float,
+) -> None:
+    first = first_failure(ends, failure_log.raised)
+    if first is None:
+        if failure_log.differ:  # the check ran when the ranks had ended their scripts
+            _show(screen, failure_log.differ)
+        return
+    lines = [] if interrupted else output.last_lines(first.rank)
+    host = launch.layout.hosts[launch.layout.ranks[first.rank]] if launch.remote_plan else socket.gethostname()
+    text = summary(ends, first, host, lines, first.at_s - begun_s)
+    if launch.output_dir is not None:
+        text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.size)}"
+    _show(screen, text)
+
+
+def _show(screen: Screen, text: str) -> None:
+    screen.show("ddl", [(line.encode(), b"\n") for line in f"ddl run: {text}".splitlines()])

@@ -1,0 +1,99 @@
+"""Open the control network of one launch, and record which rank was the first to report an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ddlcore.config import Settings
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
+from ddlcore.control.server import Server
+from ddlcore.coordinator.tuning import SearchDriver
+from ddlcore.job import build_sessions
+from ddlcore.messages import Bye, Differ, Profile, Pulse, ToCoordinator
+from ddlcore.plug.registry import Registry
+
+if TYPE_CHECKING:
+    from ddlcore.launch.agents.remote_launch import RemoteLaunch
+
+__all__ = ["FailureLog", "open_network"]
+
+_SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because another rank failed
+
+
+class FailureLog:
+    """A coordinator that passes all calls to another one and records which ranks leave because of an exception."""
+
+    def __init__(self, coordinator: CoordinatorProtocol, dead: Callable[[], Mapping[int, str]] = dict) -> None:
+        """Wrap ``coordinator``, which makes the decisions.
+
+        ``dead`` returns the ranks that did not answer when a stall ended the job, with what is known of each.
+        """
+        self.kill: Callable[[int, str], None] | None = None  # kills a rank; set when the ranks run
+        self._dead = dead
+        self._killed: set[int] = set()
+        self.raised: list[int] = []  # in the order of their reports
+        self.differ = ""  # how the ranks' parameters differ, if that ended the job
+        self.heard: Callable[[int, Pulse | Profile], None] = lambda rank, message: None
+        self._coordinator = coordinator
+
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+        if isinstance(message, (Pulse, Profile)):
+            self.heard(rank, message)
+            return []
+        if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
+            self.raised.append(rank)
+        return self._noted(self._coordinator.handle(rank, message))
+
+    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+        return self._noted(self._coordinator.rank_ended(rank, reason))
+
+    def _noted(self, outgoing: Outgoing) -> Outgoing:
+        for _, message in outgoing:
+            if isinstance(message, Differ):
+                self.differ = message.text
+        return outgoing
+
+    def lost(self) -> dict[int, str]:
+        return self._coordinator.lost()
+
+    def due(self) -> Outgoing:
+        return self._noted(self._coordinator.due())
+
+    def overdue(self, now_s: float) -> list[str]:
+        texts = self._coordinator.overdue(now_s)
+        for rank, why in self._dead().items():
+            if rank not in self._killed and self.kill is not None:
+                self._killed.add(rank)
+                self.kill(rank, why)
+        return texts
+
+
+def _is_cause(reason: str) -> bool:
+    """Return whether a rank that leaves for this reason leaves by itself, and not because another rank was lost."""
+    if reason.startswith("raised "):
+        return reason.split()[1].rstrip(":") not in _SECONDARY
+    if reason.startswith("ended its script"):  # sys.exit(3), for example; a rank that lost another one reports nothing
+        return True
+    return reason.startswith("init failed: ") and " lost during init" not in reason
+
+
+def open_network(
+    size: int,
+    settings: Settings,
+    registry: Registry,
+    say: Callable[[str], None],
+    remote: RemoteLaunch | None = None,
+    driver: SearchDriver | None = None,
+) -> tuple[Server, FailureLog]:
+    """Create the server of one launch: its job file exists, but its thread is not yet started.
+
+    ``remote`` is the remote launch if the job has agents, and ``driver`` searches for better settings while the job
+    runs. Raises ValueError for a malformed ``control_address``, and DdlInternalError if the address is in use.
+    """
+    sessions = build_sessions(size, settings, registry, driver)
+    failure_log = FailureLog(sessions, sessions.dead)
+    if remote is None:
+        return Server(size, failure_log, settings.text("control_address"), report=say), failure_log
+    address, silence_s = remote.remote_plan.reach.bind, settings.number("silence_s")
+    return Server(size, failure_log, address, say, agents=remote.agents, silence_s=silence_s), failure_log

@@ -1,0 +1,85 @@
+"""Decide on which hosts the ranks run and which launcher starts them, from the command line and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddlcore.config import Settings
+from ddlcore.contracts.launcher import HostSlots
+from ddlcore.launch.ranks.hosts import Layout, lay_out, parse_hosts, read_hostfile
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.backend import parse_backend
+
+if TYPE_CHECKING:
+    from ddlcore.launch.agents.remote_plan import RemotePlan
+
+__all__ = ["Placed", "place"]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The hosts of the ranks, and the remote plan if agents start some of them."""
+
+    layout: Layout
+    remote_plan: RemotePlan | None = None
+
+    @property
+    def launcher(self) -> str:
+        """The name of the launcher that starts the agents; "" if there are no agents."""
+        return "" if self.remote_plan is None else self.remote_plan.provider.name
+
+
+def place(
+    ranks: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    settings: Settings,
+    registry: Registry,
+    environ: Mapping[str, str],
+) -> Placed:
+    """Decide where the ranks run. ``ranks``, ``hosts`` and ``hostfile`` are the values of -np, -H and --hostfile.
+
+    Without -H and --hostfile, the hosts are those of a batch system's allocation, or else this host. Raises ValueError
+    or PluginError, with a message of one line, for what cannot be placed.
+    """
+    if hosts is not None and hostfile is not None:
+        raise ValueError("-H and --hostfile both say where; give one of them")
+    entries: Sequence[HostSlots] | None = None
+    what = "-H"
+    if hosts is not None:
+        entries, what = parse_hosts(hosts), f"-H {hosts}"
+    elif hostfile is not None:
+        entries, what = read_hostfile(hostfile), f"--hostfile {hostfile}"
+    needed = _needed_launcher(settings.text("backend"), registry)
+    named = settings.text("launcher") not in ("", "auto")
+    if entries is None and not named and not needed and not _allocations(registry, environ):
+        return Placed(lay_out(ranks, None))
+    from ddlcore.launch.agents.remote_plan import RemotePlan, choose_launcher
+
+    provider, build = choose_launcher(settings.text("launcher"), needed, registry, environ)
+    granted = build().hosts(environ) if entries is None else ()
+    if granted:
+        entries, what = granted, f"the allocation that {provider.name} sees"
+    layout = lay_out(ranks, entries, what=what, resolve=not provider.whole)
+    if layout.remote_hosts or (provider.whole and (named or needed or granted)):
+        return Placed(layout, RemotePlan.plan(layout, (provider, build), settings, environ, os.getcwd()))
+    return Placed(layout)
+
+
+def _needed_launcher(backend: str, registry: Registry) -> str:
+    """Return the launcher that a transport in ``backend`` needs; "" if none needs one."""
+    wanted = parse_backend(backend)
+    names = [name for choice in (wanted.default, *wanted.kinds.values()) for name in choice.names]
+    providers = [registry.transports[name] for name in names if name in registry.transports]
+    return next((provider.launcher for provider in providers if provider.launcher), "")
+
+
+def _allocations(registry: Registry, environ: Mapping[str, str]) -> bool:
+    """Return whether the environment shows an allocation of a batch system that one of the launchers belongs to."""
+    return any(
+        one.variables and not one.optional and all(name in environ for name in one.variables)
+        for one in registry.launchers.values()
+    )

@@ -1,0 +1,1 @@
+"""What a job shows: the ranks' lines and those of ddl, on the terminal and in files."""

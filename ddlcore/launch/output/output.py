@@ -1,0 +1,230 @@
+"""Move what the ranks write to the screen and to files, in a separate thread.
+
+The thread that watches the ranks must not do this: a slow or absent reader would then delay the news of a rank's death.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from ddlcore.control.wake import Wake
+from ddlcore.launch.output.screen import Lines, Screen
+
+__all__ = ["LAST_LINES", "Output", "rank_directory"]
+
+LAST_LINES = 20
+_LONGEST_KEPT = 500  # characters of a line that is kept for the summary
+_PARTIAL_S = 0.2  # how long a line may stay incomplete before it is shown as it is
+_READ_BYTES = 1 << 16
+_LEFT_BYTES = 4 << 20  # more than a pipe holds: do not wait for another process that goes on writing to it
+_STREAMS = ("stdout", "stderr")
+
+
+def rank_directory(directory: Path, rank: int, size: int) -> Path:
+    """Return the directory of a rank, such as ``rank.07`` of 12 ranks: sorted by name, they are in order of rank."""
+    return directory / f"rank.{rank:0{len(str(size - 1))}d}"
+
+
+@dataclass
+class _Stream:
+    rank: int
+    name: str
+    screen: Screen
+    fd: int  # below 0: no descriptor; the data comes by `feed`
+    file: int = -1  # descriptor of the file below --output-dir; -1: none
+    lines: Lines = field(default_factory=Lines)
+    since_s: float = 0.0  # when the incomplete line was begun
+    begun: str = ""  # what was already shown of the incomplete line
+
+
+class Output:
+    """The output of ``size`` ranks.
+
+    One thread builds it, adds the streams and starts it; any thread may call ``say``.
+    """
+
+    def __init__(
+        self, screens: tuple[Screen, Screen], size: int, *, directory: Path | None = None, stamped: bool = False
+    ) -> None:
+        self._out, self._err = screens
+        self._size = size
+        self._directory = directory
+        self._stamped = stamped
+        self._selector = selectors.DefaultSelector()
+        self._wake = Wake()
+        self._said: deque[str] = deque()
+        self._fed: deque[tuple[int, str, bytes, Callable[[], None]]] = deque()
+        self._remote_streams: dict[tuple[int, str], _Stream] = {}
+        self._last: list[deque[str]] = [deque(maxlen=LAST_LINES) for _ in range(size)]
+        self._streams: list[_Stream] = []
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="ddl-output", daemon=True)
+
+    def add(self, rank: int, stdout: int, stderr: int) -> None:
+        """Take over the reading ends of the pipes of a rank of this host. Call it before ``start``."""
+        for name, fd in zip(_STREAMS, (stdout, stderr), strict=True):
+            os.set_blocking(fd, False)
+            self._selector.register(fd, selectors.EVENT_READ, self._begun(rank, name, fd))
+
+    def add_fed(self, rank: int) -> None:
+        """Announce a rank whose output will come by ``feed``. Call it before ``start``."""
+        for name in _STREAMS:
+            self._remote_streams[rank, name] = self._begun(rank, name, -2 * rank - 1 - _STREAMS.index(name))
+
+    def feed(self, rank: int, name: str, data: bytes, shown: Callable[[], None]) -> None:
+        """Take a piece that a rank of another host wrote; b"" means that its stream has ended. Never waits. Any thread.
+
+        ``shown`` is called in the output thread after ``data`` was shown, when it no longer needs memory.
+        """
+        self._fed.append((rank, name, data, shown))
+        self._wake.set()
+
+    def _begun(self, rank: int, name: str, fd: int) -> _Stream:
+        file = -1
+        if self._directory is not None:
+            path = rank_directory(self._directory, rank, self._size) / name
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        stream = _Stream(rank, name, self._out if name == _STREAMS[0] else self._err, fd, file)
+        self._streams.append(stream)
+        return stream
+
+    def start(self) -> None:
+        self._selector.register(self._wake.fileno(), selectors.EVENT_READ)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        """Show the launcher's own words on stderr. Never waits. Any thread."""
+        self._said.append(text)
+        self._wake.set()
+
+    def last_lines(self, rank: int) -> list[str]:
+        """Return the last lines that ``rank`` wrote, stdout and stderr in the order of their arrival."""
+        return list(self._last[rank])
+
+    def drain(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Show everything that is left in the pipes of ranks that have ended.
+
+        Waits for a slow screen, as the output of any program does, until ``give_up()`` is true. Does not wait for
+        processes that keep a pipe open after their rank has ended.
+        """
+        self._ending = True
+        self._wake.set()
+        while self._thread.is_alive() and not give_up():
+            self._thread.join(0.1)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._ending:
+            for key, _ in self._selector.select(self._patience_s()):
+                if key.data is None:
+                    self._wake.clear()
+                else:
+                    self._read(key.data)
+            self._take_fed()
+            self._show_partial()
+            self._show_said()
+        self._take_fed()
+        for stream in list(self._streams):
+            left = _LEFT_BYTES if stream.fd >= 0 else 0
+            while left > 0 and (got := self._read(stream)):
+                left -= got
+            if stream in self._streams:
+                self._close(stream)
+        self._show_said()
+        self._selector.close()
+        self._wake.close()
+
+    def _patience_s(self) -> float | None:
+        begun = [stream.since_s for stream in self._streams if stream.lines.pending]
+        return max(0.0, min(begun) + _PARTIAL_S - time.monotonic()) if begun else None
+
+    def _read(self, stream: _Stream) -> int:
+        """Return the number of bytes that were read; 0 at the end of the stream, or if no data is there now."""
+        try:
+            data = os.read(stream.fd, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        self._take(stream, data)
+        return len(data)
+
+    def _take_fed(self) -> None:
+        while self._fed:
+            rank, name, data, shown = self._fed.popleft()
+            stream = self._remote_streams.get((rank, name))
+            if stream is not None and stream in self._streams:
+                self._take(stream, data)
+            shown()
+
+    def _take(self, stream: _Stream, data: bytes) -> None:
+        if not data:
+            self._close(stream)
+            return
+        if stream.file >= 0:
+            self._keep(stream, data)
+        began = not stream.lines.pending
+        pieces = stream.lines.feed(data)
+        if began or pieces:
+            stream.since_s = time.monotonic()
+        self._show(stream, pieces)
+
+    def _keep(self, stream: _Stream, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(stream.file, view) :]
+        except OSError as error:
+            os.close(stream.file)
+            stream.file = -1
+            self.say(f"ddl: the {stream.name} of rank {stream.rank} is no longer written to its file: {error.strerror}")
+
+    def _show(self, stream: _Stream, pieces: list[tuple[bytes, bytes]]) -> None:
+        if not pieces:
+            return
+        stamp = datetime.now().isoformat(timespec="milliseconds") + " " if self._stamped else ""
+        stream.screen.show(stream.fd, pieces, stream.screen.prefix(stream.rank, stamp))
+        if len(pieces) > LAST_LINES + 1:
+            stream.begun = ""  # it belongs to a line that is not among the last ones
+        for text, end in pieces[-LAST_LINES - 1 :]:
+            stream.begun = (stream.begun + text[: _LONGEST_KEPT + 1].decode("utf-8", "replace"))[: _LONGEST_KEPT + 1]
+            if end == b"\r":
+                stream.begun = ""  # overwritten
+            elif end:
+                self._remember(stream)
+
+    def _remember(self, stream: _Stream) -> None:
+        line, stream.begun = stream.begun, ""
+        if line.strip():
+            self._last[stream.rank].append(line if len(line) <= _LONGEST_KEPT else line[:_LONGEST_KEPT] + "…")
+
+    def _show_partial(self) -> None:
+        now_s = time.monotonic()
+        for stream in self._streams:
+            if stream.lines.pending and now_s - stream.since_s >= _PARTIAL_S:
+                self._show(stream, stream.lines.rest())
+
+    def _show_said(self) -> None:
+        while self._said:
+            self._err.show(
+                self, [(line.encode("utf-8", "backslashreplace"), b"\n") for line in self._said.popleft().splitlines()]
+            )
+
+    def _close(self, stream: _Stream) -> None:
+        self._show(stream, stream.lines.rest())
+        stream.screen.end_line(stream.fd)
+        self._remember(stream)
+        if stream.fd >= 0:
+            self._selector.unregister(stream.fd)
+            os.close(stream.fd)
+        if stream.file >= 0:
+            os.close(stream.file)
+            stream.file = -1
+        self._streams.remove(stream)

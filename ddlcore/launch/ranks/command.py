@@ -1,0 +1,120 @@
+"""Decide what each rank executes, from the words that follow the options. Runs nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["may_run_python", "own_python", "own_script", "ranks_path", "resolve_command"]
+
+_PYTHON = re.compile(r"python(w|\d+(\.\d+)?t?)?")
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "env")
+_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def ranks_path(
+    path: str, executable: str = sys.executable, in_environment: bool = sys.prefix != sys.base_prefix
+) -> str:
+    """Return the PATH of the ranks.
+
+    If ``ddl`` is in a virtual environment that PATH lacks, that environment comes first. So ``.venv/bin/ddl run python
+    train.py`` uses the python of that environment, whether it is activated or not.
+    """
+    directory = os.path.dirname(executable)
+    if not in_environment or directory in path.split(os.pathsep):
+        return path
+    return directory + os.pathsep + path if path else directory
+
+
+def resolve_command(command: Sequence[str], *, path: str, interpreter: str = sys.executable) -> list[str]:
+    """Return the command to execute. Its first item is an absolute path, or a path with a directory in it.
+
+    Accepts ``python train.py …``, ``train.py …`` and ``-m module …`` (``interpreter`` runs the last two), and any
+    executable. Raises ValueError, with a message of one line, if the program or its script does not exist.
+    """
+    if not command:
+        raise ValueError("no command; write it after the options, such as: ddl run -np 4 python train.py")
+    first = command[0]
+    if first == "-m":
+        if len(command) < 2:
+            raise ValueError("-m: no module named; write it as: ddl run -np 4 -m package.module")
+        return [interpreter, *command]
+    if first.endswith(".py"):
+        _require_script(first)
+        return [interpreter, *command]
+    program = shutil.which(first, path=path)
+    if program is None and _PYTHON.fullmatch(first):
+        program = interpreter
+    if program is None:
+        raise ValueError(_why_not(first))
+    if _is_python(program):
+        script = _script_of(command[1:])
+        if script is not None:
+            _require_script(script)
+    return [program, *command[1:]]
+
+
+def own_script(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that ``command`` needs on each host: the script of a Python interpreter, if there is one."""
+    first = command[0] if command else ""
+    if first.endswith(".py"):
+        return (first,)
+    script = _script_of(command[1:]) if _is_python(first) else None
+    return () if script is None else (script,)
+
+
+def own_python(program: str, *arguments: str) -> list[str]:
+    """Return a command that runs ``program`` in this interpreter with this ddlcore, wherever that was imported from."""
+    root = str(Path(os.path.abspath(__file__)).parents[3])
+    return [sys.executable, "-c", f"import sys; sys.path.append(sys.argv.pop(1))\n{program}", root, *arguments]
+
+
+def may_run_python(resolved: Sequence[str]) -> bool:
+    """Return whether the command may run Python. False only for a program that is clearly something else."""
+    name = os.path.basename(resolved[0])
+    if _is_python(resolved[0]) or name in _SHELLS:
+        return True
+    try:
+        with open(resolved[0], "rb") as file:
+            first_line = file.readline(256) if file.read(2) == b"#!" else b""
+    except OSError:
+        return False
+    return b"python" in first_line or first_line.rstrip().endswith(b"sh")
+
+
+def _is_python(program: str) -> bool:
+    return _PYTHON.fullmatch(os.path.basename(program)) is not None
+
+
+def _script_of(arguments: Sequence[str]) -> str | None:
+    """Return the script in the arguments of a Python interpreter; None if it runs a module, a string or stdin."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in _TAKES_VALUE:
+            next(rest, None)
+        elif argument == "-" or argument.startswith(("-c", "-m")):
+            return None
+        elif not argument.startswith("-"):
+            return argument
+        elif not argument.startswith("--") and argument[-1] in "cm":  # flags in one word: -uc, -Bm
+            return None
+    return None
+
+
+def _require_script(script: str) -> None:
+    if not os.path.exists(script):
+        raise ValueError(f"{script}: no such file (looked in {os.getcwd()})")
+
+
+def _why_not(program: str) -> str:
+    if os.sep not in program:
+        return f"{program}: no such program on PATH"
+    if os.path.isdir(program):
+        return f"{program}: is a directory"
+    if os.path.exists(program):
+        return f"{program}: may not be executed (chmod +x {program}, or name the program that runs it)"
+    return f"{program}: no such file (looked in {os.getcwd()})"

@@ -1,0 +1,65 @@
+"""Pass the function and its results between a launching process and its ranks, in files without a name.
+
+Only these processes hold descriptors of the files.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+
+__all__ = ["FUNCTION_PROGRAM", "Outcome", "Task", "nameless_file", "read_all", "write_all"]
+
+# The program of a rank of `ddlcore.run`, for `own_python`; its arguments are TASK_FD, RESULT_FD and its parent's pid.
+FUNCTION_PROGRAM = "from ddlcore.launch.ranks.child import main; sys.exit(main(sys.argv[1:]))"
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Task:
+    """The function call of a rank. ``call`` is (fn, args, kwargs), pickled by cloudpickle.
+
+    It must be unpickled after ``path`` has become sys.path.
+    """
+
+    path: tuple[str, ...]
+    call: bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the function of a rank returned or raised."""
+
+    value: bytes = b""  # the return value, pickled by cloudpickle
+    error: bytes = b""  # the exception, pickled by cloudpickle; b"": it cannot be pickled, or there is none
+    text: str = ""  # type and message of the exception; "": nothing was raised
+    trace: str = ""  # the traceback as Python prints it
+    secondary: bool = False  # the exception only reports that another rank was lost
+
+
+def nameless_file() -> int:
+    """Return a descriptor of an empty file: in memory if the system can, otherwise in the temporary directory."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("ddl-exchange")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data`` in several calls, because one system call writes at most 2 GiB."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view[:_CHUNK_BYTES]) :]
+
+
+def read_all(fd: int) -> bytes:
+    """Read the whole file from its beginning.
+
+    The file's offset is not used, because all processes that inherited the file share it.
+    """
+    parts, at = [], 0
+    while data := os.pread(fd, _CHUNK_BYTES, at):
+        parts.append(data)
+        at += len(data)
+    return b"".join(parts)

@@ -1,0 +1,104 @@
+"""Decide how a run ended: which rank failed first, with which exit code, and in which words. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ddlcore.control.liveness import describe_exit
+from ddlcore.text.ranks import ranks_text
+
+__all__ = ["End", "NotStarted", "exit_code", "first_failure", "shell_code", "summary"]
+
+
+class NotStarted(Exception):
+    """Raised when no rank was started. Its message is one line with the reason."""
+
+    def __init__(self, text: str, code: int = 2, hosts: Mapping[str, Sequence[str]] | None = None) -> None:
+        """``code`` is the exit code.
+
+        ``hosts`` lists the problems of each host that cannot take part, if these are the reason.
+        """
+        self.code = code
+        self.hosts = dict(hosts or {})
+        super().__init__(text)
+
+
+@dataclass(frozen=True)
+class End:
+    """How one rank ended."""
+
+    rank: int
+    returncode: int  # as in subprocess: the negative signal number if a signal ended it
+    at_s: float  # time of the end, monotonic clock
+    stopped: bool = False  # the launcher had told it to end: its code says nothing about the job
+    lost: str = ""  # why the rank counts as lost although its end was not seen; "": it was seen
+    silent: str = ""  # the rank was killed because it did not answer when a stall ended the job: what is known of it
+
+    @property
+    def failed(self) -> bool:
+        return self.returncode != 0 and not self.stopped
+
+    @property
+    def reason(self) -> str:
+        """The end in words, such as "exited with code 3"."""
+        if self.silent:
+            return f"{describe_exit(self.returncode)} by the launcher: {self.silent}"
+        return self.lost or describe_exit(self.returncode)
+
+
+def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None:
+    """Return the end that explains the other ends, or None if no rank failed by itself.
+
+    ``raised`` are the ranks that reported an exception, in the order of their reports. Such a rank may still be about
+    to end when another rank, which failed because it lost the first one, has already ended.
+    """
+    failed = {end.rank: end for end in ends if end.failed}
+    silent = [end for end in ends if end.failed and end.silent]
+    if silent:  # the other ranks have ended because of it
+        return silent[0]
+    for rank in raised:
+        if rank in failed:
+            return failed[rank]
+    return min(failed.values(), key=lambda end: end.at_s, default=None)
+
+
+def shell_code(returncode: int) -> int:
+    """Return the exit code that a shell reports: 128 + the signal number if a signal ended the process."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False) -> int:
+    """Return the exit code of the run. ``killed`` is true if the user asked for the end by a second Ctrl-C."""
+    first = first_failure(ends, raised)
+    if first is not None:
+        return shell_code(first.returncode)
+    if killed:
+        return 128 + signal.SIGINT
+    return 0 if all(end.returncode == 0 for end in ends) else 1
+
+
+def summary(ends: Sequence[End], first: End, host: str, last_lines: Sequence[str], after_s: float) -> str:
+    """Return the text that is shown when a rank failed. ``after_s`` is the time from the start to the failure."""
+    text = [f"rank {first.rank} on {host} failed first: it {_described(first)} after {after_s:.1f} s"]
+    if last_lines:
+        text.append(f"  its last {'line' if len(last_lines) == 1 else 'lines'}:")
+        text += [f"  | {line}" for line in last_lines]
+    else:
+        text.append("  it wrote nothing")
+    others: dict[str, list[int]] = {}
+    for end in sorted(ends, key=lambda end: end.rank):
+        if end.rank != first.rank:
+            others.setdefault("was ended by the launcher" if end.stopped else _described(end), []).append(end.rank)
+    text += [f"  {ranks_text(ranks)}: {how}" for how, ranks in others.items()]
+    return "\n".join(text)
+
+
+def _described(end: End) -> str:
+    if end.lost:
+        return f"was lost: {end.lost}"
+    if end.silent:
+        return f"was {end.reason}"
+    how = describe_exit(end.returncode)
+    return f"was {how}" if how.startswith("killed") else how

@@ -1,0 +1,269 @@
+"""Watch the ranks of one run: note which ranks end, pass on the user's signals, and decide which to end and when."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ddlcore.control.liveness import Watcher
+from ddlcore.launch.ranks.exit_status import End
+from ddlcore.text.ranks import ranks_text
+
+__all__ = ["LOST", "Supervisor", "Watched"]
+
+KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
+LEFT_BEHIND_S = 1.0  # how long processes that a rank started may outlive it, from SIGTERM to SIGKILL
+_DEAD_AFTER_S = 5.0  # a process that still runs this long after SIGKILL hangs in the kernel
+_GROUP_POLL_S = 0.02  # polled, because no event tells that a group's last process has ended
+_IDLE_S = 3600.0
+LOST = 255  # the return code noted for a rank that was lost with its host
+
+
+class Watched(Protocol):
+    """A rank that a supervisor watches: a process of this host, or a rank of another host that an agent reports on."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The rank's process. None for a rank of another host: its agent reports its end and clears up after it."""
+
+    def signal(self, number: int) -> None:
+        """Send the signal to the rank's process alone."""
+
+    def signal_group(self, number: int) -> None:
+        """Send the signal to the rank's process and to all processes that it started."""
+
+    def leaves_group(self) -> bool:
+        """Return whether any process that the rank started still runs, after the rank itself has ended."""
+
+
+class Supervisor:
+    """The supervisor of the ranks of one run, from their start to their end.
+
+    One thread calls ``run`` and ``stop``. The methods that say so may be called by any other thread.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[Watched],
+        *,
+        grace_s: float,
+        ended: Callable[[End], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Watch ``processes``. ``ended`` is called at once for each end of a rank; ``say`` shows a line to the user.
+
+        The other ranks are ended ``grace_s`` seconds after the first failure.
+        """
+        self._running = {process.rank: process for process in processes}
+        self._grace_s = grace_s
+        self._tell = ended
+        self._say = say
+        # Other threads only append to these queues and wake the watcher; only the thread in `run` reads them and acts.
+        # So the sets and deadlines below need no lock. An entry must be appended before the wake-up: in the other order
+        # `run` could look at the queue in between and then sleep although there is work.
+        self._watcher = Watcher()
+        self._signals: deque[int] = deque()
+        self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether it goes to the rank's whole group
+        self._silent: deque[tuple[int, str]] = deque()  # rank, what is known of it
+        self._killed_silent: dict[int, str] = {}
+        self._remote_ends: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
+        self._abandoned = False
+        self._finished = False
+        self._left_behind: dict[Watched, float] = {}  # ended ranks whose group still has processes; since when
+        self._ends: list[End] = []
+        self._stopped: set[int] = set()
+        self._terminate_at_s: float | None = None
+        self._kill_at_s: float | None = None
+        self._lost_at_s: float | None = None
+        self.interrupted = False
+        self.killed = False  # all ranks were killed, by a second Ctrl-C or by `abandon`
+        for process in processes:
+            if process.process is not None:
+                self._watcher.add(process.rank, process.process)
+
+    def deliver(self, number: int) -> None:
+        """Act on a signal that the user or the system has sent to the job. Any thread."""
+        self._signals.append(number)
+        self._watcher.wake()
+
+    def order(self, rank: int, number: int, group: bool) -> None:
+        """Send a signal to one rank or, if ``group`` is true, also to all processes that it started. Any thread."""
+        self._orders.append((rank, number, group))
+        self._watcher.wake()
+
+    def kill_silent(self, rank: int, why: str) -> None:
+        """Kill a rank that does not answer after a stall has ended the job, and name it as the cause of the failure.
+
+        Any thread. It is killed with SIGKILL at once: no other signal ends a stopped process, and a process that holds
+        the interpreter lock runs no signal handler. The other ranks end by themselves.
+        """
+        self._silent.append((rank, why))
+        self._watcher.wake()
+
+    def ended_on_host(self, rank: int, returncode: int, lost: str = "") -> None:
+        """Note that a rank of another host has ended. Any thread.
+
+        If ``lost`` is not empty, it says why the rank counts as ended although its end was not seen. Only the first
+        report on a rank counts.
+        """
+        self._remote_ends.append((rank, returncode, lost))
+        self._watcher.wake()
+
+    def finish(self) -> None:
+        """End every rank because the job has reached its goal; these ends do not count as failures. Any thread."""
+        self._finished = True
+        self._watcher.wake()
+
+    def abandon(self) -> None:
+        """Kill every rank without a message, because nobody is left who could read it. Any thread."""
+        self._abandoned = True
+        self._watcher.wake()
+
+    def run(self) -> list[End]:
+        """Watch until every rank and all processes that the ranks started have ended.
+
+        Return the ends in the order they happened.
+        """
+        try:
+            while self._running or self._left_behind:
+                for rank, returncode in self._watcher.wait(self._patience_s()):
+                    self._note(rank, returncode)
+                while self._remote_ends:
+                    rank, returncode, lost = self._remote_ends.popleft()
+                    if rank in self._running:
+                        self._note(rank, returncode, lost)
+                while self._silent:
+                    self._end_silent(*self._silent.popleft())
+                while self._orders:
+                    self._follow(*self._orders.popleft())
+                while self._signals:
+                    self._obey(self._signals.popleft())
+                self._escalate(time.monotonic())
+                self._clear_groups(time.monotonic())
+            return self._ends
+        finally:
+            self._watcher.close()
+
+    def stop(self) -> None:
+        """End every rank for a caller that gives up: first SIGTERM, then SIGKILL after ``LEFT_BEHIND_S`` seconds."""
+        now_s = time.monotonic()
+        self._terminate()
+        self._kill_at_s = now_s + LEFT_BEHIND_S
+        watcher, self._watcher = self._watcher, Watcher()
+        watcher.close()
+        for process in list(self._running.values()):
+            if process.process is None:
+                continue
+            # The caller may have been interrupted after the rank's end was seen and before it was noted. The new
+            # watcher would never report that end, so ask for it here.
+            returncode = process.process.poll()
+            if returncode is None:
+                self._watcher.add(process.rank, process.process)
+            else:
+                self._note(process.rank, returncode)
+        self.run()
+
+    # --- what happened
+
+    def _note(self, rank: int, returncode: int, lost: str = "") -> None:
+        now_s = time.monotonic()
+        process = self._running.pop(rank)
+        silent = self._killed_silent.get(rank, "") if returncode == -signal.SIGKILL else ""
+        end = End(rank, returncode, now_s, rank in self._stopped, lost, silent)
+        self._tell(end)
+        self._ends.append(end)
+        if end.failed and self._terminate_at_s is None:
+            self._terminate_at_s = now_s + self._grace_s
+        if process.leaves_group():
+            process.signal_group(signal.SIGTERM)
+            self._left_behind[process] = now_s
+
+    def _obey(self, number: int) -> None:
+        if number != signal.SIGINT:
+            for process in self._running.values():
+                process.signal(number)
+        elif not self.interrupted:
+            self.interrupted = True
+            self._signal_groups(signal.SIGINT)
+            self._say("interrupted: the ranks were asked to stop; press Ctrl-C again to kill them")
+        elif not self.killed:
+            self.killed = True
+            self._say("killing the ranks")
+            self._kill()
+
+    def _end_silent(self, rank: int, why: str) -> None:
+        process = self._running.get(rank)
+        if process is not None and rank not in self._stopped:
+            self._killed_silent[rank] = why
+            process.signal_group(signal.SIGKILL)
+
+    def _follow(self, rank: int, number: int, group: bool) -> None:
+        process = self._running.get(rank)
+        if process is not None and group:
+            process.signal_group(number)
+        elif process is not None:
+            process.signal(number)
+
+    # --- what follows
+
+    def _patience_s(self) -> float:
+        if self._left_behind:
+            return _GROUP_POLL_S
+        deadlines = [at for at in (self._terminate_at_s, self._kill_at_s, self._lost_at_s) if at is not None]
+        return max(0.0, min([_IDLE_S, *(at - time.monotonic() for at in deadlines)]))
+
+    def _escalate(self, now_s: float) -> None:
+        if self._finished and self._terminate_at_s is None:
+            self._terminate_at_s = float("inf")
+            self._terminate()
+            self._kill_at_s = now_s + KILL_AFTER_S
+        if self._abandoned and not self.killed:
+            self.killed = True
+            self._kill()
+        if self._terminate_at_s is not None and now_s >= self._terminate_at_s:
+            self._terminate_at_s = float("inf")  # do this only once
+            if self._running and self._kill_at_s is None and self._lost_at_s is None:
+                self._say(
+                    f"{ranks_text(sorted(self._running))} still ran {self._grace_s:g} s after the failure: ending them"
+                )
+                self._terminate()
+                self._kill_at_s = now_s + KILL_AFTER_S
+        if self._kill_at_s is not None and now_s >= self._kill_at_s:
+            self._kill()
+        if self._lost_at_s is not None and now_s >= self._lost_at_s:
+            self._say(
+                f"{ranks_text(sorted(self._running))} cannot be ended by SIGKILL (they hang in the kernel): "
+                "giving up on them"
+            )
+            for rank in list(self._running):
+                self._note(rank, -signal.SIGKILL)
+            self._left_behind.clear()
+            self._lost_at_s = None
+
+    def _terminate(self) -> None:
+        self._stopped.update(self._running)
+        self._signal_groups(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        self._stopped.update(self._running)
+        self._signal_groups(signal.SIGKILL)
+        self._kill_at_s = None
+        self._lost_at_s = time.monotonic() + _DEAD_AFTER_S
+
+    def _signal_groups(self, number: int) -> None:
+        for process in self._running.values():
+            process.signal_group(number)
+
+    def _clear_groups(self, now_s: float) -> None:
+        for process, since_s in list(self._left_behind.items()):
+            if now_s - since_s >= LEFT_BEHIND_S or self.killed:
+                process.signal_group(signal.SIGKILL)
+            if not process.leaves_group() or now_s - since_s >= 2 * LEFT_BEHIND_S:
+                del self._left_behind[process]

@@ -1,0 +1,24 @@
+"""Read the label by which a Spec names a device: its kind, which of the rank's, and whether it is staged on the host."""
+
+from __future__ import annotations
+
+__all__ = ["ON_HOST", "describe_device", "kind_of", "label_of_stream"]
+
+ON_HOST = "@host"  # suffix of a label: the user asked that this be staged on the host
+
+
+def kind_of(label: str) -> str:
+    """Return the kind of device that a Spec's ``device`` names."""
+    return label_of_stream(label).partition("+")[0]
+
+
+def label_of_stream(label: str) -> str:
+    """Return which of a rank's devices a Spec's ``device`` names: its kind, and ``+1`` for the second one."""
+    return label.removesuffix(ON_HOST)
+
+
+def describe_device(label: str) -> str:
+    """Return a Spec's ``device`` in words."""
+    kind, _, number = label_of_stream(label).partition("+")
+    nth = f", device {int(number) + 1} of the rank" if number else ""
+    return f"{kind}{nth}{', staged on the host' if label.endswith(ON_HOST) else ''}"

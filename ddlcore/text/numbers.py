@@ -1,0 +1,58 @@
+"""Write sizes, times and shares as text: few digits, and the unit."""
+
+from __future__ import annotations
+
+__all__ = ["UNKNOWN", "duration", "exact_size", "letter_size", "memory_size", "percent", "short_size", "three_digits"]
+
+UNKNOWN = "–"  # stands in tables for what is not known
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def short_size(nbytes: float) -> str:
+    """Return a size with one decimal in the largest unit that it reaches: 1.5 MiB, 12 B."""
+    for unit, factor in _UNITS:
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def exact_size(nbytes: int) -> str:
+    """Return a size in the largest unit that gives a whole number: 64 KiB, 1025 B."""
+    for unit, factor in _UNITS:
+        if nbytes % factor == 0 and nbytes >= factor:
+            return f"{nbytes // factor} {unit}"
+    return f"{nbytes} B"
+
+
+def letter_size(nbytes: int) -> str:
+    """Return a size as short as in a command line: 64K, 1.5M, 2G."""
+    for unit, factor in _UNITS:
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g}{unit[0]}"
+    return str(nbytes)
+
+
+def memory_size(nbytes: float) -> str:
+    """Return an amount of memory: 1.5 GiB, 300 MiB."""
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with three digits: 2.5 s, 310 ms, 12.4 µs."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in whole percent: 0.25 is 25%. None is unknown."""
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def three_digits(value: float, most_decimals: int = 2) -> str:
+    """Return a number with about three digits: 123, 12.3, 1.23.
+
+    It has at most two decimals, but a number below 0.1 has ``most_decimals``.
+    """
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else most_decimals
+    return f"{value:.{decimals}f}"

@@ -1,0 +1,23 @@
+"""Write lists of ranks as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["ranks_text", "span"]
+
+
+def span(ranks: Sequence[int], between: str = ",") -> str:
+    """Return sorted ``ranks`` with ranges in short: 0,1,2,5 is "0-2,5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return sorted ``ranks`` in words, such as "rank 3" or "ranks 0-2, 5"."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {span(ranks, ', ')}"

@@ -1,0 +1,137 @@
+"""The command line: ours up to the first word that is no option, the ranks' from there on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddlcore.commands.cli import main
+from ddlcore.commands.run import command as run_module
+from ddlcore.launch.job.launcher import Launch
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launch]:
+    """What would have been started."""
+    seen: list[Launch] = []
+
+    def note(launch: Launch) -> int:
+        seen.append(launch)
+        return 7
+
+    monkeypatch.setattr(run_module, "run_job", note)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size", "command"),
+    [
+        (["-np", "2", "true", "-np", "9", "--help"], 2, ["-np", "9", "--help"]),
+        (["-np=2", "true", "--", "x"], 2, ["--", "x"]),
+        (["--num-proc", "2", "--", "true", "-a"], 2, ["-a"]),
+        (["-H", "localhost:3", "true"], 3, []),
+        (
+            ["-np", "2", "--verbose", "-m", "pkg.mod", "--verbose", "-np", "4"],
+            2,
+            ["-m", "pkg.mod", "--verbose", "-np", "4"],
+        ),
+        (["-np", "2", "--grace-s", "1", "-m", "mod"], 2, ["-m", "mod"]),
+        (["-np", "2", "--", "-m", "mod", "-x"], 2, ["-m", "mod", "-x"]),
+        (["-np", "2", "train.py", "-m", "x"], 2, ["train.py", "-m", "x"]),
+        (["-np", "2", "--prefix-output-with-timestamp", "--output-dir", "-m", "true"], 2, []),
+    ],
+)
+def test_where_the_command_begins(arguments: list[str], size: int, command: list[str], launches: list[Launch]) -> None:
+    """Options of the command are never taken for ours, `-m` begins a command, a value of ours never does."""
+    assert main(["run", *arguments]) == 7
+    assert launches[0].size == size
+    assert list(launches[0].command[1:]) == command
+
+
+def test_flags_win_over_environment_over_file_over_default(
+    launches: list[Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one table of settings, from all its sources."""
+    (tmp_path / "ddl.toml").write_text("fusion_bytes = 1\ngrace_s = 2.0\nstall_warning_s = 3\n")
+    monkeypatch.setenv("DDL_GRACE_S", "20")
+    monkeypatch.setenv("DDL_STALL_WARNING_S", "30")
+    assert main(["run", "-np", "2", "--config", "ddl.toml", "--stall-warning-s", "300", "true"]) == 7
+    settings = launches[0].settings
+    found = {
+        name: (settings[name], settings.source(name))
+        for name in ("fusion_bytes", "grace_s", "stall_warning_s", "backend")
+    }
+    assert found == {
+        "fusion_bytes": (1, "file"),
+        "grace_s": (20.0, "env"),
+        "stall_warning_s": (300.0, "flag"),
+        "backend": ("auto", "default"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["true"], "how many ranks"),
+        (["-np", "two", "true"], "not a valid integer"),
+        (["-np", "2"], "no command"),
+        (["-np", "2", "--no-such-option", "true"], "--no-such-option"),
+        (["-np", "2", "no-such.py"], "no-such.py: no such file"),
+        (["-np", "2", "python", "no-such.py"], "no-such.py: no such file"),
+        (["-np", "3", "-H", "localhost:2", "true"], "too few slots"),
+        (["-np", "2", "-H", "h:2", "--hostfile", "h", "true"], "-H and --hostfile both say where"),
+        (["-np", "2", "--hostfile", "absent", "true"], "--hostfile absent: No such file"),
+        (["-np", "2", "--launcher", "pigeon", "-H", "h:2", "true"], "no launcher is called 'pigeon'; there are "),
+        (["-np", "2", "--backend", "nonsense", "true"], "no transport is called 'nonsense'"),
+        (["-np", "2", "--plugins-off", "ddl-nccl", "--backend", "nccl", "true"], "pip install ddl-nccl"),
+        (["-np", "2", "--backend", "threads", "true"], "threads of one process"),
+        (["-np", "2", "--backend", "threads+threads", "true"], "threads of one process"),
+        (["-np", "2", "--backend", "shm,alltoall=threads", "true"], "threads of one process"),
+        (["-np", "2", "--backend", "solo", "true"], "1 to 1 ranks, not 2"),
+        (["-np", "2", "--backend", "shm+", "true"], "a name is missing"),
+        (["-np", "2", "--backend", "shm+nonsense", "true"], "no transport is called 'nonsense'"),
+        (["-np", "2", "--backend", "shm,gather=shm", "true"], "'gather' is no kind of operation"),
+        (["-np", "2", "--backend", "hierarchical", "true"], "is made of two others"),
+        (["-np", "2", "--fusion-bytes", "-1", "true"], "--fusion-bytes: '-1' is below"),
+        (["-np", "2", "--grace-s", "soon", "true"], "--grace-s: 'soon' is not of type float"),
+        (["-np", "2", "--fusion-policy", "none", "true"], "no fusion policy is called 'none'"),
+        (["-np", "2", "--config", "absent.toml", "true"], "absent.toml: No such file"),
+        (["-np", "2", "--config", "bad.toml", "true"], "bad.toml: "),
+        (["-np", "2", "--config", "old.yaml", "true"], "old.yaml: YAML is for horovodrun"),
+        (["-np", "2", "--config", "key.toml", "true"], "no setting is called speed"),
+        (["-np", "2", "--output-dir", "train.py", "true"], "--output-dir train.py"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    arguments: list[str], complaint: str, launches: list[Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, one line on stderr that begins with the command, and nothing is started."""
+    (tmp_path / "bad.toml").write_text("= 3")
+    (tmp_path / "key.toml").write_text("speed = 3")
+    (tmp_path / "old.yaml").write_text("params:\n  fusion_threshold_mb: 32\n")
+    assert main(["run", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert complaint in err
+    assert err.startswith("ddl run: ")
+    assert (err.count("\n"), out, launches) == (1, "", [])
+
+
+@pytest.mark.parametrize("arguments", [["no-such-command"], ["--no-such-option"]])
+def test_unknown_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """They are refused too."""
+    assert main(arguments) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both exit with 0; every setting has its flag in the help."""
+    from ddlcore.config import SETTINGS
+
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(row.flag in text for row in SETTINGS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ddl 0.")

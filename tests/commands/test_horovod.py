@@ -1,0 +1,205 @@
+"""Every flag of horovodrun and every HOROVOD_* variable is taken, or answered by one line that says what instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddlcore.commands.cli import main
+from ddlcore.commands.run import command as run_module
+from ddlcore.commands.run.horovod import FLAGS, NATIVE, VARIABLES, Foreign, read_variables
+from ddlcore.config import SETTINGS
+from ddlcore.launch.job.launcher import Launch
+
+# As `horovodrun --help` of release 0.28 lists them, with a value that each takes.
+LISTED = """
+-v --version -cb --check-build -np=2 --num-proc=2 --disable-cache --start-timeout=30
+--network-interfaces=lo --network-interface=lo --output-filename=out --verbose --config-file=c.toml
+-p=22 --ssh-port=22 -i=key --ssh-identity-file=key
+--fusion-threshold-mb=64 --cycle-time-ms=1 --cache-capacity=1024
+--hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather
+--torus-allreduce --no-torus-allreduce
+--autotune --no-autotune --autotune-log-file=f --autotune-warmup-samples=3 --autotune-steps-per-sample=10
+--autotune-bayes-opt-max-samples=20 --autotune-gaussian-process-noise=0.8
+--min-np=2 --min-num-proc=2 --max-np=4 --max-num-proc=4 --slots-per-host=2 --elastic-timeout=600 --reset-limit=3
+--blacklist-cooldown-range=1,2 --host-discovery-script=s.sh
+--timeline-filename=t.json --timeline-mark-cycles --no-timeline-mark-cycles
+--no-stall-check --stall-check --stall-check-warning-time-seconds=60 --stall-check-shutdown-time-seconds=90
+--mpi-threads-disable --no-mpi-threads-disable --mpi-args=--x --binding-args=--y --tcp --num-nccl-streams=1
+--thread-affinity=1 --gloo-timeout-seconds=30
+--log-level=TRACE --log-with-timestamp --log-without-timestamp --log-hide-timestamp --no-log-hide-timestamp
+-prefix-timestamp --prefix-output-with-timestamp -H=localhost:2 --hosts=localhost:2 -hostfile=h --hostfile=h
+--gloo --mpi --jsrun
+"""
+HOROVODRUN = LISTED.split()
+LATER = [
+    word
+    for word in HOROVODRUN
+    if word.startswith(("--min-", "--max-", "--slots", "--elastic", "--reset", "--blacklist", "--host-discovery"))
+    or word == "--jsrun"
+]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launch]:
+    """What would have been started."""
+    seen: list[Launch] = []
+
+    def note(launch: Launch) -> int:
+        seen.append(launch)
+        return 7
+
+    monkeypatch.setattr(run_module, "run_job", note)
+    monkeypatch.setattr(run_module, "check_route", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h").write_text("localhost slots=2\n")
+    (tmp_path / "c.toml").write_text("")
+    return seen
+
+
+def words_of(flag: str) -> list[str]:
+    name, _, value = flag.partition("=")
+    if "," in value:
+        return [name, *value.split(",")]
+    return [name, value] if value else [name]
+
+
+@pytest.mark.parametrize("flag", HOROVODRUN)
+def test_every_flag_is_taken_or_answered(flag: str, launches: list[Launch], capsys: pytest.CaptureFixture[str]) -> None:
+    """It starts the job, or ends with 2 and one line that names it; both forms, with a space and with =."""
+    name = flag.partition("=")[0]
+    here = [] if name in ("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile") else ["-np", "2"]
+    code = main(["run", *here, *words_of(flag), "true"])
+    out, err = capsys.readouterr()
+    if name in ("-v", "--version", "-cb", "--check-build"):
+        assert code == 0 and "ddl" in out
+    elif flag in LATER:
+        assert (code, launches, err.count("\n")) == (2, [], 1)
+        assert err.startswith(f"ddl run: {name}: "), err
+    else:
+        assert code == 7, err
+        assert len(launches) == 1
+        assert err.count("\n") <= 1
+    if "=" in flag and "," not in flag and not name.startswith(("-np", "-p", "-i", "-H")):
+        assert main(["run", *here, flag, "true"]) == code
+
+
+def test_the_table_has_every_flag_once() -> None:
+    """And nothing that horovodrun lacks; a row says one thing."""
+    listed = [*NATIVE, *(name for row in FLAGS for name in row.names)]
+    assert sorted(listed) == sorted({flag.partition("=")[0] for flag in HOROVODRUN})
+    for row in (*FLAGS, *VARIABLES):
+        assert [bool(way) for way in (row.setting, row.environ, row.note, row.later)].count(True) == 1, row
+        assert row.setting in ("", *(setting.name for setting in SETTINGS))
+    ours = {name for option in run_module.run.params for name in (*option.opts, *option.secondary_opts)}
+    assert set(NATIVE.values()) <= ours
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting", "value"),
+    [
+        (["--gloo"], "backend", "gloo"),
+        (["--mpi"], "backend", "mpi"),
+        (["--fusion-threshold-mb", "2"], "fusion_bytes", 2 << 20),
+        (["--autotune-steps-per-sample", "7"], "autotune_steps", 7),
+        (["--autotune-bayes-opt-max-samples", "9"], "autotune_trials", 9),
+        (["--autotune-log-file", "a.csv"], "autotune_log", "a.csv"),
+        (["--start-timeout", "12"], "start_timeout_s", 12.0),
+        (["--network-interfaces", "lo,eth0"], "network_interface", "lo,eth0"),
+        (["--no-stall-check"], "stall_warning_s", 0.0),
+        (["--stall-check-warning-time-seconds", "7"], "stall_warning_s", 7.0),
+        (["--gloo-timeout-seconds", "8"], "open_timeout_s", 8.0),
+        (["--log-level", "TRACE"], "log_level", "DEBUG"),
+        (["--mpi-args", "--x 1", "--binding-args=--y"], "launcher_args", "--x 1 --y"),
+        (["--stall-check-shutdown-time-seconds", "9"], "stall_shutdown_s", 9.0),
+        (["--timeline-filename", "t.json"], "timeline", "t.json"),
+        (["--timeline-mark-cycles"], "timeline_mark_cycles", True),
+        (["-p", "2200"], "ssh_port", 2200),
+        (["-i", "key"], "ssh_identity_file", "key"),
+    ],
+)
+def test_what_flags_become(flags: list[str], setting: str, value: object, launches: list[Launch]) -> None:
+    """They set ours."""
+    assert main(["run", "-np", "2", *flags, "true"]) == 7
+    assert launches[0].settings[setting] == value
+
+
+def test_our_own_flags_and_variables_win(launches: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over Horovod's flags, which win over its variables."""
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "1")
+    monkeypatch.setenv("DDL_STALL_WARNING_S", "2")
+    assert main(["run", "-np", "2", "--fusion-threshold-mb", "3", "true"]) == 7
+    assert main(["run", "-np", "2", "--fusion-threshold-mb", "3", "--fusion-bytes", "4", "true"]) == 7
+    assert [launch.settings["fusion_bytes"] for launch in launches] == [3 << 20, 4]
+    assert launches[0].settings["stall_warning_s"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings"),
+    [
+        ({"DISABLE": "1", "TIME_SECONDS": "9"}, {"stall_warning_s": 0.0}),
+        ({"DISABLE": "0", "TIME_SECONDS": "9"}, {"stall_warning_s": 9.0}),
+        ({"DISABLE": "0"}, {}),
+    ],
+)
+def test_a_stall_check_that_is_off_stays_off(variables: dict[str, str], settings: dict[str, float]) -> None:
+    """Whatever time is set besides, as with Horovod."""
+    assert read_variables({f"HOROVOD_STALL_CHECK_{name}": to for name, to in variables.items()}).settings == settings
+
+
+def test_tcp_reaches_the_ranks(launches: list[Launch]) -> None:
+    """As an environment variable of theirs."""
+    assert main(["run", "-np", "2", "--tcp", "true"]) == 7
+    assert launches[0].environ["NCCL_IB_DISABLE"] == "1"
+
+
+def test_what_is_later_may_be_switched_off(launches: list[Launch]) -> None:
+    """A value that turns something off needs no counterpart."""
+    assert main(["run", "-np", "2", "--max-np", "0", "true"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--fusion-threshold-mb", "-1"], "--fusion-threshold-mb -1: must be a number >= 0"),
+        (["--fusion-threshold-mb", "much"], "--fusion-threshold-mb much: must be a number >= 0"),
+        (["--log-level", "LOUD"], "is none of TRACE"),
+    ],
+)
+def test_bad_values(
+    flags: list[str], complaint: str, launches: list[Launch], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, exit code 2."""
+    assert main(["run", "-np", "2", *flags, "true"]) == 2
+    err = capsys.readouterr().err
+    assert (launches, err.count("\n")) == ([], 1)
+    assert complaint in err
+
+
+@pytest.mark.parametrize("row", VARIABLES, ids=lambda row: row.names[0])
+def test_every_variable_is_taken_or_answered(row: Foreign) -> None:
+    """A setting, or one line that begins with its name; never nothing, never an error."""
+    for name in row.names:
+        given = read_variables({name: "debug" if row.setting == "log_level" else "1"})
+        lines = [*given.notes, *given.refusals]
+        if row.setting:
+            assert set(given.settings) == {row.setting}
+        else:
+            assert len(lines) == 1 and lines[0].startswith(f"{name}: "), name
+
+
+def test_variables_are_told_and_stop_nothing(
+    launches: list[Launch], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Known and unknown ones alike."""
+    monkeypatch.setenv("HOROVOD_TIMELINE", "t.json")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    monkeypatch.setenv("HOROVOD_NO_SUCH", "5")
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", "debug")
+    assert main(["run", "-np", "2", "true"]) == 7
+    told = sorted(line.split(":")[1].strip() for line in capsys.readouterr().err.splitlines())
+    assert told == ["HOROVOD_CYCLE_TIME", "HOROVOD_NO_SUCH"]
+    assert launches[0].settings["timeline"] == "t.json"
+    assert launches[0].settings["log_level"] == "DEBUG"
