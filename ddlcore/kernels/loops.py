@@ -12,7 +12,6 @@ from typing import Any
 
 from llvmlite import ir
 
-from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.elements import (
     F32,
     F64,
@@ -34,6 +33,7 @@ from ddlcore.kernels.elements import (
     to_long,
     vector,
 )
+from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import cgutils, compiled, inline, types
 from ddlcore.types import DType, ReduceOp
 

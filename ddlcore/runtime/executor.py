@@ -24,8 +24,9 @@ from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.handle import Waited
 from ddlcore.runtime.integers import Exact, is_exact
 from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.request import Entry
 from ddlcore.runtime.scaling import Scaling, reduction, scaling
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.sharded import Sharder

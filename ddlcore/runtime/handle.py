@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddlcore.observe.trace_hooks import TraceHooks
     from ddlcore.runtime.job_failure import JobFailure
-    from ddlcore.runtime.request import Outcome
+    from ddlcore.runtime.outcome import Outcome
 
 __all__ = ["Completion", "Handle", "Waited"]
 

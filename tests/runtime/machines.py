@@ -36,7 +36,8 @@ from ddlcore.messages import (
     decode_spec,
 )
 from ddlcore.runtime.handle import Completion, Handle
-from ddlcore.runtime.request import Entry, Outcome, PersistentRequest
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Buffer, DType, Kind

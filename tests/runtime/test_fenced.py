@@ -12,7 +12,7 @@ from ddlcore.errors import DeviceError, PeerLost
 from ddlcore.runtime.device.fenced import FencedHandle
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.job_failure import JobFailure
-from ddlcore.runtime.request import Outcome
+from ddlcore.runtime.outcome import Outcome
 
 
 class Late(Event):

@@ -12,7 +12,8 @@ from ddlcore.contracts.device import Event
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Spec
 from ddlcore.runtime.handle import Completion, Handle
-from ddlcore.runtime.request import IDLE, Outcome, PersistentRequest
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import IDLE, PersistentRequest
 from ddlcore.types import Buffer
 
 __all__ = ["FencedHandle", "FencedPersistentRequest"]

@@ -21,7 +21,8 @@ from ddlcore.runtime.device.devices import DeviceStream, Pool
 from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.executor import Later, Staged, reducescatter_rows
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import Entry
 from ddlcore.runtime.scaling import reduction
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
