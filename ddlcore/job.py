@@ -662,7 +662,7 @@ def build_sessions(
         )
     policy = registry.load(provider)()
     compression = settings.text("compression")
-    registry.compressor(compression)  # raises for an unknown name before anything starts
+    registry.named(Registry.compressors, compression)  # raises for an unknown name before anything starts
     return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), driver, compression, refuses)
 
 

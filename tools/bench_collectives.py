@@ -29,6 +29,7 @@ from ddlcore.launch.bench.pipe import told
 from ddlcore.launch.bench.plan import SIZES, BenchPlan, parse_sizes, size_text
 from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
 from ddlcore.launch.bench.timing import Together
+from ddlcore.plug.registry import Registry
 from ddlcore.types import Sum
 from tools.bench_verdicts import LITTLE_ROOM, Judged, concluded, machine_words, markdown, put, table
 from tools.mpi_world import run_under_mpiexec, what_is_missing
@@ -119,7 +120,7 @@ def peer_of(name: str, part: Part, registry: Any) -> Any:
         from ddl_mpi.peer import MpiPeer
 
         return MpiPeer(part.mpi_threads)
-    return registry.load(registry.bench_peer(name))()
+    return registry.load(registry.named(Registry.bench_peers, name))()
 
 
 def whole_call(rounds: int) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def prepare(
     )
     check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
     _check_metrics(settings, placed.layout.here >= 0 and not dry_run)
-    registry.load(registry.fusion_policy(settings.text("fusion_policy")))
+    registry.load(registry.named(Registry.fusion_policies, settings.text("fusion_policy")))
     return launch, given.notes
 
 

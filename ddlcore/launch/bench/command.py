@@ -31,6 +31,7 @@ from ddlcore.launch.environment import setting_variables
 from ddlcore.launch.facts import machine_facts
 from ddlcore.launch.launcher import check_route
 from ddlcore.launch.options import setting_options
+from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 
 __all__ = ["Show", "bench", "results_json"]
@@ -106,7 +107,7 @@ def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Set
     if num_proc < 2:
         raise ValueError(f"-np {num_proc}: a collective needs at least 2 ranks")
     settings, registry = settings_of(os.environ, flags)
-    peers = [registry.bench_peer(name) for name in plan.peers]
+    peers = [registry.named(Registry.bench_peers, name) for name in plan.peers]
     for peer in peers:
         registry.load(peer)
     check_route(settings.text("backend"), (0,) * num_proc, registry)
