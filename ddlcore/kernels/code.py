@@ -24,10 +24,10 @@ from ddlcore.kernels.functions import FUNCTIONS
 __all__ = ["Code", "compile_all", "file_name", "load", "obtain"]
 
 SOURCES = (
+    "../contracts/elements.py",
     "bucket.py",
     "code.py",
     "compile.py",
-    "elements.py",
     "exchange.py",
     "frame.py",
     "functions.py",
