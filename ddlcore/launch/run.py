@@ -14,13 +14,13 @@ from ddlcore.control.ports import is_free
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
 from ddlcore.launch.command import own_script, ranks_path, resolve_command
-from ddlcore.launch.environment import master_port, wanted_port
 from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.horovod import Answers, answers_of, horovod_options, log_level, read_variables
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import Launch, check_route, prepare_directory, run_job
+from ddlcore.launch.local_ranks import chosen_port
 from ddlcore.launch.options import setting_options
-from ddlcore.launch.placement import Placed, place
+from ddlcore.launch.placement import place
 from ddlcore.launch.top import PULSE_S, Top
 from ddlcore.observe.metrics import INSTALL
 from ddlcore.plug.finding import find
@@ -176,7 +176,7 @@ def prepare(
         settings=settings,
         registry=registry,
         environ=environ,
-        port=_port(placed, environ),
+        port=chosen_port(placed.layout, environ),
         remote_plan=placed.remote_plan,
         needs=own_script(command),
         output_dir=Path(output_dir) if output_dir else None,
@@ -224,8 +224,3 @@ def _check_metrics(settings: Settings, here: bool) -> None:
         raise ValueError(
             f"--metrics-port {port}: {'that is no port number' if port > 65535 else 'it is taken'}; choose another"
         )
-
-
-def _port(placed: Placed, environ: Mapping[str, str]) -> int:
-    layout: Layout = placed.layout
-    return master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
