@@ -33,7 +33,7 @@ from ddlcore.control.store import JobStore
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized, ReplicasDiffer
-from ddlcore.kernels.late import LateKernels
+from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Digests, Done, Explain, Hello, Profile, Pulse, Sample, Settle
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
@@ -60,7 +60,6 @@ from ddlcore.types import Member, Placement
 
 __all__ = [
     "Job",
-    "LateKernels",
     "Verifying",
     "build_sessions",
     "build_transport",
@@ -112,7 +111,7 @@ class Job:
         self._ordinal = ordinal
         self._network = network
         self._address = address
-        self._kernels = LateKernels(settings.text("cache_dir"))
+        self._kernels = CpuKernels(settings.text("cache_dir"), late=True)
         self._compressors: dict[str, Compressor] = {}
         self.companions = Companions(self)
         self.persistent_requests: dict[
