@@ -33,7 +33,7 @@ from ddlcore.control.store import JobStore
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized, ReplicasDiffer
-from ddlcore.kernels.late import LateKernels
+from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Digests, Done, Explain, Hello, Profile, Pulse, Sample, Settle
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
@@ -64,7 +64,6 @@ from ddlcore.types import Member, Placement
 
 __all__ = [
     "Job",
-    "LateKernels",
     "Verifying",
     "build_sessions",
     "build_transport",
@@ -116,7 +115,7 @@ class Job:
         self._ordinal = ordinal
         self._network = network
         self._address = address
-        self._kernels = LateKernels(settings.text("cache_dir"))
+        self._kernels = CpuKernels(settings.text("cache_dir"), late=True)
         self._compressors: dict[str, Compressor] = {}
         self.companions = Companions(self)
         self.persistent_requests: dict[
@@ -670,7 +669,7 @@ def build_sessions(
         )
     policy = registry.load(provider)()
     compression = settings.text("compression")
-    registry.compressor(compression)  # raises for an unknown name before anything starts
+    registry.named(Registry.compressors, compression)  # raises for an unknown name before anything starts
     return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), driver, compression, refuses)
 
 

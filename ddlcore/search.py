@@ -78,12 +78,12 @@ def chosen_tuner(settings: Settings, registry: Registry) -> str:
     if name == "auto":
         bayes = registry.tuners.get("bayes")
         return "grid" if bayes is None or registry.missing(bayes) else "bayes"
-    registry.load(registry.tuner(name))
+    registry.load(registry.named(Registry.tuners, name))
     return name
 
 
 def _make_tuner(registry: Registry, name: str, knobs: Sequence[Knob]) -> Tuner:
-    return registry.load(registry.tuner(name))(knobs, SEED)
+    return registry.load(registry.named(Registry.tuners, name))(knobs, SEED)
 
 
 def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, launcher: str) -> list[Knob]:
@@ -91,7 +91,7 @@ def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, 
     knobs = list(CORE)
     if settings["autotune_compression"]:
         knobs.append(COMPRESSION)
-    knobs += registry.fusion_policy(settings.text("fusion_policy")).knobs
+    knobs += registry.named(Registry.fusion_policies, settings.text("fusion_policy")).knobs
     if hosts is None or len(hosts) < 2:
         return knobs
     members = [Member(rank, host) for rank, host in enumerate(hosts)]

@@ -29,6 +29,7 @@ from ddlcore.commands.bench.plan import SIZES, BenchPlan, parse_sizes
 from ddlcore.commands.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
 from ddlcore.commands.bench.timing import Together
 from ddlcore.contracts.transport import Plan
+from ddlcore.plug.registry import Registry
 from ddlcore.text.numbers import exact_size
 from ddlcore.types import Sum
 from tools.bench_verdicts import LITTLE_ROOM, Judged, concluded, machine_words, markdown, put, table
@@ -120,7 +121,7 @@ def peer_of(name: str, part: Part, registry: Any) -> Any:
         from ddl_mpi.peer import MpiPeer
 
         return MpiPeer(part.mpi_threads)
-    return registry.load(registry.bench_peer(name))()
+    return registry.load(registry.named(Registry.bench_peers, name))()
 
 
 def whole_call(rounds: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ddlcore.commands.bench.pipe import told
 from ddlcore.commands.bench.plan import BenchPlan, parse_dtype, parse_operations, parse_sizes
 from ddlcore.commands.bench.results import TRANSPORT, Row, interval_words, ratio
 from ddlcore.contracts.bench import BenchPeer
+from ddlcore.plug.registry import Registry
 from ddlcore.text.numbers import exact_size
 from tools.bench_verdicts import Judged, concluded, machine_words, table
 from tools.mpi_world import run_under_mpiexec
@@ -63,7 +64,7 @@ def peer_of(name: str, registry: Any) -> BenchPeer:
     if colon:
         made: BenchPeer = getattr(importlib.import_module(module), kind)()
         return made
-    found: BenchPeer = registry.load(registry.bench_peer(name))()
+    found: BenchPeer = registry.load(registry.named(Registry.bench_peers, name))()
     return found
 
 

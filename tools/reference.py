@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
     "hooks",
     "contracts/transport",
+    "contracts/memory",
     "contracts/adapter",
     "contracts/compressor",
     "contracts/fusion",

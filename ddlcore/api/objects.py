@@ -13,7 +13,8 @@ from ddlcore.errors import InvalidArgument, ObjectDigestError
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.request import ANONYMOUS, Entry, Outcome
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import ANONYMOUS, Entry
 from ddlcore.types import Buffer, DType, Kind
 
 __all__ = ["allgather_object", "barrier", "broadcast_object", "check_root", "checked_name", "join"]

@@ -18,7 +18,8 @@ from ddlcore.messages import Spec, encode
 from ddlcore.runtime.device.fenced import FencedHandle, FencedPersistentRequest
 from ddlcore.runtime.executor import reducescatter_rows
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.request import ANONYMOUS, Entry, Outcome, PersistentRequest
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import ANONYMOUS, Entry, PersistentRequest
 from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp
 
 __all__ = ["Operations"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.contracts.transport import Memory
+from ddlcore.contracts.memory import Memory
 from ddlcore.types import Device, DType
 
 __all__ = ["DeviceRuntime", "Event", "Queue"]

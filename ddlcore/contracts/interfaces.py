@@ -5,34 +5,12 @@ Transports, the control server and launchers use it to listen and to connect. It
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import socket
-import sys
-from collections.abc import Iterator
 
 __all__ = ["chosen_address", "interface_addresses", "route_address"]
 
 _PROBE_PORT = 9  # "discard"; connecting a datagram socket sends nothing
-
-
-class _SockAddr(ctypes.Structure):
-    _fields_ = (("family", ctypes.c_uint16), ("data", ctypes.c_ubyte * 26))  # as long as sockaddr_in6
-
-
-class _IfAddrs(ctypes.Structure):
-    pass
-
-
-_IfAddrs._fields_ = (
-    ("next", ctypes.POINTER(_IfAddrs)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.POINTER(_SockAddr)),
-    ("netmask", ctypes.c_void_p),
-    ("destination", ctypes.c_void_p),
-    ("data", ctypes.c_void_p),
-)
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
@@ -40,9 +18,13 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
     An interface without an address has an empty tuple. Raises OSError if the system does not provide the list.
     """
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    for name, address in _listed():
-        found.setdefault(name, []).append(address)
+    import psutil  # here, because few ranks need it
+
+    known = psutil.net_if_addrs()  # without interfaces that have no address at all
+    found = {
+        name: [one.address for one in known.get(name, ()) if one.family in (socket.AF_INET, socket.AF_INET6)]
+        for name in dict.fromkeys((*(name for _, name in socket.if_nameindex()), *known))
+    }
     return {name: tuple(sorted(addresses, key=_preference)) for name, addresses in found.items()}
 
 
@@ -91,38 +73,6 @@ def _text(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
     address = name[0]
     scope = name[3] if len(name) == 4 else 0
     return f"{address}%{socket.if_indextoname(scope)}" if scope and "%" not in address else address
-
-
-def _listed() -> Iterator[tuple[str, str]]:
-    """Yield pairs of interface name and address, as getifaddrs(3) returns them."""
-    library = ctypes.CDLL(None, use_errno=True)
-    first = ctypes.POINTER(_IfAddrs)()
-    if library.getifaddrs(ctypes.byref(first)) != 0:
-        raise OSError(ctypes.get_errno(), "getifaddrs failed")
-    try:
-        at = first
-        while at:
-            entry = at.contents
-            if entry.address:
-                address = _decoded(entry.address.contents)
-                if address:
-                    yield entry.name.decode(), address
-            at = entry.next
-    finally:
-        library.freeifaddrs(first)
-
-
-def _decoded(found: _SockAddr) -> str:
-    """Return an address as text; "" if it is neither IPv4 nor IPv6."""
-    # On systems other than Linux, the first byte is the length and the second byte is the family.
-    family = found.family if sys.platform == "linux" else found.family >> 8
-    raw = bytes(found.data)
-    if family == socket.AF_INET:
-        return socket.inet_ntop(family, raw[2:6])  # after the port
-    if family == socket.AF_INET6:
-        scope = int.from_bytes(raw[22:26], sys.byteorder)
-        return _text((socket.inet_ntop(family, raw[6:22]), 0, 0, scope))
-    return ""
 
 
 def _family(address: str) -> int:

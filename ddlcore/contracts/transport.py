@@ -27,14 +27,12 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ddlcore.contracts.device import Queue
 from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.memory import Memory, view
 from ddlcore.contracts.store import Store
 from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
-
-if TYPE_CHECKING:
-    from ddlcore.contracts.device import Queue
 
 __all__ = [
     "DONE",
@@ -166,31 +164,6 @@ class Prepared(ABC):
         """Do ``run_atomic`` with the bound addresses. With ``real`` False it also works if nothing has been bound."""
         sources, targets = getattr(self, "_addresses", ([], []))
         return self.run_atomic(sources, targets, real)
-
-
-LARGE_BYTES = 1 << 20
-
-
-class Memory:
-    """Memory from which a transport can send efficiently; by default plain process memory with undefined content."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._bytes: object
-        if nbytes < LARGE_BYTES:
-            self._bytes = small = (ctypes.c_char * (nbytes + 64))()
-            start = ctypes.addressof(small)
-        else:  # numpy requests huge pages and does not touch them: a fifth of the time for 64 MiB
-            import numpy as np
-
-            self._bytes = large = np.empty(nbytes + 64, np.uint8)
-            start = large.ctypes.data
-        self.address = (start + 63) & ~63  # cache-line aligned
-        self.nbytes = nbytes
-
-
-def view(address: int, nbytes: int) -> memoryview:
-    """Return the writable bytes at ``address``, without a copy. The caller keeps the owner of the memory alive."""
-    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(bytearray())
 
 
 def dense(*buffers: Buffer) -> None:

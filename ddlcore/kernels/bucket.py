@@ -5,7 +5,7 @@ Imported only while compiling. Arguments are int64 (addresses, counts, codes) or
 
 from __future__ import annotations
 
-from ddlcore.kernels.code import FUNCTIONS
+from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack, write
 from ddlcore.kernels.loops import WIDE_LEFT, WIDE_OUT
 from ddlcore.types import DType

@@ -21,7 +21,6 @@ Imported only while compiling. Arguments are int64; ``frame`` is the rank's priv
 
 from __future__ import annotations
 
-from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import (
     ABORTED,
     CHANNEL,
@@ -46,6 +45,7 @@ from ddlcore.kernels.frame import (
     TIMEOUT,
     YIELDS,
 )
+from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import (
     add_word,
     compiled,

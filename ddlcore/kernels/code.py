@@ -12,46 +12,25 @@ import hashlib
 import platform
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from ddlcore.contracts.cache import alone, cache_directories, find, keep
+from ddlcore.kernels.functions import FUNCTIONS
 
-__all__ = ["FUNCTIONS", "Code", "file_name", "load", "obtain"]
+__all__ = ["Code", "compile_all", "file_name", "load", "obtain"]
 
-# The compiled functions and their arguments: q is int64, d is float64. All return an int64.
-FUNCTIONS = {
-    "ddl_cast": "qqqqqd",
-    "ddl_combine": "qqqqqqqddd",
-    "ddl_convert": "qqqqqqdq",
-    "ddl_digest": "qqqq",
-    "ddl_mean": "qqqqqd",
-    "ddl_reduce": "qqqqqqdd",
-    "ddl_widen": "qqqqd",
-}
-LINUX_FUNCTIONS = {
-    "ddl_cast": "qqqqqd",
-    "ddl_combine": "qqqqqqqddd",
-    "ddl_abort": "q",
-    "ddl_allreduce": "q",
-    "ddl_allreduce_idle": "q",
-    "ddl_allreduce_try": "q",
-    "ddl_alltoall": "qqqq",
-    "ddl_barrier": "q",
-    "ddl_gather": "qqqq",
-    "ddl_reducescatter": "qqqq",
-}
-if sys.platform == "linux":
-    FUNCTIONS |= LINUX_FUNCTIONS
 SOURCES = (
+    "../contracts/elements.py",
     "bucket.py",
     "code.py",
     "compile.py",
-    "elements.py",
     "exchange.py",
     "frame.py",
+    "functions.py",
     "intrinsics.py",
     "channels.py",
     "loops.py",
@@ -120,6 +99,21 @@ def obtain(cache_dir: str = "") -> tuple[bytes, str]:
         image = compile_object()
         place = keep(name, image, cache_directories(cache_dir))
     return image, f"in {place}" if place else "nowhere: no cache directory is writable, set DDL_CACHE_DIR"
+
+
+def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
+    """Make sure that the cache has the kernels; return the seconds that compiling took, 0 if the cache had them
+    already.
+
+    ``report`` gets one line if something was compiled. The launcher calls this before the ranks start.
+    """
+    start = time.perf_counter()
+    _, kept = obtain(cache_dir)
+    if not kept:
+        return 0.0
+    seconds = time.perf_counter() - start
+    report(f"compiled the CPU kernels in {seconds:.1f} s, once for this machine; kept {kept}")
+    return seconds
 
 
 def load(cache_dir: str = "") -> Code:

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
-from ddlcore.kernels.code import FUNCTIONS, obtain
+from ddlcore.kernels.functions import FUNCTIONS
 
-__all__ = ["compile_all", "compile_object", "target_machine"]
-
-
-def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
-    """Make sure that the cache has the kernels; return the seconds that compiling took, 0 if the cache had them
-    already.
-
-    ``report`` gets one line if something was compiled. The launcher calls this before the ranks start.
-    """
-    start = time.perf_counter()
-    _, kept = obtain(cache_dir)
-    if not kept:
-        return 0.0
-    seconds = time.perf_counter() - start
-    report(f"compiled the CPU kernels in {seconds:.1f} s, once for this machine; kept {kept}")
-    return seconds
+__all__ = ["compile_object", "target_machine"]
 
 
 def compile_object() -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.kernels.code import load
@@ -12,6 +12,7 @@ from ddlcore.types import DType, ReduceOp
 
 __all__ = ["CpuKernels"]
 
+_FUNCTIONS = ("_convert", "_digest", "_mean", "_reduce", "_widen")
 _BITS = {
     DType.U8: (0, 8), DType.I8: (1, 8), DType.U16: (0, 16), DType.I16: (1, 16), DType.I32: (1, 32), DType.I64: (1, 64),
 }  # fmt: skip
@@ -30,16 +31,25 @@ class CpuKernels(Kernels):
     """The kernels for host memory. Any thread may call them.
 
     ``cache_dir``: the directory of the machine code, if not one of the usual ones. If no cache has the machine code,
-    the first construction compiles it, which takes some seconds.
+    the first construction compiles it, which takes some seconds; with ``late``, the first call does, because a world of
+    one rank may never need any.
     """
 
-    def __init__(self, cache_dir: str = "") -> None:
-        code = load(cache_dir)
-        self._convert = code.function("ddl_convert")
-        self._reduce = code.function("ddl_reduce")
-        self._widen = code.function("ddl_widen")
-        self._mean = code.function("ddl_mean")
-        self._digest = code.function("ddl_digest")
+    def __init__(self, cache_dir: str = "", late: bool = False) -> None:
+        self._cache_dir = cache_dir
+        if not late:
+            self._load()
+
+    def _load(self) -> None:
+        code = load(self._cache_dir)
+        vars(self).update({name: code.function(f"ddl{name}") for name in _FUNCTIONS})
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name not in _FUNCTIONS:
+            raise AttributeError(name)
+        self._load()
+        function: Callable[..., int] = vars(self)[name]
+        return function
 
     def pack(
         self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ddlcore.kernels.bucket import ITEMSIZE
 from ddlcore.kernels.channels import INPUT, next_round, publish, reserve, slot, wait, wait_all
-from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import CHUNK, COUNTS, DTYPE, IN_USED, OP, POSTSCALE, PRESCALE, RANK, SIZE, TABLE, TOTAL
+from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
 
 __all__ = ["ddl_alltoall", "ddl_gather", "ddl_reducescatter"]

@@ -15,7 +15,7 @@ import numba.core.cgutils
 import numba.extending
 from llvmlite import ir
 
-from ddlcore.kernels.code import FUNCTIONS
+from ddlcore.kernels.functions import FUNCTIONS
 
 __all__ = [
     "add_word",

@@ -7,13 +7,14 @@ two seconds.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 
-from ddlcore.kernels.code import FUNCTIONS
-from ddlcore.kernels.elements import (
+from ddlcore.contracts.elements import (
     F32,
     F64,
     I8,
@@ -22,23 +23,21 @@ from ddlcore.kernels.elements import (
     I64,
     SHORT_FLOATS,
     STORED,
-    UNSIGNED,
-    WIDTH,
+    Elements,
     Value,
-    constant,
-    from_double,
-    from_float,
-    from_long,
-    to_double,
-    to_float,
-    to_long,
+    apply,
+    splat,
     vector,
-)
+)  # fmt: skip
+from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import cgutils, compiled, inline, types
 from ddlcore.types import DType, ReduceOp
 
 __all__ = ["WIDE_LEFT", "WIDE_OUT", "combine_loop", "ddl_cast", "ddl_combine", "define_loop"]
 
+WIDTH = 32  # elements per iteration: a multiple of every machine's vector length, enough to hide latency
+# If the machine does not convert float16 itself, LLVM would call a function that no library here contains.
+ELEMENTS = Elements(platform.machine() not in ("x86_64", "AMD64") or bool(llvm.get_host_cpu_features().get("f16c")))
 WIDE_LEFT, WIDE_OUT = 1, 2  # bits of ``form`` for 16-bit floats: the left operand is float32, the result is float32
 
 OPS = (ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)
@@ -47,10 +46,8 @@ LOOP = ir.FunctionType(ir.VoidType(), [I64] * 4 + [F64] * 3)  # left, right, out
 Body = Callable[[Any, list[Value], list[Value]], Value]  # builder, operands, the three scales -> result
 
 
-def _splat(b: Any, scalar: Value) -> Value:
-    empty = ir.Constant(vector(scalar.type), ir.Undefined)
-    first = b.insert_element(empty, scalar, ir.Constant(I32, 0))
-    return b.shuffle_vector(first, empty, ir.Constant(vector(I32), [0] * WIDTH))
+def _vector(element: Any) -> Any:
+    return vector(element, WIDTH)
 
 
 def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: Any, body: Body) -> Any:
@@ -63,15 +60,15 @@ def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: An
     b = ir.IRBuilder(function.append_basic_block("entry"))
     left, right, target, count, *doubles = function.args
     sources = [left, right][: len(operands)]
-    scales = [_splat(b, b.fptrunc(d, F32) if scale is F32 else d) for d in doubles]
-    padded = [b.alloca(vector(element)) for element in [*operands, out]]
+    scales = [splat(b, b.fptrunc(d, F32) if scale is F32 else d, WIDTH) for d in doubles]
+    padded = [b.alloca(_vector(element)) for element in [*operands, out]]
 
     def turn(froms: list[Value], to: Value) -> None:
         values = [
-            b.load(b.inttoptr(address, vector(element).as_pointer()), align=1)
+            b.load(b.inttoptr(address, _vector(element).as_pointer()), align=1)
             for address, element in zip(froms, operands)
         ]
-        b.store(body(b, values, scales), b.inttoptr(to, vector(out).as_pointer()), align=1)
+        b.store(body(b, values, scales), b.inttoptr(to, _vector(out).as_pointer()), align=1)
 
     def moved(address: Value, element: Any, by: Value) -> Value:
         return b.add(address, b.mul(by, ir.Constant(I64, _bytes(element))))
@@ -88,7 +85,7 @@ def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: An
     rest = b.sub(count, whole)
     with b.if_then(b.icmp_signed(">", rest, ir.Constant(I64, 0))):
         for place, element in zip(padded, operands):
-            b.store(ir.Constant(vector(element), None), place)  # zeros: elements after the rest are computed too
+            b.store(ir.Constant(_vector(element), None), place)  # zeros: elements after the rest are computed too
         places = [b.ptrtoint(place, I64) for place in padded]
         for address, element, place in zip(sources, operands, places):
             copy(place, moved(address, element, whole), element, rest)
@@ -105,21 +102,6 @@ def _bytes(element: Any) -> int:
 # --- which loops there are
 
 
-def _apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
-    if dtype is DType.BOOL:
-        x, y = (b.zext(b.icmp_unsigned("!=", z, constant(I8, 0)), vector(I8)) for z in (x, y))
-        return (b.or_ if op in (ReduceOp.Sum, ReduceOp.Max) else b.and_)(x, y)
-    if op is ReduceOp.Sum:
-        return b.fadd(x, y) if dtype.is_float else b.add(x, y)
-    if op is ReduceOp.Product:
-        return b.fmul(x, y) if dtype.is_float else b.mul(x, y)
-    relation = "<" if op is ReduceOp.Min else ">"
-    if dtype.is_float:  # a NaN on either side is the result, as in numpy: y if unordered, but x if x is the NaN
-        ordered = b.select(b.fcmp_ordered(relation, x, y), x, y)
-        return b.select(b.fcmp_unordered("uno", x, x), x, ordered)
-    return b.select((b.icmp_unsigned if dtype in UNSIGNED else b.icmp_signed)(relation, x, y), x, y)
-
-
 def combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
     """Return the loop of ``ddl_combine`` for one type and operation, a function of type LOOP."""
     short = dtype in SHORT_FLOATS
@@ -128,13 +110,13 @@ def combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
 
     def body(b: Any, values: list[Value], scales: list[Value]) -> Value:
         if not dtype.is_float:
-            return _apply(b, op, dtype, *values)
+            return apply(b, op, dtype, *values)
         x, y = values
         if short:
-            x = x if form & WIDE_LEFT else to_float(b, x, dtype)
-            y = to_float(b, y, dtype)
-        result = b.fmul(_apply(b, op, dtype, b.fmul(x, scales[0]), b.fmul(y, scales[1])), scales[2])
-        return from_float(b, result, dtype) if short and not form & WIDE_OUT else result
+            x = x if form & WIDE_LEFT else ELEMENTS.to_float(b, x, dtype)
+            y = ELEMENTS.to_float(b, y, dtype)
+        result = b.fmul(apply(b, op, dtype, b.fmul(x, scales[0]), b.fmul(y, scales[1])), scales[2])
+        return ELEMENTS.from_float(b, result, dtype) if short and not form & WIDE_OUT else result
 
     name = f"ddl_combine_{dtype.label}_{op.name}_{form}"
     return define_loop(module, name, [left, STORED[dtype]], out, F64 if dtype is DType.F64 else F32, body)
@@ -144,10 +126,10 @@ def _convert_loop(module: Any, source: DType, target: DType) -> Any:
     def body(b: Any, values: list[Value], scales: list[Value]) -> Value:
         (x,) = values
         if DType.F64 in (source, target):
-            return from_double(b, b.fmul(to_double(b, x, source), scales[2]), target)
+            return ELEMENTS.from_double(b, b.fmul(ELEMENTS.to_double(b, x, source), scales[2]), target)
         if DType.F32 in (source, target):
-            return from_float(b, b.fmul(to_float(b, x, source), scales[2]), target)
-        return from_long(b, to_long(b, x, source), target)
+            return ELEMENTS.from_float(b, b.fmul(ELEMENTS.to_float(b, x, source), scales[2]), target)
+        return ELEMENTS.from_long(b, ELEMENTS.to_long(b, x, source), target)
 
     scale = F64 if DType.F64 in (source, target) else F32
     name = f"ddl_convert_{source.label}_{target.label}"

@@ -24,7 +24,6 @@ from ddlcore.kernels.channels import (
     wait_a_while,
     wait_all,
 )
-from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import (
     BEGUN,
     BEGUN_OFFSET,
@@ -48,6 +47,7 @@ from ddlcore.kernels.frame import (
     TICKET,
     TOTAL,
 )
+from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
 
 __all__ = ["VOID", "ddl_allreduce", "ddl_allreduce_idle", "ddl_allreduce_try"]

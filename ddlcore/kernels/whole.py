@@ -6,7 +6,7 @@ Imported only while compiling. Arguments are int64 (addresses, counts, codes) or
 from __future__ import annotations
 
 from ddlcore.kernels.bucket import BLOCK, BLOCK_BYTES, I64, ITEMSIZE
-from ddlcore.kernels.code import FUNCTIONS
+from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack, write
 
 __all__ = ["ddl_mean", "ddl_widen"]

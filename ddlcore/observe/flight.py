@@ -39,7 +39,6 @@ class Flight:
         self.launches: list[tuple[int, int, Planned, int] | None] = [None] * (self.mask + 1)
         self._buckets: deque[dict[str, Any]] = deque(maxlen=records)
         self._decisions: deque[tuple[float, str, Mapping[str, Any]]] = deque(maxlen=records)
-        self._sequence = 0
 
     def note(self, what: str, **said: Any) -> None:
         """Note a decision of this rank or of the coordinator. Any thread."""

@@ -2,6 +2,6 @@
 
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.loader import load_plugins
-from ddlcore.plug.registry import Distribution, Refusal, Registry
+from ddlcore.plug.registry import Distribution, PluginKind, Refusal, Registry
 
-__all__ = ["ALIASES", "Distribution", "Refusal", "Registry", "load_plugins"]
+__all__ = ["ALIASES", "Distribution", "PluginKind", "Refusal", "Registry", "load_plugins"]

@@ -19,24 +19,7 @@ import pluggy
 from ddlcore.config import Settings
 from ddlcore.contracts import API_VERSION
 from ddlcore.errors import PluginError
-from ddlcore.hooks import (
-    ENTRY_POINT_GROUP,
-    FORMER_GROUPS,
-    AdapterProvider,
-    BenchPeerProvider,
-    CheckProvider,
-    ClusterProvider,
-    CommandProvider,
-    CommunicatorsProvider,
-    CompressorProvider,
-    FusionProvider,
-    Hooks,
-    KernelsProvider,
-    LauncherProvider,
-    Provider,
-    TransportProvider,
-    TunerProvider,
-)
+from ddlcore.hooks import ENTRY_POINT_GROUP, FORMER_GROUPS, Hooks, Provider
 from ddlcore.plug.finding import run_alone
 from ddlcore.plug.registry import Distribution, Refusal, Registry
 
@@ -44,20 +27,7 @@ __all__ = ["load_plugins"]
 
 _Found = tuple[Distribution, EntryPoint]
 _BUILTIN = "ddlcore.builtin.plugin"
-_HOOKS: dict[str, type[Provider]] = {
-    "ddl_transports": TransportProvider,
-    "ddl_adapters": AdapterProvider,
-    "ddl_kernels": KernelsProvider,
-    "ddl_fusion_policies": FusionProvider,
-    "ddl_tuners": TunerProvider,
-    "ddl_checks": CheckProvider,
-    "ddl_compressors": CompressorProvider,
-    "ddl_clusters": ClusterProvider,
-    "ddl_launchers": LauncherProvider,
-    "ddl_communicators": CommunicatorsProvider,
-    "ddl_bench_peers": BenchPeerProvider,
-    "ddl_cli": CommandProvider,
-}
+_HOOKS = {kind.hook: kind.provider for kind in Registry.kinds().values()}
 
 
 def load_plugins(settings: Settings) -> Registry:

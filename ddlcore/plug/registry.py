@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from ddlcore.config import SETTINGS
 from ddlcore.contracts import (
@@ -49,7 +49,7 @@ from ddlcore.plug.finding import find, run_alone
 if TYPE_CHECKING:
     import click
 
-__all__ = ["Distribution", "Refusal", "Registry"]
+__all__ = ["Distribution", "PluginKind", "Refusal", "Registry"]
 
 P = TypeVar("P", bound=Provider)
 log = logging.getLogger("ddl")
@@ -75,64 +75,77 @@ class Refusal(NamedTuple):
     off: bool = False  # left out by the user's own lists: not a problem
 
 
+class PluginKind(Generic[P]):
+    """One kind of plugin. As an attribute of ``Registry``, it is the registry's providers of this kind by their name."""
+
+    def __init__(self, provider: type[P], word: str, hook: str, contract: type | None = None) -> None:
+        self.provider = provider  # the class of its providers
+        self.word = word  # for messages
+        self.hook = hook  # the name of the hook that returns them
+        self.contract = contract  # the base class of the target
+
+    @overload
+    def __get__(self, registry: None, owner: type[Registry]) -> PluginKind[P]: ...
+    @overload
+    def __get__(self, registry: Registry, owner: type[Registry]) -> dict[str, P]: ...
+    def __get__(self, registry: Registry | None, owner: type[Registry]) -> PluginKind[P] | dict[str, P]:
+        return self if registry is None else registry.of(self)
+
+
 class Registry:
-    """The providers at each extension point, by name.
+    """The providers at each extension point, by name; its attributes are the one table of the plugin kinds.
 
     It is filled once at start-up, and afterwards any thread may read it. ``problems`` has one line for each plugin or
     provider that was refused, with the name of its distribution. ``refusals`` holds the same as data, and also what the
     allow and deny lists leave out.
     """
 
+    transports = PluginKind(TransportProvider, "transport", "ddl_transports", Transport)
+    adapters = PluginKind(AdapterProvider, "adapter", "ddl_adapters", Adapter)
+    kernels = PluginKind(KernelsProvider, "kernels", "ddl_kernels", DeviceRuntime)
+    fusion_policies = PluginKind(FusionProvider, "fusion policy", "ddl_fusion_policies")  # any class with its method
+    tuners = PluginKind(TunerProvider, "tuner", "ddl_tuners", Tuner)
+    checks = PluginKind(CheckProvider, "check", "ddl_checks", Check)
+    compressors = PluginKind(CompressorProvider, "compressor", "ddl_compressors", Compressor)
+    clusters = PluginKind(ClusterProvider, "cluster", "ddl_clusters", Cluster)
+    launchers = PluginKind(LauncherProvider, "launcher", "ddl_launchers", Launcher)
+    communicators = PluginKind(CommunicatorsProvider, "library of communicators", "ddl_communicators", Communicators)
+    bench_peers = PluginKind(BenchPeerProvider, "bench peer", "ddl_bench_peers", BenchPeer)
+    commands = PluginKind(CommandProvider, "command", "ddl_cli")
+
     def __init__(self) -> None:
-        self.transports: dict[str, TransportProvider] = {}
-        self.adapters: dict[str, AdapterProvider] = {}
-        self.fusion_policies: dict[str, FusionProvider] = {}
-        self.kernels: dict[str, KernelsProvider] = {}
-        self.tuners: dict[str, TunerProvider] = {}
-        self.checks: dict[str, CheckProvider] = {}
-        self.compressors: dict[str, CompressorProvider] = {}
-        self.clusters: dict[str, ClusterProvider] = {}
-        self.launchers: dict[str, LauncherProvider] = {}
-        self.communicators: dict[str, CommunicatorsProvider] = {}
-        self.bench_peers: dict[str, BenchPeerProvider] = {}
-        self.commands: dict[str, CommandProvider] = {}
+        self._tables: dict[type[Provider], dict[str, Any]] = {kind.provider: {} for kind in self.kinds().values()}
         self.problems: list[str] = []
         self.refusals: list[Refusal] = []
         self._origins: dict[Provider, Distribution] = {}
         self._rows = {row.name: (row, "ddlcore") for row in SETTINGS}
 
+    @classmethod
+    def kinds(cls) -> dict[str, PluginKind[Any]]:
+        """Return the plugin kinds by the name of their attribute."""
+        return {name: kind for name, kind in vars(cls).items() if isinstance(kind, PluginKind)}
+
+    def of(self, kind: PluginKind[P]) -> dict[str, P]:
+        """Return the providers of ``kind`` by name."""
+        return self._tables[kind.provider]
+
     # --- by name
 
-    def transport(self, name: str) -> TransportProvider:
-        """Return the transport called ``name``.
+    def named(self, kind: PluginKind[P], name: str) -> P:
+        """Return the provider of ``kind`` that is called ``name``.
 
         Raises PluginError with the command that installs it, if that is known, otherwise with the names that exist.
         """
-        return self._named("transport", self.transports, name)
+        table = self.of(kind)
+        if name in table:
+            return table[name]
+        line = ALIASES.get(kind.word, {}).get(name)
+        what_next = f"install it: {line}" if line else f"there are {', '.join(sorted(table)) or 'none'}"
+        raise PluginError(f"no {kind.word} is called '{name}'; {what_next}{self.left_out(name)}")
 
-    def adapter(self, name: str) -> AdapterProvider:
-        """Return the adapter called ``name``. This and the next methods raise PluginError as ``transport`` does."""
-        return self._named("adapter", self.adapters, name)
-
-    def fusion_policy(self, name: str) -> FusionProvider:
-        """Return the fusion policy called ``name``."""
-        return self._named("fusion policy", self.fusion_policies, name)
-
-    def compressor(self, name: str) -> CompressorProvider:
-        """Return the compressor called ``name``."""
-        return self._named("compressor", self.compressors, name)
-
-    def tuner(self, name: str) -> TunerProvider:
-        """Return the tuner called ``name``."""
-        return self._named("tuner", self.tuners, name)
-
-    def launcher(self, name: str) -> LauncherProvider:
-        """Return the launcher called ``name``, which starts agents."""
-        return self._named("launcher", self.launchers, name)
-
-    def bench_peer(self, name: str) -> BenchPeerProvider:
-        """Return the library called ``name`` that ddl is measured against."""
-        return self._named("bench peer", self.bench_peers, name)
+    def transport(self, name: str) -> TransportProvider:
+        """Return the transport called ``name``, see ``named``."""
+        return self.named(Registry.transports, name)
 
     def kernels_for(self, kind: str) -> KernelsProvider:
         """Return the provider of kernels for devices of ``kind`` that has the highest priority of those usable here.
@@ -158,13 +171,6 @@ class Registry:
         modules = {one.__module__.partition(".")[0] for one in type(comm).__mro__}
         return next((p for p in self.communicators.values() if p.module in modules), None)
 
-    def _named(self, kind: str, table: Mapping[str, P], name: str) -> P:
-        if name in table:
-            return table[name]
-        line = ALIASES.get(kind, {}).get(name)
-        what_next = f"install it: {line}" if line else f"there are {', '.join(sorted(table)) or 'none'}"
-        raise PluginError(f"no {kind} is called '{name}'; {what_next}{self.left_out(name)}")
-
     def left_out(self, name: str) -> str:
         """Return, for the end of a message, why a provider called ``name`` is not used; "" if none was refused."""
         off = [f"{one.origin} is off: {one.reason}" for one in self.refusals if one.off and one.name == name]
@@ -178,7 +184,7 @@ class Registry:
 
     def offers(self) -> list[tuple[str, Provider]]:
         """Return every provider with the name of its kind, sorted by kind."""
-        return [(row.word, provider) for row in _KINDS.values() for provider in getattr(self, row.table).values()]
+        return [(kind.word, one) for kind in _KINDS.values() for one in self.of(kind).values()]
 
     def distributions(self) -> set[str]:
         """Return the names of all distributions that offer anything, in their own spelling."""
@@ -280,7 +286,7 @@ class Registry:
         provider that offers a name keeps it.
         """
         kind = _KINDS[type(provider)]
-        table: dict[str, Provider] = getattr(self, kind.table)
+        table = self.of(kind)
         who = f"{kind.word} '{provider.name}' of {origin}"
         if provider.api_version[0] != API_VERSION[0]:
             theirs, ours = (".".join(map(str, version)) for version in (provider.api_version, API_VERSION))
@@ -321,23 +327,4 @@ def _function(target: str) -> Callable[[], object]:
     return found
 
 
-class _Kind(NamedTuple):
-    word: str  # for messages
-    table: str  # attribute of the registry
-    contract: type | None = None  # base class of the target; a fusion policy is any class with its method
-
-
-_KINDS: Mapping[type[Provider], _Kind] = {
-    TransportProvider: _Kind("transport", "transports", Transport),
-    AdapterProvider: _Kind("adapter", "adapters", Adapter),
-    KernelsProvider: _Kind("kernels", "kernels", DeviceRuntime),
-    FusionProvider: _Kind("fusion policy", "fusion_policies"),
-    TunerProvider: _Kind("tuner", "tuners", Tuner),
-    CheckProvider: _Kind("check", "checks", Check),
-    CompressorProvider: _Kind("compressor", "compressors", Compressor),
-    ClusterProvider: _Kind("cluster", "clusters", Cluster),
-    LauncherProvider: _Kind("launcher", "launchers", Launcher),
-    CommunicatorsProvider: _Kind("library of communicators", "communicators", Communicators),
-    BenchPeerProvider: _Kind("bench peer", "bench_peers", BenchPeer),
-    CommandProvider: _Kind("command", "commands"),
-}
+_KINDS = {kind.provider: kind for kind in Registry.kinds().values()}

@@ -9,8 +9,9 @@ import msgspec
 
 from ddlcore.messages import Bucket, Planned, Spec, decode_spec
 from ddlcore.runtime.executor import Deliver, HostExecutor, Later, Run
+from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import ProcessSets
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.request import Entry
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import CPU, Kind
 

@@ -22,10 +22,11 @@ from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.outbox import Outbox
+from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.reentry import reentrant
-from ddlcore.runtime.request import IDLE, Entry, Outcome, PersistentRequest
+from ddlcore.runtime.request import IDLE, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
 from ddlcore.runtime.waiter import SLICE_S, Waited

@@ -15,14 +15,15 @@ from typing import Any
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.device import Event
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.contracts.transport import Capabilities, Memory, Plan, Prepared, Work
+from ddlcore.contracts.transport import Capabilities, Memory, Plan, Prepared, Transport, Work
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Bucket, Planned, Spec
 from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.integers import Exact, is_exact
 from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.request import Entry
 from ddlcore.runtime.scaling import Scaling, reduction, scaling
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.sharded import Sharder
@@ -38,6 +39,7 @@ __all__ = [
     "Run",
     "Staged",
     "Unserved",
+    "prepared",
     "reducescatter_rows",
     "same",
     "void",
@@ -158,7 +160,7 @@ class HostExecutor:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
         if planned.kind is Kind.ALLREDUCE:
-            deliver = self._replay_allreduce(communicator, planned.names, entries, specs, use)
+            deliver = self._allreduce_packed(communicator, planned.names, entries, specs, use)
             if any(prod(spec.shape) for spec in specs):
                 return deliver  # no rank has the sum before all ranks have entered
         elif planned.kind is Kind.BROADCAST:
@@ -189,36 +191,6 @@ class HostExecutor:
             return None
         _require(communicator, Kind.ALLREDUCE, spec.dtype, op)
         return self._prepare(communicator, Plan(counts, spec.dtype, op, spec.prescale, postscale))
-
-    def _replay_allreduce(
-        self,
-        communicator: Communicator,
-        names: Sequence[str],
-        entries: Sequence[Entry | None],
-        specs: Sequence[Spec],
-        use: str,
-    ) -> Deliver:
-        op, _ = reduction(specs[0], len(communicator.ranks))
-        compressor = self._traveling(specs[0], len(communicator.ranks))
-        wire = compressor.wire_dtype(specs[0].dtype)
-        if not compressor.summable and wire is not specs[0].dtype:
-            return self._sharded(communicator, names, entries, specs, use)
-        _require(communicator, Kind.ALLREDUCE, wire, op)
-        pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
-        capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
-        scales = _scaling(compressor, capabilities, specs[0], len(communicator.ranks))
-        parts = self._reduce_packed(communicator, compressor, entries, pairs, scales, op, use)
-
-        def deliver() -> list[Outcome | None]:
-            begun_ns = now_ns()
-            for entry, (_, target), part in zip(entries, pairs, parts):
-                if entry is not None:
-                    compressor.decode(entry.name, part, target, scales.decode)
-            settle(compressor, entries, True)
-            self._meter.unpack_ns += now_ns() - begun_ns
-            return [None] * len(entries)
-
-        return deliver if compressor.casts else Staged(deliver, partial(settle, compressor, entries, False))
 
     def _sharded(
         self,
@@ -281,23 +253,17 @@ class HostExecutor:
         spec = specs[0]
         op, postscale = reduction(spec, len(communicator.ranks))
         compressor = self._traveling(spec, len(communicator.ranks))
-        wire = compressor.wire_dtype(spec.dtype)
-        if not compressor.summable and wire is not spec.dtype:
-            return self._sharded(communicator, bucket.names, entries, specs, "fusion")()
-        _require(communicator, Kind.ALLREDUCE, wire, op)
-        pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)]
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         unscaled = spec.prescale == 1.0 and postscale == 1.0
-        plain = wire is spec.dtype and not isinstance(compressor, Exact)
+        plain = compressor.wire_dtype(spec.dtype) is spec.dtype and not isinstance(compressor, Exact)
         # A rank that has joined contributes the identity element, which a prescale inside the transport would change.
         # So such a bucket is packed, and the identity is written after the scaling.
-        if capabilities.vectored and plain and (unscaled or (capabilities.scales and not bucket.specs)):
-            plan = Plan(tuple(source.count for source, _ in pairs), wire, op, spec.prescale, postscale)
-            prepared = self._prepare(communicator, plan)
-            _finish(prepared.start([s.address for s, _ in pairs], [t.address for _, t in pairs]))
-        else:
-            scales = _scaling(compressor, capabilities, spec, len(communicator.ranks), joined=True)
-            self._allreduce_packed(communicator, compressor, entries, pairs, scales, op)
+        if not (capabilities.vectored and plain and (unscaled or (capabilities.scales and not bucket.specs))):
+            return self._allreduce_packed(communicator, bucket.names, entries, specs, "fusion", joined=True)()
+        _require(communicator, Kind.ALLREDUCE, spec.dtype, op)
+        pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)]
+        plan = Plan(tuple(source.count for source, _ in pairs), spec.dtype, op, spec.prescale, postscale)
+        _finish(self._prepare(communicator, plan).start([s.address for s, _ in pairs], [t.address for _, t in pairs]))
         return [None] * len(entries)
 
     def _pair(self, entry: Entry | None, spec: Spec, op: ReduceOp) -> tuple[Buffer, Buffer]:
@@ -313,30 +279,42 @@ class HostExecutor:
         return dummy, dummy
 
     def _prepare(self, communicator: Communicator, plan: Plan) -> Prepared:
-        key = (communicator.set_id, plan)
-        prepared = self._prepared.get(key)
-        if prepared is None:
-            if len(self._prepared) >= PREPARED_LIMIT:  # shapes that are never used again must not fill the memory
-                self._prepared.clear()
-            prepared = self._prepared[key] = communicator.transport.prepare(plan)
-        return prepared
+        return prepared(self._prepared, (communicator.set_id, plan), communicator.transport, plan)
 
     def _allreduce_packed(
         self,
         communicator: Communicator,
-        compressor: Compressor,
+        names: Sequence[str],
         entries: Sequence[Entry | None],
-        pairs: Sequence[tuple[Buffer, Buffer]],
-        scales: Scaling,
-        op: ReduceOp,
-    ) -> None:
-        parts = self._reduce_packed(communicator, compressor, entries, pairs, scales, op, "fusion")
-        begun_ns = now_ns()
-        for entry, (_, target), part in zip(entries, pairs, parts):
-            if entry is not None:
-                compressor.decode(entry.name, part, target, scales.decode)
-        settle(compressor, entries, True)
-        self._meter.unpack_ns += now_ns() - begun_ns
+        specs: Sequence[Spec],
+        use: str,
+        joined: bool = False,
+    ) -> Deliver:
+        """Run an allreduce in transport memory, and return the function that delivers its results.
+
+        ``joined``: ranks that have joined may take part.
+        """
+        op, _ = reduction(specs[0], len(communicator.ranks))
+        compressor = self._traveling(specs[0], len(communicator.ranks))
+        wire = compressor.wire_dtype(specs[0].dtype)
+        if not compressor.summable and wire is not specs[0].dtype:
+            return self._sharded(communicator, names, entries, specs, use)
+        _require(communicator, Kind.ALLREDUCE, wire, op)
+        pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
+        capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
+        scales = _scaling(compressor, capabilities, specs[0], len(communicator.ranks), joined)
+        parts = self._reduce_packed(communicator, compressor, entries, pairs, scales, op, use)
+
+        def deliver() -> list[Outcome | None]:
+            begun_ns = now_ns()
+            for entry, (_, target), part in zip(entries, pairs, parts):
+                if entry is not None:
+                    compressor.decode(entry.name, part, target, scales.decode)
+            settle(compressor, entries, True)
+            self._meter.unpack_ns += now_ns() - begun_ns
+            return [None] * len(entries)
+
+        return deliver if compressor.casts else Staged(deliver, partial(settle, compressor, entries, False))
 
     def _reduce_packed(
         self,
@@ -445,6 +423,16 @@ class HostExecutor:
     def _copy(self, source: Buffer | None, target: Buffer) -> None:
         if source is not None and source.address != target.address and source.count:
             self._kernels.pack([source.address], [source.count], source.dtype, target.address, source.dtype)
+
+
+def prepared(known: dict[Any, Prepared], key: object, transport: Transport, plan: Plan) -> Prepared:
+    """Return the prepared ``plan`` that ``known`` holds under ``key``; prepare it if there is none."""
+    found = known.get(key)
+    if found is None:
+        if len(known) >= PREPARED_LIMIT:  # shapes that are never used again must not fill the memory
+            known.clear()
+        found = known[key] = transport.prepare(plan)
+    return found
 
 
 def _scaling(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.reentry import Lock
 from ddlcore.runtime.waiter import Waiter
-
-if TYPE_CHECKING:
-    from ddlcore.runtime.request import Outcome
 
 __all__ = ["Handle"]
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from ddlcore.contracts.device import Event
-from ddlcore.contracts.transport import Memory
 from ddlcore.messages import Ask, Spec
 from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer
 
-__all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "PersistentRequest"]
+__all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "PersistentRequest"]
 
 ANONYMOUS = "noname."  # begins the name of an unnamed call; alone, or directly before "[i]", it has no number yet
 
@@ -20,17 +18,6 @@ ANONYMOUS = "noname."  # begins the name of an unnamed call; alone, or directly 
 IDLE = 0  # not in flight: the tensor is the user's
 PENDING = 1  # in the tensor queue, or in a bucket of a schedule
 DECIDED = 2  # in a negotiated bucket
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result that a bucket left for one entry. Kinds that write into the caller's target leave nothing here."""
-
-    memory: Memory | None = None  # the result of kinds whose size is known only after negotiation
-    rows: tuple[tuple[int, ...], ...] = ()  # for ragged kinds: the rows of each member
-    digests: tuple[bytes, ...] = ()
-    result: int = -1  # ADD_SET: the set's id; JOIN: the last rank
-    event: Event | None = None  # on a device: the event after which the values are complete
 
 
 class Entry:

@@ -25,7 +25,7 @@ from ddlcore.contracts.device import DeviceRuntime, Event, Queue
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
-from ddlcore.kernels.late import LateKernels
+from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.types import Device, DType, ReduceOp
 
 __all__ = ["KIND", "PretendEvent", "PretendMemory", "PretendQueue", "PretendRuntime"]
@@ -260,7 +260,7 @@ class PretendRuntime(DeviceRuntime):
             raise DeviceError(f"there is no device {device}; there are {self.count()} pretend ones, from {KIND}:0 on")
         self.device = device
         self.identity = str(device)
-        self.host_kernels = LateKernels("")
+        self.host_kernels = CpuKernels(late=True)
 
     def queue(self) -> PretendQueue:
         self._queues += 1

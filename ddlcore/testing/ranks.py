@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ddlcore.errors import Closed, PeerLost, TransportError
+from ddlcore.observe.stacks import all_stacks
 
 __all__ = ["DeadlinePassed", "Ranks"]
 
@@ -152,9 +151,4 @@ def _told(errors: dict[int, BaseException]) -> str:
 
 def _stacks() -> str:
     """Return the stack of every Python thread of this process."""
-    names: dict[int | None, Any] = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = []
-    for ident, frame in sys._current_frames().items():
-        text = "".join(traceback.format_stack(frame))
-        parts.append(f"--- {names.get(ident, f'thread {ident}')}\n{text}")
-    return "".join(parts)
+    return "".join("\n".join([f"--- {name}", *lines, ""]) for name, lines in all_stacks().items())

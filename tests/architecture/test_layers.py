@@ -40,19 +40,6 @@ FOLDERS = {
     ),
 }
 HEIGHT = {(room, one): at for room, layers in FOLDERS.items() for at, folders in enumerate(layers) for one in folders}
-# Circles that are known, each a set of modules. A circle that is gone must be taken out.
-CIRCLES: set[frozenset[str]] = {
-    frozenset({"ddlcore.contracts.device", "ddlcore.contracts.transport"}),
-    frozenset({"ddlcore.runtime.handle", "ddlcore.runtime.request"}),
-    frozenset(
-        f"ddlcore.kernels.{name}"
-        for name in (
-            *("bucket", "channels", "code", "compile", "elements"),
-            *("exchange", "intrinsics", "loops", "ring", "whole"),
-        )
-    ),
-    frozenset({"ddl_nccl.cuda.freeing", "ddl_nccl.cuda.queue", "ddl_nccl.cuda.runtime"}),
-}
 OPEN_TO_PLUGINS = {"contracts", "hooks", "types", "errors", "api", "testing"}
 ONLY_HERE = {"pluggy": {"ddlcore.hooks", "ddlcore.plug.loader"}}
 
@@ -126,8 +113,7 @@ def test_no_modules_import_each_other() -> None:
         for module in uses
         if module in reached[module]
     }
-    assert sorted(map(sorted, circles - CIRCLES)) == [], "a circle"
-    assert sorted(map(sorted, CIRCLES - circles)) == [], "no longer a circle: take it out of CIRCLES"
+    assert sorted(map(sorted, circles)) == []
 
 
 def _module(name: str, modules: set[str]) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from ddlcore.contracts import cache
 from ddlcore.kernels import code
-from ddlcore.kernels.compile import compile_all
+from ddlcore.kernels.code import compile_all
 
 ROOT = Path(__file__).resolve().parents[2]
 USE = """

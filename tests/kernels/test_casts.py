@@ -166,15 +166,17 @@ def _loop_without_hardware(to_float: bool) -> tuple[Any, Any]:
     """The float16 conversion for processors that have no instruction for it, compiled on its own."""
     from llvmlite import ir
 
-    from ddlcore.kernels import elements, loops
+    from ddlcore.contracts import elements
+    from ddlcore.kernels import loops
 
     module = ir.Module()
     module.triple = llvm.get_process_triple()
-    convert = elements.half_to_float if to_float else elements.float_to_half
+    soft = elements.Elements(hardware_half=False)
+    convert = soft.to_float if to_float else soft.from_float
     kinds = (elements.I16, elements.F32) if to_float else (elements.F32, elements.I16)
 
     def body(b: Any, values: list[Any], scales: list[Any]) -> Any:
-        return convert(b, values[0], hardware=False)
+        return convert(b, values[0], DType.F16)
 
     loops.define_loop(module, "soft", [kinds[0]], kinds[1], elements.F32, body).linkage = "external"
     llvm.initialize_native_target()

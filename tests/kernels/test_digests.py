@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddlcore.kernels.late import LateKernels
+from ddlcore.kernels.cpu import CpuKernels
 
-KERNELS = LateKernels("")
+KERNELS = CpuKernels(late=True)
 
 
 def digest(data: bytes, shift: int = 0) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 
 from ddlcore.config import load_settings
 from ddlcore.hooks import ENTRY_POINT_GROUP
-from ddlcore.plug import load_plugins
+from ddlcore.plug import Registry, load_plugins
 
 if TYPE_CHECKING:
     from tests.plug.conftest import Site
@@ -244,7 +244,7 @@ def test_bench_peers_are_offered_through_their_hook(site: Site) -> None:
     site.install("pigeon", "@hookimpl\ndef ddl_bench_peers(): return [BenchPeerProvider('pigeon', 'coop:Pigeon')]")
     registry = site.load()
     assert registry.problems == []
-    assert str(registry.distribution(registry.bench_peer("pigeon"))) == "pigeon 1.0"
+    assert str(registry.distribution(registry.named(Registry.bench_peers, "pigeon"))) == "pigeon 1.0"
 
 
 def test_launchers_are_offered_through_their_hook(site: Site) -> None:
@@ -253,4 +253,7 @@ def test_launchers_are_offered_through_their_hook(site: Site) -> None:
     registry = site.load()
     assert registry.problems == []
     assert {"ssh", "srun", "pigeon"} <= set(registry.launchers)
-    assert [row.env for row in registry.launcher("ssh").settings] == ["DDL_SSH_PORT", "DDL_SSH_IDENTITY_FILE"]
+    assert [row.env for row in registry.named(Registry.launchers, "ssh").settings] == [
+        "DDL_SSH_PORT",
+        "DDL_SSH_IDENTITY_FILE",
+    ]

@@ -181,9 +181,9 @@ def test_an_unknown_name_lists_those_there_are() -> None:
     """A name that nobody knows answers with the names that are on offer."""
     registry = registry_with(TransportProvider("pigeon", "coop:Pigeon"))
     with pytest.raises(PluginError, match="no transport is called 'dove'; there are pigeon"):
-        registry.transport("dove")
+        registry.named(Registry.transports, "dove")
     with pytest.raises(PluginError, match="no compressor is called 'dove'; there are none"):
-        registry.compressor("dove")
+        registry.named(Registry.compressors, "dove")
 
 
 def test_an_unknown_name_says_why_its_provider_was_refused() -> None:
@@ -191,7 +191,7 @@ def test_an_unknown_name_says_why_its_provider_was_refused() -> None:
     registry = Registry()
     registry.offer(TransportProvider("pigeon", "coop:Pigeon", api_version=(9, 0)), ORIGIN)
     with pytest.raises(PluginError, match="built for plugin contract 9"):
-        registry.transport("pigeon")
+        registry.named(Registry.transports, "pigeon")
 
 
 def test_a_name_that_the_lists_leave_out() -> None:
@@ -201,7 +201,7 @@ def test_a_name_that_the_lists_leave_out() -> None:
     with pytest.raises(
         PluginError, match=r"no transport is called 'pigeon'.*; ddl-pigeon 2.5 is off: DDL_PLUGINS_OFF names it"
     ):
-        registry.transport("pigeon")
+        registry.named(Registry.transports, "pigeon")
 
 
 def test_bench_peers_have_a_door_of_their_own() -> None:
@@ -211,9 +211,9 @@ def test_bench_peers_have_a_door_of_their_own() -> None:
     wrong = BenchPeerProvider("snail", "ddlcore.contracts:Transport")
     for provider in (good, wrong):
         registry.offer(provider, ORIGIN)
-    assert registry.load(registry.bench_peer("pigeon")) is BenchPeer
+    assert registry.load(registry.named(Registry.bench_peers, "pigeon")) is BenchPeer
     with pytest.raises(PluginError, match=r"bench peer 'snail' of ddl-pigeon 2\.5: .* is no BenchPeer"):
-        registry.load(registry.bench_peer("snail"))
+        registry.load(registry.named(Registry.bench_peers, "snail"))
 
 
 def test_an_unknown_bench_peer_is_named_with_what_there_is() -> None:
@@ -221,6 +221,6 @@ def test_an_unknown_bench_peer_is_named_with_what_there_is() -> None:
     registry = Registry()
     registry.offer(BenchPeerProvider("pigeon", "coop:Pigeon"), ORIGIN)
     with pytest.raises(PluginError, match="no bench peer is called 'owl'; there are pigeon"):
-        registry.bench_peer("owl")
+        registry.named(Registry.bench_peers, "owl")
     with pytest.raises(PluginError, match="no bench peer is called 'mpi'; install it: pip install ddl-mpi"):
-        registry.bench_peer("mpi")
+        registry.named(Registry.bench_peers, "mpi")

@@ -38,7 +38,8 @@ from ddlcore.messages import (
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outbox import Outbox
-from ddlcore.runtime.request import Entry, Outcome, PersistentRequest
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Buffer, DType, Kind

@@ -14,7 +14,8 @@ from ddlcore.builtin.shm import segment
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
 from ddlcore.errors import TransportError
 from ddlcore.kernels import frame as at
-from ddlcore.kernels.code import FUNCTIONS, load
+from ddlcore.kernels.code import load
+from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.types import Buffer, ReduceOp
 
 __all__ = ["ShmTransport", "ring_bytes"]

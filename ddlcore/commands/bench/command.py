@@ -30,6 +30,7 @@ from ddlcore.config import Settings
 from ddlcore.errors import DdlInternalError, PluginError, RankFailed
 from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.ranks.environment import setting_variables
+from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.text.numbers import exact_size
 
@@ -106,7 +107,7 @@ def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Set
     if num_proc < 2:
         raise ValueError(f"-np {num_proc}: a collective needs at least 2 ranks")
     settings, registry = settings_of(os.environ, flags)
-    peers = [registry.bench_peer(name) for name in plan.peers]
+    peers = [registry.named(Registry.bench_peers, name) for name in plan.peers]
     for peer in peers:
         registry.load(peer)
     check_route(settings.text("backend"), (0,) * num_proc, registry)

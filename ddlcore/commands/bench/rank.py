@@ -14,6 +14,7 @@ from ddlcore.commands.bench.results import Row
 from ddlcore.commands.bench.timing import Together, measure
 from ddlcore.contracts.bench import BenchPeer
 from ddlcore.job import Job
+from ddlcore.plug.registry import Registry
 
 __all__ = ["Tell", "bench_rank", "measure_all", "open_peers"]
 
@@ -24,7 +25,7 @@ def bench_rank(plan: BenchPlan, pipe: str) -> None:
     """Run the benchmark as one rank. Rank 0 writes each message as a line of JSON to ``pipe``."""
     ddl.init()
     job = ddl.current_job()
-    peers = {name: job.registry.load(job.registry.bench_peer(name))() for name in plan.peers}
+    peers = {name: job.registry.load(job.registry.named(Registry.bench_peers, name))() for name in plan.peers}
     with open(pipe if job.rank == 0 else os.devnull, "w", encoding="utf-8", buffering=1) as file:
         open_peers(job, peers)
         measure_all(job, plan, peers, lambda message: print(json.dumps(message), file=file))

@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from ddlcore.api import installed_gpus, visible_gpus
@@ -20,7 +20,7 @@ from ddlcore.hooks import Provider
 from ddlcore.job import VERSION
 from ddlcore.launch.ranks.environment import usable_cores
 from ddlcore.plug.aliases import ALIASES, FRAMEWORKS
-from ddlcore.plug.registry import Registry
+from ddlcore.plug.registry import PluginKind, Registry
 from ddlcore.runtime.routes import choose_route
 from ddlcore.text.numbers import memory_size
 from ddlcore.types import Member
@@ -30,6 +30,7 @@ __all__ = ["all_facts", "framework_facts", "machine_facts"]
 Row = dict[str, str]
 
 UNKNOWN = "unknown version"
+_SHOWN = ("transports", "adapters", "fusion_policies", "compressors", "kernels", "communicators", "bench_peers")
 
 
 def machine_facts() -> Row:
@@ -85,8 +86,9 @@ def _version(distributions: Iterable[str]) -> str:
     return UNKNOWN
 
 
-def _provider_facts(registry: Registry, providers: Mapping[str, Provider], kind: str) -> list[Row]:
+def _provider_facts(registry: Registry, kind: PluginKind[Any]) -> list[Row]:
     rows = []
+    providers = registry.of(kind)
     for provider in providers.values():
         missing = registry.missing(provider)
         name, version = registry.distribution(provider)
@@ -100,7 +102,7 @@ def _provider_facts(registry: Registry, providers: Mapping[str, Provider], kind:
                 "what": _what(registry, provider),
             }
         )
-    for name, line in ALIASES.get(kind, {}).items():
+    for name, line in ALIASES.get(kind.word, {}).items():
         if name not in providers and _version([line.split()[-1]]) == UNKNOWN:  # else it has another name here
             rows.append({"name": name, "from": "-", "state": "not installed", "missing": line, "what": ""})
     return rows
@@ -126,7 +128,7 @@ def _launcher_facts(registry: Registry) -> list[Row]:
             "missing": "",
             "what": "a function on processes of this host",
         },
-        *_provider_facts(registry, registry.launchers, "launcher"),
+        *_provider_facts(registry, Registry.launchers),
     ]
 
 
@@ -144,29 +146,12 @@ def _route_facts(registry: Registry, backend: str) -> list[Row]:
 
 def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
     """Return all facts, in a form that can be written as JSON unchanged."""
-    kinds: dict[str, Mapping[str, Provider]] = {
-        "transports": registry.transports,
-        "adapters": registry.adapters,
-        "fusion policies": registry.fusion_policies,
-        "compressors": registry.compressors,
-        "kernels": registry.kernels,
-        "communicators": registry.communicators,
-        "bench peers": registry.bench_peers,
-    }
-    words = {
-        "transports": "transport",
-        "adapters": "adapter",
-        "fusion policies": "fusion policy",
-        "compressors": "compressor",
-        "kernels": "kernels",
-        "communicators": "library of communicators",
-        "bench peers": "bench peer",
-    }
+    kinds = registry.kinds()
     return {
         "ddlcore": VERSION,
         "machine": machine_facts(),
         "frameworks": framework_facts(),
-        **{name: _provider_facts(registry, providers, words[name]) for name, providers in kinds.items()},
+        **{name.replace("_", " "): _provider_facts(registry, kinds[name]) for name in _SHOWN},
         "launchers": _launcher_facts(registry),
         "route": _route_facts(registry, settings.text("backend")),
         "problems": list(registry.problems),

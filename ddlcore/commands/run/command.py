@@ -17,9 +17,9 @@ from ddlcore.control.ports import is_free
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
 from ddlcore.launch.job.launcher import Launch, check_route, prepare_directory, run_job
-from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.job.local_ranks import chosen_port
+from ddlcore.launch.job.placement import place
 from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
-from ddlcore.launch.ranks.environment import master_port, wanted_port
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.observe.metrics import INSTALL
@@ -176,7 +176,7 @@ def prepare(
         settings=settings,
         registry=registry,
         environ=environ,
-        port=_port(placed, environ),
+        port=chosen_port(placed.layout, environ),
         remote_plan=placed.remote_plan,
         needs=own_script(command),
         output_dir=Path(output_dir) if output_dir else None,
@@ -187,7 +187,7 @@ def prepare(
     )
     check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
     _check_metrics(settings, placed.layout.here >= 0 and not dry_run)
-    registry.load(registry.fusion_policy(settings.text("fusion_policy")))
+    registry.load(registry.named(Registry.fusion_policies, settings.text("fusion_policy")))
     return launch, given.notes
 
 
@@ -224,8 +224,3 @@ def _check_metrics(settings: Settings, here: bool) -> None:
         raise ValueError(
             f"--metrics-port {port}: {'that is no port number' if port > 65535 else 'it is taken'}; choose another"
         )
-
-
-def _port(placed: Placed, environ: Mapping[str, str]) -> int:
-    layout: Layout = placed.layout
-    return master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)

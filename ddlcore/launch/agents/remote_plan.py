@@ -33,7 +33,7 @@ def choose_launcher(
     """
     name = needed if wanted in ("", "auto") else wanted
     if name:
-        provider = registry.launcher(name)
+        provider = registry.named(Registry.launchers, name)
     else:
         provider = max(
             (

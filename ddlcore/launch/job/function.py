@@ -17,26 +17,18 @@ from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError, RankFailed, ReplicasDiffer
 from ddlcore.launch.job.launcher import check_route
+from ddlcore.launch.job.local_ranks import begin_all, chosen_port, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
 from ddlcore.launch.job.placement import Placed, place
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen, coloured, stream_writer
 from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.environment import (
-    HostPlace,
-    master_port,
-    own_environments,
-    setting_variables,
-    shared_environment,
-    thread_variables,
-    usable_cores,
     wanted_port,
 )
 from ddlcore.launch.ranks.exchange import FUNCTION_PROGRAM, Outcome, Task, nameless_file, read_all, write_all
 from ddlcore.launch.ranks.exit_status import End, NotStarted, first_failure
-from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess
-from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
@@ -116,21 +108,19 @@ def run_placed(
         if remote is not None:
             stack.callback(remote.agents.close)
             _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
-        local = placed.layout.ranks_of(0) if placed.remote_plan is None else placed.remote_plan.local_ranks
-        threads = thread_variables(environ, usable_cores(), max(1, len(local)))
+        threads, environments = local_environments(
+            placed.layout, remote, settings, environ, server.job_file, chosen_port(placed.layout, environ)
+        )
         if verbose:
             say(f"{size} ranks; {', '.join(f'{name}={value}' for name, value in threads.items())}")
-        shared = shared_environment(environ, {**threads, **setting_variables(settings)})
-        owns = _own_environments(placed.layout, remote, server.job_file, environ)
-        environments = {rank: {**shared, **owns[rank]} for rank in local}
-        files = {rank: nameless_file() for rank in (*local, _TASK)}
+        files = {rank: nameless_file() for rank in (*environments, _TASK)}
         for fd in files.values():
             stack.callback(os.close, fd)
         write_all(files[_TASK], task)
         if remote is not None:
             remote.agents.join(output)
         processes = _begin(environments, files, output)
-        ends = _supervised(processes, settings, server, failure_log, output, remote, environ)
+        ends = _supervised(processes, settings, server, failure_log, output, remote, environ, say)
         outcomes = _outcomes(size, files, remote)
     results = _results(ends, outcomes, failure_log.raised, output)
     if failure_log.differ:  # the check ran when the ranks had returned
@@ -160,15 +150,6 @@ def _prepare(
     remote.agents.send_task(task)
 
 
-def _own_environments(
-    layout: Layout, remote: RemoteLaunch | None, job_file: str, environ: Mapping[str, str]
-) -> list[dict[str, str]]:
-    port = master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
-    if remote is not None:
-        return remote.environments(job_file, port)
-    return own_environments(layout.ranks, (HostPlace(job_file),), port)
-
-
 def _outcomes(size: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
     """Return what each rank left: from a file on this host, or from its agent."""
     results = {} if remote is None else remote.agents.results()
@@ -183,21 +164,15 @@ def _supervised(
     output: Output,
     remote: RemoteLaunch | None,
     environ: Mapping[str, str],
+    say: Callable[[str], None],
 ) -> list[End]:
     """Run the ranks to their end and return how they ended. No rank is left if the caller is interrupted."""
-    supervisor = Supervisor(
-        [*processes, *(remote.agents.ranks() if remote is not None else [])],
-        grace_s=settings.number("grace_s"),
-        ended=lambda end: server.rank_ended(end.rank, end.reason),
-        say=lambda text: output.say(f"ddlcore.run: {text}"),
-    )
-    failure_log.kill = supervisor.kill_silent
+    supervisor = supervise(processes, remote, settings, server, failure_log, say)
     try:
         output.start()
         if remote is None:
             server.start()
         else:
-            remote.agents.attach(supervisor)
             problems = remote.begin((), environ, settings, lambda: False)
             if problems:
                 raise DdlInternalError(f"run: {'; '.join(problems)}")
@@ -262,21 +237,15 @@ def _begin(
 
     The ranks tie themselves to this process: none of our code runs between fork and exec.
     """
-    processes: list[RankProcess] = []
-    try:
-        for rank, environment in environments.items():
-            # The caller's process may run any number of threads. A fork copies their locks but not the threads, so
-            # Python code before exec could wait forever for such a lock. That is why there is no `in_child` here.
-            fds = (files[_TASK], files[rank])
-            command = own_python(FUNCTION_PROGRAM, *map(str, (*fds, os.getpid())))
-            processes.append(RankProcess.begin(rank, command, environment, pass_fds=fds))
-        for process in processes:
-            output.add(process.rank, process.stdout, process.stderr)
-    except BaseException:
-        for process in processes:
-            process.kill()
-        raise
-    return processes
+
+    def begin(rank: int) -> RankProcess:
+        # The caller's process may run any number of threads. A fork copies their locks but not the threads, so Python
+        # code before exec could wait forever for such a lock. That is why there is no `in_child` here.
+        fds = (files[_TASK], files[rank])
+        command = own_python(FUNCTION_PROGRAM, *map(str, (*fds, os.getpid())))
+        return RankProcess.begin(rank, command, environments[rank], pass_fds=fds)
+
+    return begin_all(list(environments), begin, output)
 
 
 def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:

@@ -17,6 +17,7 @@ from ddlcore.config import Settings
 from ddlcore.control.server import Server
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
+from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
 from ddlcore.launch.job.signals import SignalTrap
 from ddlcore.launch.job.timeline import Gathering
@@ -25,18 +26,12 @@ from ddlcore.launch.output.output import Output, rank_directory
 from ddlcore.launch.output.screen import Screen, coloured, file_writer
 from ddlcore.launch.ranks.command import may_run_python
 from ddlcore.launch.ranks.environment import (
-    HostPlace,
     master_port,
-    own_environments,
-    setting_variables,
-    shared_environment,
-    thread_variables,
     usable_cores,
 )
 from ddlcore.launch.ranks.exit_status import End, NotStarted, exit_code, first_failure, summary
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
-from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
@@ -187,15 +182,7 @@ def run_job(launch: Launch) -> int:
         processes = _begin(launch, server, output, say, remote, gathering)
         if remote is not None:
             _begin_remote(launch, remote, output, processes, trap, gathering)
-        supervisor = Supervisor(
-            [*processes, *(remote.agents.ranks() if remote is not None else [])],
-            grace_s=launch.settings.number("grace_s"),
-            ended=lambda end: server.rank_ended(end.rank, end.reason),
-            say=say,
-        )
-        if remote is not None:
-            remote.agents.attach(supervisor)
-        failure_log.kill = supervisor.kill_silent
+        supervisor = supervise(processes, remote, launch.settings, server, failure_log, say)
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
             launch.watch.begin(say, supervisor.abandon)
@@ -266,36 +253,26 @@ def _begin(
     remote: RemoteLaunch | None,
     gathering: Gathering | None = None,
 ) -> list[RankProcess]:
-    """Start all ranks of this host or none: if one cannot be started, kill those that were started before it."""
-    local = launch.layout.ranks_of(0) if launch.remote_plan is None else launch.remote_plan.local_ranks
-    cores = usable_cores()
-    threads = thread_variables(launch.environ, cores, max(1, len(local)))
-    if threads and local:
-        share = next(iter(threads.values()))
-        say(f"{', '.join(threads)} set to {share} ({cores} cores over {len(local)}); set them to change that")
-    shared = shared_environment(launch.environ, {**threads, **setting_variables(launch.settings)})
     parts = str(gathering.directory) if gathering is not None else ""
-    if remote is None:
-        here = HostPlace(server.job_file, timeline_dir=parts)
-        owns = own_environments(launch.layout.ranks, (here,), launch.port or master_port({}))
-    else:
-        owns = remote.environments(server.job_file, launch.port, parts)
+    port = launch.port if remote is not None else launch.port or master_port({})
+    threads, environments = local_environments(
+        launch.layout, remote, launch.settings, launch.environ, server.job_file, port, parts
+    )
+    if threads and environments:
+        share, cores = next(iter(threads.values())), usable_cores()
+        say(f"{', '.join(threads)} set to {share} ({cores} cores over {len(environments)}); set them to change that")
+    if remote is not None:
         remote.agents.join(output)
     tie = die_with_launcher(os.getpid())
-    processes: list[RankProcess] = []
+
+    def begin(rank: int) -> RankProcess:
+        stdin = None if rank == 0 and gives_input() else subprocess.DEVNULL
+        return RankProcess.begin(rank, launch.command, environments[rank], stdin=stdin, in_child=tie)
+
     try:
-        for rank in local:
-            stdin = None if rank == 0 and gives_input() else subprocess.DEVNULL
-            environment = {**shared, **owns[rank]}
-            processes.append(RankProcess.begin(rank, launch.command, environment, stdin=stdin, in_child=tie))
-        for process in processes:
-            output.add(process.rank, process.stdout, process.stderr)
-    except BaseException as error:
-        for process in processes:
-            process.kill()
-        if isinstance(error, OSError):
-            raise NotStarted(f"the ranks cannot be started: {error.strerror} ({error.filename})") from None
-        raise
+        processes = begin_all(list(environments), begin, output)
+    except OSError as error:
+        raise NotStarted(f"the ranks cannot be started: {error.strerror} ({error.filename})") from None
     if launch.verbose:
         _say_placement(launch, processes, say)
     output.start()

@@ -16,7 +16,7 @@ __all__ = ["compile_kernels"]
 
 _TIMEOUT_S = 300.0
 _PROGRAM = """
-from ddlcore.kernels.compile import compile_all
+from ddlcore.kernels.code import compile_all
 compile_all(lambda text: print(text, flush=True), sys.argv[1])
 """
 

@@ -16,7 +16,8 @@ from ddlcore.runtime.device.routes import DeviceRoutes, OnDevice
 from ddlcore.runtime.device.staging import HostRuns, Staging
 from ddlcore.runtime.executor import Deliver, Later, Run, same, void
 from ddlcore.runtime.integers import is_exact
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import Entry
 from ddlcore.runtime.scaling import reduction
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Kind

@@ -13,7 +13,8 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Spec
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.job_failure import JobFailure
-from ddlcore.runtime.request import IDLE, Outcome, PersistentRequest
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import IDLE, PersistentRequest
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer
 

@@ -20,8 +20,9 @@ from ddlcore.messages import Bucket, Spec
 from ddlcore.runtime.device.devices import DeviceStream, Pool
 from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.encoding import encode, encode_once, settle
-from ddlcore.runtime.executor import Later, Staged, reducescatter_rows
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.executor import Later, Staged, prepared, reducescatter_rows
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import Entry
 from ddlcore.runtime.scaling import reduction
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
@@ -29,7 +30,6 @@ __all__ = ["Queued", "queued"]
 
 Entries = Sequence[Entry | None]
 Outcomes = list[Outcome | None]
-PREPARED_LIMIT = 4096
 HALVES = (DType.F16, DType.BF16)
 
 
@@ -145,7 +145,7 @@ class _Allreduce(Queued):
         scaled = self.pre != 1.0 or self.post != 1.0
         if capabilities.vectored and same_type and (not scaled or (capabilities.scales and not joined)):
             plan = Plan(tuple(self.counts), self.wire, self.op, self.pre, self.post)
-            self._prepared = _prepare(route, self.transport, plan)
+            self._prepared = prepared(route.prepared, plan, self.transport, plan)
         elif spec.op is ReduceOp.Average:
             if self.wire.is_float and ReduceOp.Average in capabilities.ops:
                 self.op, self.post = ReduceOp.Average, spec.postscale
@@ -387,15 +387,6 @@ def queued(
         return _Reducescatter(route, specs, compressor)
     assert bucket is not None
     return _Ragged(route, specs, bucket)
-
-
-def _prepare(route: OnDevice, transport: Transport, plan: Plan) -> Prepared:
-    prepared = route.prepared.get(plan)
-    if prepared is None:
-        if len(route.prepared) >= PREPARED_LIMIT:  # shapes that are never used again must not fill the memory
-            route.prepared.clear()
-        prepared = route.prepared[plan] = transport.prepare(plan)
-    return prepared
 
 
 def _source(entry: Entry | None) -> Buffer:

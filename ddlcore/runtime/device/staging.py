@@ -16,7 +16,8 @@ from ddlcore.messages import Bucket, Planned, Spec
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.executor import Deliver, HostRun, Staged, void
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import Entry
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Buffer, Kind
 

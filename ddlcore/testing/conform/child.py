@@ -22,7 +22,6 @@ from ddlcore.testing.conform.unwritten import unwritten
 
 __all__ = ["main", "suites"]
 
-CRASHED = 70  # exit code of a test that exceeded its time limit
 _SOURCE = "from ddlcore.testing.conform import child\nglobals().update({one.__name__: one for one in child.suites()})\n"
 _current: dict[str, Any] = {}  # what the collected file is made of; a process has one session
 
@@ -86,7 +85,6 @@ class _Teller:
         self._words, self._stderr = words, stderr
         self._only, self._done = wanted["only"], set(wanted["done"])
         self._test_s: float = wanted["test_s"]
-        self._skips: dict[str, str] = {}
 
     def say(self, **word: object) -> None:
         self._words.write(json.dumps(word) + "\n")

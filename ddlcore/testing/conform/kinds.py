@@ -6,60 +6,36 @@ import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlcore.contracts import Adapter, Compressor, FusionPolicy, Launcher, Transport, Tuner
 from ddlcore.errors import PluginError
 from ddlcore.hooks import Provider
-from ddlcore.plug import Registry
+from ddlcore.plug import PluginKind, Registry
 
-__all__ = ["KINDS", "PluginKind", "Subject", "contract_methods", "subjects", "suites_of"]
+__all__ = ["KINDS", "Subject", "SuitedKind", "contract_methods", "subjects", "suites_of"]
 
 
-@dataclass(frozen=True)
-class PluginKind:
+class SuitedKind(NamedTuple):
     """A kind of plugin that has a suite."""
 
-    table: str  # attribute of the registry that lists the providers
-    word: str  # what messages call it
+    table: str  # attribute of the registry
     suite: str  # "module:Class" in the kit; a plugin's own suite must be a subclass of it
-    standard: str  # "module:function" that makes one from (provider, class, registry); empty: plugins bring their own
     contract: type  # the class whose methods a plugin must write
+    standard: bool = True  # whether standard.py has a function, of its key's name, that makes one from a provider
+
+    def kind(self) -> PluginKind[Any]:
+        """Return the kind as the registry knows it."""
+        return Registry.kinds()[self.table]
 
 
-KINDS: Mapping[str, PluginKind] = {
-    "transport": PluginKind(
-        "transports",
-        "transport",
-        "ddlcore.testing.transports:TransportSuite",
-        "ddlcore.testing.conform.standard:transport",
-        Transport,
-    ),
-    "adapter": PluginKind("adapters", "adapter", "ddlcore.testing.adapters:AdapterSuite", "", Adapter),
-    "fusion": PluginKind(
-        "fusion_policies",
-        "fusion policy",
-        "ddlcore.testing.fusion:FusionSuite",
-        "ddlcore.testing.conform.standard:fusion",
-        FusionPolicy,
-    ),
-    "tuner": PluginKind(
-        "tuners", "tuner", "ddlcore.testing.tuners:TunerSuite", "ddlcore.testing.conform.standard:tuner", Tuner
-    ),
-    "compressor": PluginKind(
-        "compressors",
-        "compressor",
-        "ddlcore.testing.compressors:CompressorSuite",
-        "ddlcore.testing.conform.standard:compressor",
-        Compressor,
-    ),
-    "launcher": PluginKind(
-        "launchers",
-        "launcher",
-        "ddlcore.testing.launchers:LauncherSuite",
-        "ddlcore.testing.conform.standard:launcher",
-        Launcher,
-    ),
+KINDS: Mapping[str, SuitedKind] = {
+    "transport": SuitedKind("transports", "ddlcore.testing.transports:TransportSuite", Transport),
+    "adapter": SuitedKind("adapters", "ddlcore.testing.adapters:AdapterSuite", Adapter, standard=False),
+    "fusion": SuitedKind("fusion_policies", "ddlcore.testing.fusion:FusionSuite", FusionPolicy),
+    "tuner": SuitedKind("tuners", "ddlcore.testing.tuners:TunerSuite", Tuner),
+    "compressor": SuitedKind("compressors", "ddlcore.testing.compressors:CompressorSuite", Compressor),
+    "launcher": SuitedKind("launchers", "ddlcore.testing.launchers:LauncherSuite", Launcher),
 }
 
 
@@ -73,7 +49,7 @@ class Subject:
     missing: str = ""  # why it cannot be used here; then only a suite with ``suite_over`` can run
 
     def __str__(self) -> str:
-        word = KINDS[self.kind].word
+        word = KINDS[self.kind].kind().word
         return f"{self.provider.name}, {'an' if word[0] in 'aeiou' else 'a'} {word} of {self.origin}"
 
 
@@ -86,13 +62,13 @@ def subjects(registry: Registry, name: str, kind: str = "") -> list[Subject]:
         Subject(key, provider, str(registry.distribution(provider)))
         for key, row in KINDS.items()
         if kind in ("", key)
-        for provider in getattr(registry, row.table).values()
+        for provider in registry.of(row.kind()).values()
     ]
     found = [one for one in all_of_them if one.provider.name == name]
     found = found or [one for one in all_of_them if _plain(one.origin.partition(" ")[0]) == _plain(name)]
     found = [replace(one, missing=registry.missing(one.provider)) for one in found]
     if not found:
-        where = f"no {KINDS[kind].word}" if kind else "nothing that has a suite"
+        where = f"no {KINDS[kind].kind().word}" if kind else "nothing that has a suite"
         known = ", ".join(dict.fromkeys(one.provider.name for one in all_of_them))
         text = f"{where} is called '{name}'; there are {known or 'none'} (`ddl plugins` shows all)"
         raise PluginError(text + registry.left_out(name))
@@ -118,7 +94,8 @@ def suites_of(subject: Subject, registry: Registry) -> tuple[Any, list[Any]]:
             f"{subject}: its provider names no suite; write a subclass of ddlcore.testing.{standard.__name__} "
             'that says how tensors are made, and name it by suite="module:Class"'
         )
-    return tested, [_named(row.standard)(subject.provider, tested, registry), *_besides(subject, registry)]
+    make = _named(f"ddlcore.testing.conform.standard:{subject.kind}")
+    return tested, [make(subject.provider, tested, registry), *_besides(subject, registry)]
 
 
 def _tested(subject: Subject, registry: Registry) -> Any:

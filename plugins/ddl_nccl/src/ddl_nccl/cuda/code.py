@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ddl_nccl.cuda.names import Name
+from ddlcore import contracts
 from ddlcore.contracts.cache import alone, cache_directories, find, keep
 
 __all__ = ["obtain"]
@@ -32,8 +33,11 @@ _COMPILING: Final = threading.Lock()
 def _key() -> str:
     """Return a key that changes whenever the sources or the compiler change."""
     digest = hashlib.sha256()
-    for source in SOURCES:
-        digest.update(Path(__file__).with_name(source).read_bytes())
+    for source in (
+        *(Path(__file__).with_name(name) for name in SOURCES),
+        Path(contracts.__file__).with_name("elements.py"),
+    ):
+        digest.update(source.read_bytes())
     for package in PACKAGES:
         try:
             digest.update(f"{package}={version(package)};".encode())

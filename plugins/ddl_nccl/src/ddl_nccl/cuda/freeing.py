@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError
-
-if TYPE_CHECKING:
-    from ddl_nccl.cuda.queue import CudaEvent
-    from ddl_nccl.cuda.runtime import CudaDevice
+from ddlcore.types import Device
 
 __all__ = ["Freeing"]
 
@@ -24,15 +22,19 @@ log = logging.getLogger("ddl")
 
 
 class Freeing:
-    """Frees memory in the background. Any thread may call ``let_go``, finalizers too; it never blocks."""
+    """Frees memory in the background. Any thread may call ``let_go``, finalizers too; it never blocks.
 
-    def __init__(self, device: CudaDevice, stream: int) -> None:
-        self._device = device
-        self._stream = stream
+    ``record_all`` returns an event that is done when everything queued so far by anybody has run; ``free`` frees the
+    memory at an address.
+    """
+
+    def __init__(self, device: Device, record_all: Callable[[], Event], free: Callable[[int], None]) -> None:
+        self._record_all = record_all
+        self._free_now = free
         self._closed = False
         # A finalizer may call put() while the same thread is in put(): SimpleQueue allows that, queue.Queue does not.
         self._gone: queue.SimpleQueue[int | threading.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"ddl-free-{device.device}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"ddl-free-{device}", daemon=True)
         self._thread.start()
 
     def let_go(self, address: int) -> None:
@@ -72,12 +74,12 @@ class Freeing:
     def _free(self, addresses: list[int]) -> None:
         # The order of addresses[-1] and pop() matters: if free() raises, the address stays in the list, and is freed in
         # a later round instead of being lost.
-        if addresses and self._reached(self._device.record_all(self._stream)):
+        if addresses and self._reached(self._record_all()):
             while addresses:
-                self._device.driver.free(addresses[-1], self._stream)
+                self._free_now(addresses[-1])
                 addresses.pop()
 
-    def _reached(self, event: CudaEvent) -> bool:
+    def _reached(self, event: Event) -> bool:
         while not self._closed:
             if event.wait(SLICE_S):
                 return True

@@ -12,8 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from ddl_nccl.cuda import elements as el
-from ddl_nccl.cuda.elements import I32, I64, Value
+from ddl_nccl.cuda.elements import convert, rescale, widen
+from ddlcore.contracts.elements import I32, I64, STORED, Value, apply, splat, vector
 from ddlcore.types import DType, ReduceOp
 
 __all__ = [
@@ -71,7 +71,7 @@ def _joined(b: Any, parts: list[Value]) -> Value:
     """Return the concatenation of the vectors, whose number is a power of two."""
     while len(parts) > 1:
         n = 2 * parts[0].type.count
-        order = ir.Constant(el.vector(I32, n), list(range(n)))
+        order = ir.Constant(vector(I32, n), list(range(n)))
         parts = [b.shuffle_vector(x, y, order) for x, y in zip(parts[::2], parts[1::2])]
     return parts[0]
 
@@ -80,16 +80,16 @@ def _load(b: Any, space: int, address: Value, element: Any, n: int, align: int) 
     """Load n elements. With ``align`` 16 they fill whole vectors, one access each; with less, n is 1."""
     if align < VECTOR:
         value = b.load(_at(b, space, address, element), align=align)
-        return b.insert_element(ir.Constant(el.vector(element, 1), ir.Undefined), value, ir.Constant(I32, 0))
+        return b.insert_element(ir.Constant(vector(element, 1), ir.Undefined), value, ir.Constant(I32, 0))
     # Load two words and split them: NVVM would load a vector of eight or sixteen small elements in several accesses.
-    pair = el.vector(I64, 2)
+    pair = vector(I64, 2)
     size = _size(element)
     parts = []
     for at in range(0, n * size, VECTOR):
         words = b.load(_at(b, space, _plus(b, address, at), pair), align=VECTOR)
         for half in range(2):
             each = b.extract_element(words, ir.Constant(I32, half))
-            parts.append(b.bitcast(each, el.vector(element, 8 // size)))
+            parts.append(b.bitcast(each, vector(element, 8 // size)))
     return _joined(b, parts)
 
 
@@ -101,7 +101,7 @@ def _store(b: Any, space: int, address: Value, x: Value, align: int) -> None:
     lanes = 8 // _size(element)
     words = [_packed(b, x, first, lanes) for first in range(0, n, lanes)]
     for i in range(0, len(words), 2):
-        pair = ir.Constant(el.vector(I64, 2), ir.Undefined)
+        pair = ir.Constant(vector(I64, 2), ir.Undefined)
         for half in range(2):
             pair = b.insert_element(pair, words[i + half], ir.Constant(I32, half))
         b.store(pair, _at(b, space, _plus(b, address, 8 * i), pair.type), align=VECTOR)
@@ -111,7 +111,7 @@ def _packed(b: Any, x: Value, first: int, lanes: int) -> Value:
     """Return one word that holds the elements from ``first`` on."""
     element = x.type.element
     if _size(element) >= 4:
-        order = ir.Constant(el.vector(I32, lanes), list(range(first, first + lanes)))
+        order = ir.Constant(vector(I32, lanes), list(range(first, first + lanes)))
         return b.bitcast(b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), order), I64)
     halves = []  # by shifts, for the same reason as in _load
     for half in range(2):
@@ -138,7 +138,7 @@ def word() -> Primitive:
 
 def mover(width: int, groups: int) -> Primitive:
     """move(target, source, step): copy ``width`` bytes, ``groups`` times, ``step`` bytes apart; aligned to width."""
-    kind = el.vector(I64, 2) if width == VECTOR else ir.IntType(8 * width)
+    kind = vector(I64, 2) if width == VECTOR else ir.IntType(8 * width)
 
     def emit(b: Any, space: int, args: list[Value]) -> None:
         target, source, step = args
@@ -159,18 +159,18 @@ def shifter(groups: int) -> Primitive:
     Both addresses are multiples of 16: each step loads two vectors, and joins the end of one to the beginning of the
     other. ``groups`` and ``step`` are as in ``move``.
     """
-    kind = el.vector(I64, 2)
+    kind = vector(I64, 2)
 
     def joined(b: Any, words: list[Value], apart: Value) -> Value:
         far = b.icmp_signed(">=", apart, ir.Constant(I64, 8))
         first, middle, last = (b.select(far, words[i + 1], words[i]) for i in range(3))
         bits = b.shl(b.and_(apart, ir.Constant(I64, 7)), ir.Constant(I64, 3))
         back = b.sub(ir.Constant(I64, 63), bits)
-        vector = ir.Constant(kind, ir.Undefined)
+        both = ir.Constant(kind, ir.Undefined)
         for i, (low, high) in enumerate(((first, middle), (middle, last))):
             above = b.shl(b.shl(high, ir.Constant(I64, 1)), back)  # two shifts: if bits is 0, nothing of it must remain
-            vector = b.insert_element(vector, b.or_(b.lshr(low, bits), above), ir.Constant(I32, i))
-        return vector
+            both = b.insert_element(both, b.or_(b.lshr(low, bits), above), ir.Constant(I32, i))
+        return both
 
     def emit(b: Any, space: int, args: list[Value]) -> None:
         target, source, step, apart = args
@@ -192,7 +192,7 @@ def filler(width: int) -> Primitive:
     def emit(b: Any, space: int, args: list[Value]) -> None:
         target, pattern = args
         if width == VECTOR:
-            value = el.splat(b, pattern, 2)
+            value = splat(b, pattern, 2)
             b.store(value, _at(b, space, target, value.type), align=VECTOR)
             return
         kind = ir.IntType(8 * width)
@@ -213,10 +213,10 @@ def converter(source: DType, target: DType, form: str) -> Primitive:
         to, at, scale, to_step, at_step = args
         values = []
         for _ in range(groups):
-            values.append(_load(b, space, at, el.STORED[source], n, aligns[0]))
+            values.append(_load(b, space, at, STORED[source], n, aligns[0]))
             at = b.add(at, at_step)
         for value in values:
-            _store(b, space, to, el.convert(b, value, source, target, scale), aligns[1])
+            _store(b, space, to, convert(b, value, source, target, scale), aligns[1])
             to = b.add(to, to_step)
 
     return Primitive(f"convert_{source.label}_{target.label}_{form}", "qqdqq", "", emit)
@@ -236,7 +236,7 @@ def reducer(dtype: DType, op: ReduceOp, form: str) -> Primitive:
     in bytes, for the sources and the target alike. ``form``: "unit", "one" or "any".
     """
     _, n, (align,) = _form(form, dtype.itemsize)
-    element = el.STORED[dtype]
+    element = STORED[dtype]
 
     def emit(b: Any, space: int, args: list[Value]) -> None:
         target, table, sources, offset, prescale, scale = args
@@ -244,7 +244,7 @@ def reducer(dtype: DType, op: ReduceOp, form: str) -> Primitive:
         def widened(index: Value) -> Value:
             place = b.add(table, b.shl(index, ir.Constant(I64, 3)))
             address = b.add(b.load(_at(b, space, place, I64), align=8), offset)
-            return el.widen(b, _load(b, space, address, element, n, align), dtype, prescale)
+            return widen(b, _load(b, space, address, element, n, align), dtype, prescale)
 
         first = widened(ir.Constant(I64, 0))
         before = b.block
@@ -254,7 +254,7 @@ def reducer(dtype: DType, op: ReduceOp, form: str) -> Primitive:
         index, left = b.phi(I64), b.phi(first.type)
         b.cbranch(b.icmp_signed("<", index, sources), body, done)
         b.position_at_end(body)
-        combined = el.apply(b, op, dtype, left, widened(index))
+        combined = apply(b, op, dtype, left, widened(index))
         after = b.block
         for phi, start, step in (
             (index, ir.Constant(I64, 1), b.add(index, ir.Constant(I64, 1))),
@@ -264,6 +264,6 @@ def reducer(dtype: DType, op: ReduceOp, form: str) -> Primitive:
             phi.add_incoming(step, after)
         b.branch(head)
         b.position_at_end(done)
-        _store(b, space, b.add(target, offset), el.rescale(b, left, dtype, scale), align)
+        _store(b, space, b.add(target, offset), rescale(b, left, dtype, scale), align)
 
     return Primitive(f"reduce_{dtype.label}_{op.name.lower()}_{form}", "qqqqdd", "", emit)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
+from abc import abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddl_nccl.cuda.buckets import Addresses, Bucket, CudaKernels, Ground, Launch
+from ddl_nccl.cuda.driver import Driver, Facts
 from ddl_nccl.cuda.names import Name
-from ddlcore.contracts.device import Event, Queue
+from ddlcore.contracts.device import DeviceRuntime, Event, Queue
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.types import DType
 
-if TYPE_CHECKING:
-    from ddl_nccl.cuda.runtime import CudaDevice
-
-__all__ = ["CudaEvent", "CudaQueue"]
+__all__ = ["CudaEvent", "CudaQueue", "StreamDevice"]
 
 THREADS = 256  # of a block
 PLACES = 64  # pinned copies of an address table that may be on their way to the device at once; made when needed
@@ -30,12 +29,39 @@ TABLE_S = 60.0  # how long to wait for such a copy, if the host is that many buc
 CLOSED = "CUDA: the stream is closed"
 
 
+class StreamDevice(DeviceRuntime):
+    """What streams and events need of their device."""
+
+    driver: Driver
+    facts: Facts
+
+    @abstractmethod
+    def record(self, stream: int) -> CudaEvent:
+        """Return an event of the pool, recorded on the stream now."""
+
+    @abstractmethod
+    def give_event(self, handle: int) -> None:
+        """Return an event to the pool. Waits on it that are already queued keep their meaning."""
+
+    @abstractmethod
+    def close_stream(self, stream: int, timeout_s: float) -> None:
+        """Wait for what is queued on the stream, and destroy it; after ``timeout_s`` leave the stream to itself."""
+
+    @abstractmethod
+    def kernel(self, name: Name) -> Any:
+        """Return the kernel, compiled if that was not done on this machine before. Raises DeviceError."""
+
+    @abstractmethod
+    def has_kernel(self, name: Name) -> bool:
+        """Return whether the kernel is available; log the reason the first time that one is not."""
+
+
 class CudaEvent(Event):
     """An event of the device's pool, to which it returns when its last reference goes."""
 
     __slots__ = ("_device", "_done", "handle")
 
-    def __init__(self, device: CudaDevice, handle: int) -> None:
+    def __init__(self, device: StreamDevice, handle: int) -> None:
         self._device = device
         self.handle = handle
         self._done = False
@@ -64,9 +90,9 @@ class CudaEvent(Event):
 class CudaQueue(Queue):
     """One stream. Every call is queued on the device, and only ``close`` blocks."""
 
-    runtime: CudaDevice
+    runtime: StreamDevice
 
-    def __init__(self, runtime: CudaDevice, stream: int) -> None:
+    def __init__(self, runtime: StreamDevice, stream: int) -> None:
         self.runtime = runtime
         self.handle = stream
         self._ground = _Stream(runtime, stream)
@@ -114,7 +140,7 @@ class CudaQueue(Queue):
 class _Stream(Ground):
     """The memory and kernel launches of one stream."""
 
-    def __init__(self, device: CudaDevice, stream: int) -> None:
+    def __init__(self, device: StreamDevice, stream: int) -> None:
         self.device = device
         self.closed = False
         self._stream = stream

@@ -19,8 +19,7 @@ from ddl_nccl.cuda.code import obtain
 from ddl_nccl.cuda.driver import Driver, Facts
 from ddl_nccl.cuda.freeing import Freeing
 from ddl_nccl.cuda.names import COPY, Name
-from ddl_nccl.cuda.queue import CudaEvent, CudaQueue
-from ddlcore.contracts.device import DeviceRuntime
+from ddl_nccl.cuda.queue import CudaEvent, CudaQueue, StreamDevice
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.types import Device
@@ -34,7 +33,7 @@ SHORT_S = 10.0  # for memory that was let go, when an allocation fails
 log = logging.getLogger("ddl")
 
 
-class CudaDevice(DeviceRuntime):
+class CudaDevice(StreamDevice):
     """A CUDA device. ``driver`` and ``obtain`` are the driver and the compiler; tests replace them."""
 
     def __init__(self, driver: Driver | None = None, obtain: Any = obtain) -> None:
@@ -66,7 +65,7 @@ class CudaDevice(DeviceRuntime):
         # Memory is allocated and freed on the first stream, which never waits. The second stream waits for all queues,
         # so its events tell when pinned memory is out of use.
         self._getting, self._retiring = self.driver.create_stream(), self.driver.create_stream()
-        self._freeing = Freeing(self, self._getting)
+        self._freeing = Freeing(device, self._record_all, lambda address: self.driver.free(address, self._getting))
         self._closed = False
         self.has_kernel(COPY)  # compile here, where a user expects to wait, and not when the first bucket is ready
 
@@ -166,15 +165,14 @@ class CudaDevice(DeviceRuntime):
     # --- events and streams, for queues
 
     def record(self, stream: int) -> CudaEvent:
-        """Return an event of the pool, recorded on the stream now."""
         event = self._event()
         self.driver.record(event.handle, stream)
         return event
 
-    def record_all(self, stream: int) -> CudaEvent:
+    def _record_all(self) -> CudaEvent:
         """Return an event that is done when everything queued so far by anybody has run; may block until then."""
         event = self._event()
-        self.driver.record_all(event.handle, stream)
+        self.driver.record_all(event.handle, self._getting)
         return event
 
     def _event(self) -> CudaEvent:
@@ -185,12 +183,10 @@ class CudaDevice(DeviceRuntime):
         return CudaEvent(self, handle)
 
     def give_event(self, handle: int) -> None:
-        """Return an event to the pool. Waits on it that are already queued keep their meaning."""
         if not self._closed:
             self._events.append(handle)
 
     def close_stream(self, stream: int, timeout_s: float) -> None:
-        """Wait for what is queued on the stream, and destroy it; after ``timeout_s`` leave the stream to itself."""
         try:
             if self.record(stream).wait(timeout_s):
                 with self._lock:
@@ -206,7 +202,6 @@ class CudaDevice(DeviceRuntime):
     # --- kernels
 
     def kernel(self, name: Name) -> Any:
-        """Return the kernel, compiled if that was not done on this machine before. Raises DeviceError."""
         function = self._kernels.get(name)
         if function is not None:
             return function
@@ -226,7 +221,6 @@ class CudaDevice(DeviceRuntime):
         return function
 
     def has_kernel(self, name: Name) -> bool:
-        """Return whether the kernel is available; log the reason the first time that one is not."""
         try:
             self.kernel(name)
         except DeviceError as error:

@@ -1,0 +1,90 @@
+"""Begin the ranks of this host and put them under supervision, for ``ddl run`` and ``ddlcore.run`` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ddlcore.config import Settings
+from ddlcore.control.server import Server
+from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.output.output import Output
+from ddlcore.launch.ranks.environment import (
+    HostPlace,
+    master_port,
+    own_environments,
+    setting_variables,
+    shared_environment,
+    thread_variables,
+    usable_cores,
+    wanted_port,
+)
+from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.launch.ranks.process import RankProcess
+from ddlcore.launch.ranks.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from ddlcore.launch.agents.remote_launch import RemoteLaunch
+
+__all__ = ["begin_all", "chosen_port", "local_environments", "supervise"]
+
+
+def chosen_port(layout: Layout, environ: Mapping[str, str]) -> int:
+    """Return MASTER_PORT; 0 if the user has chosen none and rank 0 is on another host."""
+    return master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
+
+
+def local_environments(
+    layout: Layout,
+    remote: RemoteLaunch | None,
+    settings: Settings,
+    environ: Mapping[str, str],
+    job_file: str,
+    port: int,
+    timeline_dir: str = "",
+) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
+    """Return the thread counts that the user has not set, and the environment of each rank of this host."""
+    local = layout.ranks_of(0) if remote is None else remote.remote_plan.local_ranks
+    threads = thread_variables(environ, usable_cores(), max(1, len(local)))
+    shared = shared_environment(environ, {**threads, **setting_variables(settings)})
+    if remote is None:
+        owns = own_environments(layout.ranks, (HostPlace(job_file, timeline_dir=timeline_dir),), port)
+    else:
+        owns = remote.environments(job_file, port, timeline_dir)
+    return threads, {rank: {**shared, **owns[rank]} for rank in local}
+
+
+def begin_all(ranks: Sequence[int], begin: Callable[[int], RankProcess], output: Output) -> list[RankProcess]:
+    """Start all ranks of this host or none: if one cannot be started, kill those that were started before it."""
+    processes: list[RankProcess] = []
+    try:
+        for rank in ranks:
+            processes.append(begin(rank))
+        for process in processes:
+            output.add(process.rank, process.stdout, process.stderr)
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    return processes
+
+
+def supervise(
+    processes: Sequence[RankProcess],
+    remote: RemoteLaunch | None,
+    settings: Settings,
+    server: Server,
+    failure_log: FailureLog,
+    say: Callable[[str], None],
+) -> Supervisor:
+    """Return the supervisor of all ranks, those of other hosts included."""
+    supervisor = Supervisor(
+        [*processes, *(remote.agents.ranks() if remote is not None else [])],
+        grace_s=settings.number("grace_s"),
+        ended=lambda end: server.rank_ended(end.rank, end.reason),
+        say=say,
+    )
+    if remote is not None:
+        remote.agents.attach(supervisor)
+    failure_log.kill = supervisor.kill_silent
+    return supervisor

@@ -1,0 +1,21 @@
+"""Defines what a bucket leaves for each of its entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddlcore.contracts.device import Event
+from ddlcore.contracts.memory import Memory
+
+__all__ = ["Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result that a bucket left for one entry. Kinds that write into the caller's target leave nothing here."""
+
+    memory: Memory | None = None  # the result of kinds whose size is known only after negotiation
+    rows: tuple[tuple[int, ...], ...] = ()  # for ragged kinds: the rows of each member
+    digests: tuple[bytes, ...] = ()
+    result: int = -1  # ADD_SET: the set's id; JOIN: the last rank
+    event: Event | None = None  # on a device: the event after which the values are complete
