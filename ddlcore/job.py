@@ -39,7 +39,7 @@ from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
-from ddlcore.runtime.companion import Companions
+from ddlcore.runtime.companion import C, Companions
 from ddlcore.runtime.control_thread import ControlThread
 from ddlcore.runtime.device.accelerators import Accelerators
 from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
@@ -195,6 +195,9 @@ class Job:
         self.overlaps = self.settings.overlaps(self.cross_size)
         opener = self._opener(store)
         self.sets = ProcessSets(opener)
+        # What adapters use of these parts (contracts/framework.py) is bound here, so that it costs no further call.
+        self.members = self.sets.members
+        self.name_entries = self.tensor_queue.name
         accelerators = self._accelerators(opener)
         self.device_label = accelerators.label
         self._executor = executor = Executor(
@@ -226,7 +229,7 @@ class Job:
         )
         accelerators.devices.used = self._engine.in_flight.used
         self._engine.in_flight.tidy = accelerators.tidy
-        self._control_thread = ControlThread(
+        self._control_thread: ControlThread = ControlThread(
             channel,
             self.tensor_queue,
             self._engine,
@@ -405,6 +408,14 @@ class Job:
         if self._engine.amid():
             raise reentrant("an operation")
         self.submit_entries(entries, waits)
+
+    def check_stall(self, since_s: float) -> float:
+        """Note that a thread has been waiting since ``since_s``; see ``TensorQueue.check_stall``."""
+        return self.completion.check_stall(since_s)
+
+    def companion(self, kind: type[C]) -> C:
+        """Return the job's companion of that class. The first call makes it."""
+        return self.companions.get(kind)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
         """Record a timeline from now on; see ``TimelineSwitch.begin``."""

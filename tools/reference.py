@@ -16,6 +16,7 @@ MODULES = (
     "hooks",
     "contracts/transport",
     "contracts/adapter",
+    "contracts/framework",
     "contracts/compressor",
     "contracts/fusion",
     "contracts/tuner",

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ddlcore.api import Companion
+from ddlcore.contracts import Companion, JobService
 
 __all__ = ["Traffic"]
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Traffic(Companion):
     """The operations of one job: pushed to MXNet's engine, then running in ddl, then over. Any thread may call it."""
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: JobService) -> None:
         super().__init__(job)
         self._changed = threading.Condition()
         self._pushed = 0  # how many operations the engine has not called back yet
@@ -187,7 +187,7 @@ class Traffic(Companion):
                 if self._closed:
                     return
                 since_s = self._quiet_since_s + GRACE_S if self._pushed == 0 else None
-            pause_s = LOOK_AGAIN_S if since_s is None else max(self.job.completion.check_stall(since_s), LEAST_S)
+            pause_s = LOOK_AGAIN_S if since_s is None else max(self.job.check_stall(since_s), LEAST_S)
             with self._changed:
                 if self._running and not self._closed:
                     self._changed.wait(pause_s)
