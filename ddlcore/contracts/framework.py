@@ -25,7 +25,7 @@ class PersistentRequest(Protocol):
 
     It is in flight from its start (``JobService.start_request`` or ``start_all``) until it has succeeded or failed.
     While it is in flight it must not be started again: the start raises InvalidArgument. One thread at a time uses a
-    request. It belongs to the job for which it was made, and cannot be started in another one.
+    request. It belongs to the job for which it was made, and must not be started in another one.
     """
 
     @property
@@ -126,7 +126,7 @@ class TensorEntry(Protocol):
 
 
 class JobSettings(Protocol):
-    """The settings of a job by name; `ddl info --settings` lists them, and a plugin's own are among them.
+    """The settings of a job by name; `ddl run --help` lists them, and a plugin's own are among them.
 
     While a search runs, settings change from step to step, so read them when they are needed.
     """
