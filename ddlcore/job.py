@@ -39,7 +39,7 @@ from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
-from ddlcore.runtime.companion import Companions
+from ddlcore.runtime.companion import C, Companions
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.control_thread import ControlThread
 from ddlcore.runtime.device.accelerators import Accelerators
@@ -219,7 +219,10 @@ class Job:
         self.start_request = self.tensor_queue.start_request
         self.start_all = self.tensor_queue.start_all
         self.start_and_wait = self._engine.start_and_wait
-        self._control_thread = ControlThread(
+        # What adapters use of these parts (contracts/framework.py) is bound here, so that it costs no further call.
+        self.members = self.sets.members
+        self.name_entries = self.tensor_queue.name
+        self._control_thread: ControlThread = ControlThread(
             channel,
             self.tensor_queue,
             self._engine,
@@ -412,6 +415,10 @@ class Job:
     def check_stall(self, since_s: float) -> float:
         """Do what ``TensorQueue.check_stall`` does, for a thread that waits outside ddl since ``since_s``."""
         return self.tensor_queue.check_stall(since_s)
+
+    def companion(self, kind: type[C]) -> C:
+        """Return the job's companion of that class. The first call makes it."""
+        return self.companions.get(kind)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
         """Record a timeline from now on; see ``TimelineSwitch.begin``."""

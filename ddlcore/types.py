@@ -154,8 +154,8 @@ CPU = Device("cpu")
 class Buffer:
     """The dense memory of one tensor, without a reference to its framework.
 
-    Only the address, owner, event and order of a persistent request's buffer ever change, and only while the request is
-    not in flight.
+    Only the address, owner, event, stream and order of a persistent request's buffer ever change, and only while the
+    request is not in flight.
 
     ``strides`` (in elements) is None for row-major memory, otherwise a permutation of it without gaps. ``owner`` keeps
     the memory and the event alive. If the producer may still be writing, ``wait`` blocks until the values are complete;
@@ -178,6 +178,12 @@ class Buffer:
     event: int = 0
     stream: int = 0
     order: int = 0
+
+    def mark_ready(self, event: int, stream: int, order: int) -> None:
+        """Note the event after which the values are complete, its stream, and its order among that stream's events."""
+        self.event = event
+        self.stream = stream
+        self.order = order
 
     @property
     def nbytes(self) -> int:

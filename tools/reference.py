@@ -17,6 +17,7 @@ MODULES = (
     "contracts/transport",
     "contracts/memory",
     "contracts/adapter",
+    "contracts/framework",
     "contracts/compressor",
     "contracts/fusion",
     "contracts/tuner",

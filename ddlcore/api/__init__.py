@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from ddlcore.api.arguments import UserCompressor, gradient_compression, resolve_op, wire_compression
+from ddlcore.api.build_questions import BuildQuestions
+from ddlcore.api.calls import CollectiveCall
+from ddlcore.api.compression import FloatCompression, NoCompression
 from ddlcore.api.gpus import Gpus, installed_gpus, local_device, local_gpu, log_once, visible_gpus
 from ddlcore.api.handles import Mapped, Waitable, poll, synchronize
 from ddlcore.api.objects import allgather_object, barrier, broadcast_object, join
 from ddlcore.api.operations import Operations
+from ddlcore.api.reductions import Membership, check_predivide, find_process_set, membership, wait_for_all
 from ddlcore.api.replicas import Replica, Verifier, array_replica, named, verify, verify_replicas
 from ddlcore.api.transports import built, built_version, enabled, threads_supported
 from ddlcore.api.world import (
@@ -31,17 +35,22 @@ from ddlcore.api.world import (
     stop_timeline,
     use_job,
 )
+from ddlcore.contracts.framework import Companion
 from ddlcore.job import Job
-from ddlcore.runtime.companion import Companion
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 
 __all__ = [
+    "BuildQuestions",
+    "CollectiveCall",
     "Companion",
+    "FloatCompression",
     "Gpus",
     "Handle",
     "Job",
     "Mapped",
+    "Membership",
+    "NoCompression",
     "Operations",
     "ProcessSet",
     "Replica",
@@ -56,10 +65,12 @@ __all__ = [
     "broadcast_object",
     "built",
     "built_version",
+    "check_predivide",
     "cross_rank",
     "cross_size",
     "current_job",
     "enabled",
+    "find_process_set",
     "global_process_set",
     "gradient_compression",
     "init",
@@ -72,6 +83,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "log_once",
+    "membership",
     "named",
     "poll",
     "process_sets",
@@ -89,5 +101,6 @@ __all__ = [
     "verify",
     "verify_replicas",
     "visible_gpus",
+    "wait_for_all",
     "wire_compression",
 ]

@@ -7,10 +7,10 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from ddlcore.api.world import ProcessSet, current_job, global_process_set
+from ddlcore.api.world import ProcessSet, current_job, global_process_set, job_of
+from ddlcore.contracts.framework import JobService
 from ddlcore.contracts.transport import Memory, view
 from ddlcore.errors import InvalidArgument, ObjectDigestError
-from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
@@ -50,14 +50,14 @@ def checked_name(name: str) -> str:
     return name
 
 
-def barrier(process_set: ProcessSet = global_process_set, job: Job | None = None) -> None:
+def barrier(process_set: ProcessSet = global_process_set, job: JobService | None = None) -> None:
     """Wait until every member of the process set has called it."""
     job = job or current_job()
     set_id, _ = process_set.resolve(job)
     _control(job, set_id, ANONYMOUS, Spec(Kind.BARRIER)).wait()
 
 
-def join(device: int = -1, job: Job | None = None) -> int:
+def join(device: int = -1, job: JobService | None = None) -> int:
     """Declare that this rank has no more data; to the others' operations it contributes values that change nothing.
 
     It blocks until every rank has joined, and returns the rank that joined last. ``device`` is accepted for
@@ -67,9 +67,9 @@ def join(device: int = -1, job: Job | None = None) -> int:
     return int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
 
 
-def _control(job: Job, set_id: int, name: str, spec: Spec) -> Handle:
+def _control(job: JobService, set_id: int, name: str, spec: Spec) -> Handle:
     """Submit an operation without a tensor. The result of its handle is the result of the bucket."""
-    handle = Handle(job.waiter, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
+    handle = Handle(job_of(job).waiter, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
     job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
     return handle
 
@@ -79,7 +79,7 @@ def broadcast_object(
     root_rank: int = 0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-    job: Job | None = None,
+    job: JobService | None = None,
 ) -> Any:
     """Return the object of ``root_rank`` on every rank. On the root, the object must be picklable (cloudpickle).
 
@@ -96,7 +96,7 @@ def broadcast_object(
 
 
 def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set, job: Job | None = None
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set, job: JobService | None = None
 ) -> list[Any]:
     """Return the objects of all members, in rank order. Their bytes are checked as in ``broadcast_object``."""
     job = job or current_job()
@@ -112,7 +112,7 @@ def _pickled(obj: Any) -> bytes:
 
 
 def _exchange(
-    job: Job,
+    job: JobService,
     set_id: int,
     ranks: Sequence[int],
     name: str | None,
@@ -125,7 +125,7 @@ def _exchange(
     if payload:
         view(memory.address, len(payload))[:] = payload
     source = Buffer(memory.address, len(payload), DType.U8, (len(payload),), owner=memory)
-    handle = Handle(job.waiter, 1, lambda outcomes: outcomes[0])
+    handle = Handle(job_of(job).waiter, 1, lambda outcomes: outcomes[0])
     wire_name = f"object.{checked_name(name)}" if name else ANONYMOUS
     digest = hashlib.blake2b(payload, digest_size=32).digest()
     rows = (len(payload),)

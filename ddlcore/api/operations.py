@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddlcore.api.objects import allgather_object, broadcast_object, check_root, checked_name
-from ddlcore.api.world import ProcessSet, current_job, global_process_set
+from ddlcore.api.world import ProcessSet, current_job, global_process_set, job_of
 from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.framework import JobService, TensorEntry
 from ddlcore.errors import InvalidArgument
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
@@ -63,7 +64,7 @@ class Operations:
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
-        job: Job | None = None,
+        job: JobService | None = None,
         waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
@@ -99,7 +100,7 @@ class Operations:
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
-        job: Job | None = None,
+        job: JobService | None = None,
         waits: bool = False,
         stage_on_host: bool = False,
         _single: bool = False,
@@ -137,7 +138,7 @@ class Operations:
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
-        job: Job | None = None,
+        job: JobService | None = None,
         output: Any = None,
         part_of: str = "",
         stage_on_host: bool = False,
@@ -146,8 +147,7 @@ class Operations:
 
         ``job.start_request(request, address, owner)`` starts it, and ``request.wait()`` waits for it. Other ranks may
         use an ``allreduce_async`` of the same name instead: the messages are the same. ``output``: where the result
-        goes instead. Before a start, ``request.target.address`` may be set to other memory of the same layout; the
-        caller keeps that memory alive until the end. ``part_of``: a text that says what the tensor is a part of. If
+        goes instead; ``request.set_target`` changes it. ``part_of``: a text that says what the tensor is a part of. If
         ranks pass different texts, a MismatchError is raised that shows each of them.
         """
         job = job or current_job()
@@ -158,7 +158,15 @@ class Operations:
         op = _reduce_op(op, buffer.dtype)
         device = _device(job, [buffer], "allreduce", stage_on_host)
         spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, device, part_of)
-        what = (job.waiter, set_id, f"allreduce.{checked_name(name)}", spec, self._encoded(spec), buffer, target)
+        what = (
+            job_of(job).waiter,
+            set_id,
+            f"allreduce.{checked_name(name)}",
+            spec,
+            self._encoded(spec),
+            buffer,
+            target,
+        )
         return PersistentRequest(*what) if device == CPU.kind else FencedPersistentRequest(*what, self.adapter.after)
 
     def allreduce_in_place(
@@ -207,7 +215,7 @@ class Operations:
         *,
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
-        job: Job | None = None,
+        job: JobService | None = None,
         reduces: bool = False,
         sparse: bool = False,
         stage_on_host: bool = False,
@@ -235,7 +243,7 @@ class Operations:
         *,
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
-        job: Job | None = None,
+        job: JobService | None = None,
         sparse: bool = False,
         stage_on_host: bool = False,
         _single: bool = False,
@@ -272,7 +280,7 @@ class Operations:
         output: Any = None,
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
-        job: Job | None = None,
+        job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start a broadcast of the tensor of ``root_rank``.
@@ -309,7 +317,7 @@ class Operations:
         *,
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
-        job: Job | None = None,
+        job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start an alltoall: send ``splits[r]`` rows of ``tensor`` to rank r of the process set (None: equal parts).
@@ -347,7 +355,7 @@ class Operations:
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
-        job: Job | None = None,
+        job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start a reducescatter, whose result is this rank's rows of the reduction.
@@ -377,7 +385,7 @@ class Operations:
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
-        job: Job | None = None,
+        job: JobService | None = None,
         stage_on_host: bool = False,
         _single: bool = False,
     ) -> Handle:
@@ -430,7 +438,7 @@ class Operations:
         root_rank: int = 0,
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
-        job: Job | None = None,
+        job: JobService | None = None,
     ) -> Any:
         """Call ``ddlcore.api.objects.broadcast_object``."""
         return broadcast_object(obj, root_rank, name, process_set, job)
@@ -440,7 +448,7 @@ class Operations:
         obj: Any,
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
-        job: Job | None = None,
+        job: JobService | None = None,
     ) -> list[Any]:
         """Call ``ddlcore.api.objects.allgather_object``."""
         return allgather_object(obj, name, process_set, job)
@@ -449,14 +457,15 @@ class Operations:
 
     def _handle(
         self,
-        job: Job,
+        job: JobService,
         sources: Sequence[Buffer],
         finish: Callable[[Sequence[Outcome | None]], Any],
         tensors: Sequence[Any],
     ) -> Handle:
+        waiter = job_of(job).waiter
         if sources[0].device.kind == CPU.kind:
-            return Handle(job.waiter, len(sources), finish)
-        return FencedHandle(job.waiter, len(sources), finish, self.adapter.after, tensors)
+            return Handle(waiter, len(sources), finish)
+        return FencedHandle(waiter, len(sources), finish, self.adapter.after, tensors)
 
     def _names(self, kind: Kind, name: str | None, count: int, single: bool) -> tuple[list[str], int]:
         """Return the name of each tensor in messages, and the size of the group (0 for a single tensor).
@@ -506,7 +515,7 @@ class Operations:
 
     def _submit(
         self,
-        job: Job,
+        job: JobService,
         handle: Handle,
         set_id: int,
         names: Sequence[str],
@@ -524,10 +533,10 @@ class Operations:
         ]
         self.hand_over(job, handle, entries, waits)
 
-    def hand_over(self, job: Job, handle: Handle, entries: Sequence[Entry], waits: bool) -> None:
+    def hand_over(self, job: JobService, handle: Handle, entries: Sequence[TensorEntry], waits: bool) -> None:
         """Submit the entries that a verb has described. A framework that computes in the background overrides this.
 
-        The override calls ``job.tensor_queue.name(entries)`` at once, so that calls without a name are numbered in
+        The override calls ``job.name_entries(entries)`` at once, so that calls without a name are numbered in
         program order. Its buffers need no address before it calls ``job.submit``; it passes an error from there to
         ``handle.refuse``.
         """
@@ -608,7 +617,7 @@ def _allreduce_spec(
     )
 
 
-def _device(job: Job, buffers: Sequence[Buffer], verb: str, stage_on_host: bool, sparse: bool = False) -> str:
+def _device(job: JobService, buffers: Sequence[Buffer], verb: str, stage_on_host: bool, sparse: bool = False) -> str:
     """Return what the specs call the device, which must be the same for all ``buffers``."""
     device = buffers[0].device if buffers else CPU
     if any(other.device is not device and other.device != device for other in buffers):

@@ -10,12 +10,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ddlcore.api.objects import allgather_object, broadcast_object
 from ddlcore.api.world import ProcessSet, current_job, global_process_set
+from ddlcore.contracts.framework import JobService
 from ddlcore.contracts.transport import view
 from ddlcore.coordinator.agreement import differing, wording
 from ddlcore.errors import InvalidArgument, ReplicasDiffer
@@ -75,29 +76,31 @@ class Verifier:
         self._described = b""
         self._told: tuple[int, bytes] = (0, b"")  # the last step whose digests were sent, and the digests
 
-    def stepped(self, job: Job, set_id: int = 0) -> None:
+    def stepped(self, job: JobService, set_id: int = 0) -> None:
         """Note that the optimizer has stepped, and send the digests if they are due.
 
         It does not wait for other ranks.
         """
         if job is not self._job:
-            self._bind(job, set_id)
+            self._bind(cast("Job", job), set_id)
         step = self._step + 1
         if step == self._next:
-            self._tell(job, step)
+            self._tell(step)
         self._step = step  # last, because a signal handler may call this method again
 
     def _bind(self, job: Job, set_id: int) -> None:
         self._job, self._set_id, self._step, self._next = job, set_id, 0, 0
         self._names, self._described = (), b""
         self._every = job.settings.whole("verify_every") if self._fatal else 0
-        if len(job.sets.members(set_id) or ()) < 2:
+        if len(job.members(set_id) or ()) < 2:
             return
         if self._every or job.settings["verify_first_step"]:
             self._next = 1
             self._label = job.add_verifier(set_id, self._kind, self)
 
-    def _tell(self, job: Job, step: int) -> None:
+    def _tell(self, step: int) -> None:
+        job = self._job
+        assert job is not None
         replicas = self._replicas()
         if not self._every:
             replicas = _within(replicas, FIRST_BYTES)

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ddlcore.api.threads import before_threads_are_joined, others_are_alive
 from ddlcore.config import Environment
+from ddlcore.contracts.framework import JobService
 from ddlcore.detection import detect
 from ddlcore.errors import DdlInternalError, InvalidArgument, NotInitialized
 from ddlcore.job import Job, launched_job, lone_job
@@ -39,6 +40,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "job_of",
     "local_rank",
     "local_size",
     "process_sets",
@@ -79,6 +81,11 @@ def current_job() -> Job:
     return job
 
 
+def job_of(service: JobService) -> Job:
+    """Return the job behind ``service``. Every JobService is a Job, of which adapters see less."""
+    return cast("Job", service)
+
+
 @contextmanager
 def use_job(job: Job) -> Iterator[Job]:
     """Make the verbs of this thread act on ``job`` within the ``with`` block. Worlds of threads need it."""
@@ -106,13 +113,13 @@ class ProcessSet:
         self.ranks = sorted(given)
         self.process_set_id = None
 
-    def resolve(self, job: Job) -> tuple[int, tuple[int, ...]]:
+    def resolve(self, job: JobService) -> tuple[int, tuple[int, ...]]:
         """Return the id and the members.
 
         Raises ValueError if the set is not registered, or if ``job``'s rank is not a member.
         """
         set_id = self.process_set_id
-        members = None if set_id is None else job.sets.members(set_id)
+        members = None if set_id is None else job.members(set_id)
         if set_id is None or members is None:
             raise InvalidArgument(f"{self} is not registered in this job; pass it to init() or add_process_set() first")
         if job.rank not in members:

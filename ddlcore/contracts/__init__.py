@@ -9,6 +9,14 @@ from ddlcore.contracts.cluster import Cluster, RankInfo, Surroundings
 from ddlcore.contracts.communicators import Communicators
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.device import DeviceRuntime, Event, Queue
+from ddlcore.contracts.framework import (
+    Companion,
+    JobService,
+    JobSettings,
+    PersistentRequest,
+    RequestStart,
+    TensorEntry,
+)
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
@@ -27,6 +35,7 @@ __all__ = [
     "Check",
     "Cluster",
     "Communicators",
+    "Companion",
     "Compressor",
     "Context",
     "DeviceRuntime",
@@ -35,22 +44,27 @@ __all__ = [
     "FusionPolicy",
     "HostSlots",
     "HostView",
+    "JobService",
+    "JobSettings",
     "Kernels",
     "Knob",
     "Launcher",
     "Library",
     "Matrix",
     "Memory",
+    "PersistentRequest",
     "Plan",
     "Prepared",
     "Queue",
     "RankInfo",
     "Ready",
+    "RequestStart",
     "Seen",
     "StartCommand",
     "StartPlan",
     "Store",
     "Surroundings",
+    "TensorEntry",
     "Transport",
     "Tuner",
     "Work",

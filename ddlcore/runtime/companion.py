@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from ddlcore.contracts.framework import Companion, JobService
 from ddlcore.runtime.reentry import Lock
 
-__all__ = ["Companion", "Companions"]
-
-
-class Companion:
-    """A framework's background worker; there is one for each job and class. ``job`` is the core's Job."""
-
-    def __init__(self, job: Any) -> None:
-        self.job = job
-
-    def settle(self) -> None:
-        """Return when everything that the user's program has asked for is over, with or without errors.
-
-        Called at a normal end.
-        """
-
-    def close(self) -> None:
-        """End the companion's threads, because the job is over. May be called again."""
+__all__ = ["Companions"]
 
 
 C = TypeVar("C", bound=Companion)
@@ -31,7 +16,7 @@ C = TypeVar("C", bound=Companion)
 class Companions:
     """The companions of one job. Any thread may use them."""
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: JobService) -> None:
         self._job = job
         self._lock = Lock()
         self._made: dict[type[Companion], Companion] = {}

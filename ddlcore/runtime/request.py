@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from ddlcore.contracts.device import Event
 from ddlcore.messages import Ask, Spec
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
@@ -62,6 +64,16 @@ class Entry:
         self.digest = digest
         self.stamp = -1  # the last bucket whose end the user's code had seen before this call
 
+    def move(self, source: Buffer, target: Buffer | None) -> None:
+        """Use other memory of the same layout; see contracts.framework.TensorEntry."""
+        self.source, self.target = source, target
+
+    def locate(self, address_of: Callable[[Any], int]) -> None:
+        """Set each address to ``address_of(owner)``; see contracts.framework.TensorEntry."""
+        for buffer in (self.source, self.target):
+            if buffer is not None and buffer.owner is not None:
+                buffer.address = address_of(buffer.owner)
+
     def ask(self) -> Ask:
         return Ask(self.set_id, self.name, self.spec_bytes, self.rows, self.stamp, self.digest)
 
@@ -115,6 +127,23 @@ class PersistentRequest(Entry):
         self.position: Any = None
         self.slot = -1
 
+    def set_target(self, address: int, owner: object) -> None:
+        """Make the next starts write to this memory; see contracts.framework.PersistentRequest."""
+        target = self.target
+        target.address = address
+        target.owner = owner
+
+    def release_target(self) -> None:
+        """Drop the owner of the target's memory, after the end of a start."""
+        self.target.owner = None
+
+    def mark_ready(self, event: int, stream: int, order: int) -> None:
+        """Note the device event after which the tensor's values are complete; see Buffer.mark_ready."""
+        source = self.source
+        source.event = event
+        source.stream = stream
+        source.order = order
+
     def poll(self) -> bool:
         """Return whether ``wait`` would return or raise immediately."""
         self.waiter.polled(self.state != IDLE)
@@ -130,6 +159,11 @@ class PersistentRequest(Entry):
         self.completion.observe(self.index)
         if self.error is not None:
             raise self.error.with_traceback(None)
+
+    def arrive(self) -> Event | None:
+        """Wait as ``wait`` does. Return None, because in host memory there is no event to order work after."""
+        self.wait()
+        return None
 
     def succeeded(self) -> bool:
         """Return whether a schedule's bucket has completed it, so that ``wait`` would do nothing but return."""

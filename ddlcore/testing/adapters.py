@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ddlcore.testing.adapter_memory import AdapterMemory
+from ddlcore.testing.adapter_requests import AdapterRequests
 from ddlcore.testing.adapter_verbs import AdapterVerbs
 
 __all__ = ["AdapterSuite"]
 
 
-class AdapterSuite(AdapterMemory, AdapterVerbs):
+class AdapterSuite(AdapterMemory, AdapterVerbs, AdapterRequests):
     """The adapter suite; see AdapterBase for what a subclass must write and what it may set.
 
     >>> class TestMine(AdapterSuite):

@@ -45,6 +45,9 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "test_adopted_memory_lives_with_its_tensor",
             "test_foreign_types_are_refused",
             "test_bad_tensors_are_refused_at_the_call",
+            "test_a_failed_request_can_be_started_again",
+            "test_a_request_in_flight_is_not_started_again",
+            "test_a_closed_job_starts_nothing",
         ),
     },
     "fusion": {

@@ -30,7 +30,7 @@ def test_the_result_goes_to_the_output_which_may_change_between_starts() -> None
         for step in range(60):
             output = outputs[step % 2]
             output[:] = 0
-            entry.target.address = address(output)
+            entry.set_target(address(output), output)
             job.start_request(entry, address(tensor), tensor)
             entry.wait()
             assert (tensor == rank + 1.0).all()

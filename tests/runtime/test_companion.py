@@ -34,8 +34,8 @@ def test_a_companion_is_one_and_goes_with_its_job(settle: bool) -> None:
     """It settles while the job runs, if the program has come to its end, and is closed after it."""
 
     def play(rank: int, job: Any) -> list[str]:
-        told = job.companions.get(Told)
-        assert job.companions.get(Told) is told
+        told = job.companion(Told)
+        assert job.companion(Told) is told
         job.shutdown(settle=settle)
         return list(told.events)
 

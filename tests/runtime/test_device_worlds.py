@@ -137,7 +137,7 @@ def _persistent(job: Job, tensors: list[PretendTensor]) -> list[FencedPersistent
 def _start(job: Job, entry: FencedPersistentRequest, tensor: PretendTensor) -> None:
     """As a gradient's hook would: the event is told, then the tensor starts."""
     buffer = PRETEND.adapter.buffer(tensor, elementwise=True)
-    entry.source.event, entry.source.stream, entry.source.order = buffer.event, buffer.stream, buffer.order
+    entry.mark_ready(buffer.event, buffer.stream, buffer.order)
     job.start_request(entry, buffer.address, buffer.owner)
 
 

@@ -93,7 +93,7 @@ class FencedHandle(Handle):
 
 
 class FencedPersistentRequest(PersistentRequest):
-    """A PersistentRequest for a tensor on a device. ``source.event`` and related fields are set before each start."""
+    """A PersistentRequest for a tensor on a device. ``mark_ready`` is called before each start."""
 
     __slots__ = ("_after", "event")
 

@@ -164,7 +164,7 @@ def test_backward_passes_in_another_order_on_each_rank() -> None:
     """Gradients of calls without names are paired correctly, even if ranks run backward passes in different orders."""
 
     def play(rank: int, job: Any) -> list[float]:
-        traffic = job.companions.get(Traffic)
+        traffic = job.companion(Traffic)
         inputs = [mx.nd.ones((4,)), mx.nd.ones((4,))]
         factors = [mx.nd.full((4,), 2.0), mx.nd.full((4,), 30.0)]
         mx.autograd.mark_variables(inputs, [mx.nd.zeros((4,)), mx.nd.zeros((4,))])

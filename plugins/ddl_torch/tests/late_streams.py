@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from ddl_torch.streams import Mark, Streams
 
+from ddlcore.contracts import PersistentRequest
 from ddlcore.testing.pretend import KIND, PretendEvent, PretendQueue, PretendRuntime
 from ddlcore.types import Buffer, Device
 
@@ -53,10 +54,9 @@ class LateStreams(Streams):
         self.marks += 1
         return _LateMark(self, device)
 
-    def hold(self, buffer: Buffer) -> None:
-        mark = self.mark(buffer.device)
-        mark.set(buffer)
-        buffer.owner = (buffer.owner, mark)
+    def hold(self, device: Device, owner: object) -> tuple[object, Mark]:
+        mark = self.mark(device)
+        return (owner, mark), mark
 
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
         for stream in list(self._streams().values()):
@@ -141,7 +141,7 @@ class _LateMark(Mark):
         self._index = device.index
         self._event: PretendEvent | None = None
 
-    def set(self, buffer: Buffer) -> None:
+    def set(self, what: Buffer | PersistentRequest) -> None:
         stream = self._streams.stream(self._index)
         self._event = stream.record()
-        buffer.event, buffer.stream, buffer.order = self._event.handle, stream.handle, self._streams.order()
+        what.mark_ready(self._event.handle, stream.handle, self._streams.order())

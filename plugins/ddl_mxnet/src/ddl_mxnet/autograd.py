@@ -1,14 +1,6 @@
 """Makes collectives differentiable; each backward pass is a collective too, so all members must run it.
 
-The rules are those of Horovod for other frameworks. With g the gradient of a rank's output, that of its input is:
-
-=============  ============================================================================
-allreduce      allreduce of g with the same op and scales
-allgather      allreduce (Average) of g, of which a rank takes the rows that it contributed
-broadcast      allreduce (Average) of g at the root, zero elsewhere
-alltoall       alltoall of g, back along the same splits
-reducescatter  allgather of g, times both scales, and times the set's size for Sum
-=============  ============================================================================
+The rules are those of Horovod for other frameworks; ``ddlcore.api.CollectiveCall`` lists them.
 
 Minimum, maximum and product have no gradient: their backward pass raises NotImplementedError.
 """
@@ -16,16 +8,16 @@ Minimum, maximum and product have no gradient: their backward pass raises NotImp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import mxnet as mx
 
 from ddl_mxnet.engine import EngineOperations, is_naive
 from ddl_mxnet.function import Function
 from ddl_mxnet.traffic import Traffic
-from ddlcore.api import ProcessSet, UserCompressor
-from ddlcore.types import Average, ReduceOp, Sum
+from ddlcore.api import CollectiveCall, UserCompressor
+from ddlcore.types import Average
 
 __all__ = [
     "OPERATIONS",
@@ -40,58 +32,30 @@ __all__ = [
 OPERATIONS = EngineOperations()
 
 
-@dataclass
-class Call:
+@dataclass(frozen=True)
+class Call(CollectiveCall):
     """The arguments that forward and backward of one collective share.
 
-    ``job`` is kept because backward runs on a thread of MXNet, which has no current job. ``group``: the call has
-    several tensors, which form a group; otherwise it has one.
+    ``group``: the call has several tensors, which form a group; otherwise it has one.
     """
 
-    job: Any  # the core's Job: its rank and companions are used here, and it is passed back to the core
-    process_set: ProcessSet
-    name: str | None = None
+    compressor: UserCompressor | None = None
     priority: int = 0
     group: bool = False
-    op: ReduceOp = Average
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-    compression: str = "none"
-    compressor: UserCompressor | None = None
-    turn: str = ""  # names the gradient of a call without a name, because MXNet runs backward passes in any order
+    turn: list[str] = field(default_factory=list)  # once it has succeeded: the name for the gradient of an unnamed call
+
+    advice: ClassVar[str] = "detach() the array, or use Average or Sum"
 
     def backward(self) -> Call:
-        """Return the same call for the gradient, with a name of its own."""
-        return replace(self, name=f"{self.turn if self.name is None else self.name}.grad")
+        """Return the same call for the gradient, with a name of its own.
 
-    def members(self) -> tuple[int, ...]:
-        """Return the ranks of the process set, ordered by their rank within the set."""
-        return self.process_set.resolve(self.job)[1]
+        It has one even if this call has none, because MXNet runs backward passes in any order.
+        """
+        return replace(self, name=f"{self.turn[0] if self.name is None else self.name}.grad")
 
     def operations(self) -> EngineOperations:
         """Return the collectives, with the call's priority."""
         return OPERATIONS.at(self.priority)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the keyword arguments of a collective that only moves data."""
-        return {"name": self.name, "process_set": self.process_set, "job": self.job}
-
-    def reduction(self) -> dict[str, Any]:
-        """Return the keyword arguments of a collective that reduces."""
-        return {
-            **self.plain(),
-            "op": self.op,
-            "prescale_factor": self.prescale_factor,
-            "postscale_factor": self.postscale_factor,
-            "compression": self.compression,
-        }
-
-    def check_differentiable(self, verb: str) -> None:
-        """Raise NotImplementedError if the reduction has no gradient."""
-        if self.op not in (Average, Sum):
-            raise NotImplementedError(
-                f"{verb} with op={self.op.name} has no gradient; detach() the array, or use Average or Sum"
-            )
 
 
 def allreduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -137,7 +101,7 @@ def _recorded(function: Function, call: Call, tensors: Sequence[Any]) -> list[An
     outputs = function.apply(call, tensors)
     # Count only calls that succeed: if a call fails on one rank alone, the counts must stay equal on all ranks.
     if call.name is None:
-        call.turn = call.job.companions.get(Traffic).turn(call.process_set.process_set_id)
+        call.turn.append(call.job.companion(Traffic).turn(call.process_set.process_set_id))
     return outputs
 
 
@@ -174,9 +138,9 @@ def _gathered(call: Call, tensors: Sequence[Any]) -> list[Any]:
 def _gathered_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], _: Any) -> list[Any]:
     back = call.backward()
     rows = [array.shape[0] for array in inputs]
-    sizes = replace(back, name=f"{back.name}.rows", group=False)
+    sizes = back.more("rows", group=False)
     everyones = _gathered(sizes, [mx.nd.array([rows], dtype="int64")])[0].asnumpy()  # (set size, tensors)
-    before = everyones[: call.members().index(call.job.rank)].sum(0).tolist()
+    before = everyones[: call.set_rank()].sum(0).tolist()
     reduced = _reduced(replace(back, op=Average), gradients)
     return [one[at : at + mine] for one, at, mine in zip(reduced, before, rows)]
 
@@ -209,7 +173,5 @@ def _scattered(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 def _scattered_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], _: Any) -> list[Any]:
     call.check_differentiable("reducescatter")
-    factor = call.prescale_factor * call.postscale_factor
-    if call.op == Sum:
-        factor *= len(call.members())
+    factor = call.gathered_scale()
     return _gathered(call.backward(), [gradient * factor for gradient in gradients])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mxnet as mx
 
-from ddlcore.api import built, built_version, enabled, threads_supported
+from ddlcore.api import BuildQuestions
 
 __all__ = [
     "ccl_built",
@@ -19,52 +19,16 @@ __all__ = [
     "rocm_built",
 ]
 
+_ask = BuildQuestions(__name__)
 
-def mpi_built() -> bool:
-    """Return whether the MPI transport is installed.
-
-    All functions of this module may be called before ``init``, except ``*_enabled`` and ``mpi_threads_supported``.
-    """
-    return built("mpi")
-
-
-def mpi_enabled() -> bool:
-    """Return whether the current job communicates over MPI. Raises NotInitialized before ``init``."""
-    return enabled("mpi")
-
-
-def mpi_threads_supported() -> bool:
-    """Return whether the program may call MPI, by mpi4py for example, while the job runs, whatever transport that uses.
-
-    Every rank must call it. Raises ValueError if MPI is not installed or did not start the processes, and before
-    ``init``.
-    """
-    return threads_supported("mpi")
-
-
-def gloo_built() -> bool:
-    """Return whether the Gloo transport is installed."""
-    return built("gloo")
-
-
-def gloo_enabled() -> bool:
-    """Return whether the current job communicates over Gloo. Raises NotInitialized before ``init``."""
-    return enabled("gloo")
-
-
-def nccl_built() -> int:
-    """Return the version code of the NCCL library, such as 23203, or 0 if NCCL cannot be used here."""
-    return built_version("nccl")
-
-
-def ddl_built() -> bool:
-    """Return whether IBM's DDL is installed: always False, it is not supported. Horovod scripts ask for it."""
-    return built("ibm-ddl")
-
-
-def ccl_built() -> bool:
-    """Return whether oneCCL is installed as a transport."""
-    return built("ccl")
+mpi_built = _ask.built("mpi_built", "mpi", "MPI")
+mpi_enabled = _ask.enabled("mpi_enabled", "mpi", "MPI")
+mpi_threads_supported = _ask.threads_supported("mpi_threads_supported", "mpi", "MPI (by mpi4py, for example)")
+gloo_built = _ask.built("gloo_built", "gloo", "Gloo")
+gloo_enabled = _ask.enabled("gloo_enabled", "gloo", "Gloo")
+nccl_built = _ask.built_version("nccl_built", "nccl", "NCCL", 23203)
+ccl_built = _ask.built("ccl_built", "ccl", "oneCCL")
+ddl_built = _ask.built("ddl_built", "ibm-ddl", "IBM's DDL", "Always False: it is not supported. Horovod scripts ask.")
 
 
 def cuda_built() -> bool:

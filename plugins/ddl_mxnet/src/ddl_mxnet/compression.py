@@ -7,58 +7,33 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ddl_mxnet.adapter import BFLOAT16
+from ddlcore.api import FloatCompression, NoCompression
 
 __all__ = ["Compression"]
 
-_FLOATS = ("float16", "float32", "float64")
 
-
-def _as(tensor: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return a float array in another type, and its own type; for other arrays return the array and None."""
-    own = np.dtype(tensor.dtype)
-    return (tensor.astype(dtype), own) if own.name in _FLOATS else (tensor, None)
-
-
-class _None:
-    """Sends values unchanged."""
-
-    wire: ClassVar[str] = "none"
+class _Floats(FloatCompression):
+    @staticmethod
+    def is_float(tensor: Any) -> bool:
+        return np.dtype(tensor.dtype).name in ("float16", "float32", "float64")
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: None) -> Any:
-        return tensor
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
 
 
-class _Fp16:
+class _Fp16(_Floats):
     """Sends floats as float16; they are added in float32 and arrive in their original type."""
 
     wire: ClassVar[str] = "fp16"
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return _as(tensor, "float16")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tensor.astype(ctx)
+    narrow: ClassVar[Any] = np.dtype("float16")
 
 
-class _Bf16:
+class _Bf16(_Floats):
     """Sends floats as bfloat16 (the range of float32, 8 bits of precision); they are added in float32."""
 
     wire: ClassVar[str] = "bf16"
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return _as(tensor, BFLOAT16)
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tensor.astype(ctx)
+    narrow: ClassVar[Any] = BFLOAT16
 
 
 class Compression:
@@ -68,6 +43,6 @@ class Compression:
     ``compress`` and ``decompress``.
     """
 
-    none: ClassVar[type[_None]] = _None
-    fp16: ClassVar[type[_Fp16]] = _Fp16
-    bf16: ClassVar[type[_Bf16]] = _Bf16
+    none: ClassVar[type[NoCompression]] = NoCompression
+    fp16: ClassVar[type[FloatCompression]] = _Fp16
+    bf16: ClassVar[type[FloatCompression]] = _Bf16

@@ -23,7 +23,8 @@ from mxnet.base import _LIB, MXNetError, check_call, register_error
 from ddl_mxnet.adapter import MxnetAdapter, address_of, apart, count_of, dtype_of
 from ddl_mxnet.devices import is_on_gpu, on_host
 from ddl_mxnet.traffic import Traffic
-from ddlcore.api import Operations, is_initialized
+from ddlcore.api import Handle, Operations, is_initialized
+from ddlcore.contracts import JobService, TensorEntry
 from ddlcore.errors import InvalidArgument, NotInitialized
 from ddlcore.types import CPU, Buffer, DType
 
@@ -275,21 +276,21 @@ class EngineOperations(Operations):
         other.priority = priority
         return other
 
-    def hand_over(self, job: Any, handle: Any, entries: Sequence[Any], waits: bool) -> None:
-        traffic = job.companions.get(Traffic)
+    def hand_over(self, job: JobService, handle: Handle, entries: Sequence[TensorEntry], waits: bool) -> None:
+        traffic = job.companion(Traffic)
         if job.closed:
             raise NotInitialized("ddl has been shut down; call init() again first")
-        places = [entry.target.owner for entry in entries if entry.target is not None]
+        places: list[Any] = [entry.target.owner for entry in entries if entry.target is not None]
         if len({id(array) for array in places}) < len(places):
             raise InvalidArgument("an array stands twice in one call that writes in place; pass each array once")
         # Calls without a name are numbered here, on the user's thread, and not when they are submitted. Arrays become
         # ready in another order on each rank, so numbers given at submission would pair different calls.
-        job.tensor_queue.name(entries)
+        job.name_entries(entries)
         landing = [place for entry in entries for place in _brought_to_host(entry)]
-        sources = [entry.source.owner for entry in entries]
+        sources: list[Any] = [entry.source.owner for entry in entries if entry.source is not None]
         for entry in entries:
             _put_in_order(entry)
-        writes = [entry.target.owner for entry in entries if entry.target is not None]
+        writes: list[Any] = [entry.target.owner for entry in entries if entry.target is not None]
         written = {array.handle.value for array in writes}
         reads = [array for array in sources if array.handle.value not in written]
         place = traffic.queue((entries[0].set_id, entries[0].name))
@@ -297,9 +298,7 @@ class EngineOperations(Operations):
         def submit() -> None:
             try:
                 for entry in entries:
-                    for buffer in (entry.source, entry.target):
-                        if buffer is not None and buffer.owner is not None:
-                            buffer.address = _located(buffer.owner)
+                    entry.locate(_located)
                 job.submit(entries)
             except BaseException as error:
                 handle.refuse(error)  # this ends the operation too, through ``end`` below
@@ -331,34 +330,33 @@ class EngineOperations(Operations):
             here.copyto(there)
 
 
-def _brought_to_host(entry: Any) -> list[tuple[Any, Any]]:
+def _brought_to_host(entry: TensorEntry) -> list[tuple[Any, Any]]:
     """Replace GPU arrays of ``entry`` by copies in host memory; return (host array, GPU array) pairs to copy back."""
     source, target = entry.source, entry.target
-    if not is_on_gpu(source.owner):
+    if source is None or not is_on_gpu(source.owner):
         return []
     if is_naive():
         raise InvalidArgument(
             "MXNET_ENGINE_TYPE=NaiveEngine serves arrays of the CPU only; pass array.as_in_context(mx.cpu())"
         )
-    entry.source = replace(source, owner=on_host(source.owner))
+    near = replace(source, owner=on_host(source.owner))
     if target is None:
+        entry.move(near, None)
         return []
-    there = target.owner
-    if target is source:
-        entry.target = entry.source
-    else:
-        entry.target = replace(target, owner=MxnetAdapter().allocate(entry.source.owner))
-    return [(entry.target.owner, there)]
+    result = near if target is source else replace(target, owner=MxnetAdapter().allocate(near.owner))
+    entry.move(near, result)
+    return [(result.owner, target.owner)]
 
 
-def _put_in_order(entry: Any) -> None:
+def _put_in_order(entry: TensorEntry) -> None:
     """Make the engine convert the source array to MXNet's usual layout after the work that it still computes.
 
     oneDNN may keep the array in a layout of its own. That cannot be checked here: MXNet allocates the memory of an
     array when it is computed or first looked at, and two threads that do so at once get two different memories.
     """
-    array = entry.source.owner
-    if _reorder is not None and entry.spec.dtype in _ONEDNN and len(array.shape) > 1:
+    source = entry.source
+    if _reorder is not None and source is not None and source.dtype in _ONEDNN and len(source.shape) > 1:
+        array: Any = source.owner
         _reorder(array.handle)
 
 

@@ -15,7 +15,7 @@ def join(device: int = -1) -> int:
     First waits until MXNet's engine has handed over all operations that this rank has asked for. ``device`` is ignored;
     it exists for compatibility with Horovod.
     """
-    traffic = current_job().companions.get(Traffic)
+    traffic = current_job().companion(Traffic)
     traffic.handed_over()
     last = api.join(device)
     traffic.joined()
@@ -27,5 +27,5 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     First waits until MXNet's engine has handed over all operations that this rank has asked for.
     """
-    current_job().companions.get(Traffic).handed_over()
+    current_job().companion(Traffic).handed_over()
     return api.remove_process_set(process_set)

@@ -82,18 +82,8 @@ def allreduce(
 ) -> Any:
     """Return a new array: ``postscale_factor * op(prescale_factor * every member's array)``. Differentiable."""
     wire, user = wire_compression(compression)
-    call = Call(
-        current_job(),
-        process_set,
-        name,
-        priority,
-        False,
-        resolve_op(op, average),
-        prescale_factor,
-        postscale_factor,
-        wire,
-        user,
-    )
+    scales = (prescale_factor, postscale_factor)
+    call = Call(current_job(), process_set, name, resolve_op(op, average), *scales, wire, user, priority, group=False)
     return autograd.allreduce(call, [tensor])[0]
 
 
@@ -158,18 +148,8 @@ def grouped_allreduce(
     They are one group: none of them is reduced before all members have computed all of them.
     """
     wire, user = wire_compression(compression)
-    call = Call(
-        current_job(),
-        process_set,
-        name,
-        priority,
-        True,
-        resolve_op(op, average),
-        prescale_factor,
-        postscale_factor,
-        wire,
-        user,
-    )
+    scales = (prescale_factor, postscale_factor)
+    call = Call(current_job(), process_set, name, resolve_op(op, average), *scales, wire, user, priority, group=True)
     return autograd.allreduce(call, tensors)
 
 
@@ -242,7 +222,7 @@ def allgather(
 
     The arrays may differ in the size of the first dimension only.
     """
-    return autograd.allgather(Call(current_job(), process_set, name, priority), [tensor])[0]
+    return autograd.allgather(Call(current_job(), process_set, name, priority=priority), [tensor])[0]
 
 
 def allgather_async(
@@ -256,7 +236,7 @@ def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Return the ``allgather`` of each array, run as one group. Differentiable."""
-    return autograd.allgather(Call(current_job(), process_set, name, priority, True), tensors)
+    return autograd.allgather(Call(current_job(), process_set, name, priority=priority, group=True), tensors)
 
 
 def grouped_allgather_async(
@@ -277,7 +257,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return a new array with the values of the root. Differentiable."""
-    return autograd.broadcast(Call(current_job(), process_set, name, priority), tensor, root_rank)
+    return autograd.broadcast(Call(current_job(), process_set, name, priority=priority), tensor, root_rank)
 
 
 def broadcast_async(
@@ -329,7 +309,7 @@ def alltoall(
     Returns the received rows, ordered by the rank of the sender. With ``splits`` (an array or a list) it returns a
     pair: these rows, and an int32 array of how many rows came from each member.
     """
-    call = Call(current_job(), process_set, name, priority)
+    call = Call(current_job(), process_set, name, priority=priority)
     result = autograd.alltoall(call, tensor, _splits(splits))
     return result[0] if splits is None else _rows_and_splits(result)
 
@@ -418,7 +398,7 @@ def _scattered(
 ) -> list[Any]:
     wire, user = wire_compression(compression)
     scales = (prescale_factor, postscale_factor)
-    call = Call(current_job(), process_set, name, priority, group, resolve_op(op), *scales, wire)
+    call = Call(current_job(), process_set, name, resolve_op(op), *scales, wire, priority=priority, group=group)
     if user is None:
         return autograd.reducescatter(call, tensors)
     pairs = [user.compress(tensor) for tensor in tensors]

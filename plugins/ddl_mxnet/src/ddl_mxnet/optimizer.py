@@ -14,7 +14,7 @@ import mxnet as mx
 
 from ddl_mxnet.reducer import Plan, Reducer, Reduction
 from ddl_mxnet.replicas import UpdateCheck
-from ddlcore.api import ProcessSet, global_process_set, gradient_compression, process_sets
+from ddlcore.api import ProcessSet, find_process_set, global_process_set, gradient_compression
 
 __all__ = ["DistributedOptimizer", "undistributed"]
 
@@ -170,9 +170,7 @@ def _again(bare: Any, predivide: float, num_groups: int, ranks: Sequence[int] | 
     """
     if ranks is None:
         return DistributedOptimizer(bare, predivide, num_groups)
-    known = [set_id for set_id, members in process_sets().items() if list(members) == list(ranks)]
-    if not known:
+    process_set = find_process_set(ranks)
+    if process_set is None:
         raise ValueError(f"this optimizer averages over ranks {list(ranks)}; add_process_set({list(ranks)}) first")
-    process_set = ProcessSet(ranks)
-    process_set.process_set_id = known[0]
     return DistributedOptimizer(bare, predivide, num_groups, process_set)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import count, islice
+from itertools import islice
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import mxnet as mx
 import numpy as np
@@ -24,8 +23,18 @@ from mxnet.base import _LIB, check_call
 from ddl_mxnet.adapter import MxnetAdapter, apart, overlapping
 from ddl_mxnet.devices import is_on_gpu, on_host
 from ddl_mxnet.engine import Pushed, is_naive
-from ddlcore.api import Operations, ProcessSet, UserCompressor, Waitable, current_job, global_process_set
+from ddlcore.api import (
+    Operations,
+    ProcessSet,
+    UserCompressor,
+    Waitable,
+    check_predivide,
+    current_job,
+    membership,
+    wait_for_all,
+)
 from ddlcore.api.arrays import allgather_async
+from ddlcore.contracts import JobService, PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError
 from ddlcore.types import Sum
 
@@ -53,8 +62,7 @@ class Reduction:
     process_set: ProcessSet
 
     def __post_init__(self) -> None:
-        if self.predivide <= 0:
-            raise ValueError(f"gradient_predivide_factor must be greater than 0, not {self.predivide}")
+        check_predivide(self.predivide)
         if isinstance(self.num_groups, bool) or not isinstance(self.num_groups, int) or self.num_groups < 0:
             raise ValueError(f"num_groups must be a whole number, 0 or more, not {self.num_groups!r}")
 
@@ -69,7 +77,7 @@ class Slot:
         self.array = array
         self.exact = exact  # summed without predivision and without compression
         self.handle = array.handle
-        self.request: Any = None
+        self.request: PersistentRequest | None = None
 
 
 class Fence:
@@ -125,10 +133,6 @@ class Plan:
         return self.staged[-1][1]
 
 
-# For each job and process set: a counter of the optimizers that have begun to reduce gradients.
-_begun: WeakKeyDictionary[Any, dict[int | None, Iterator[int]]] = WeakKeyDictionary()
-
-
 class Reducer:
     """Sums all gradients of one optimizer. Only the thread that trains uses it.
 
@@ -142,7 +146,7 @@ class Reducer:
         # interrupted that step: a signal handler raised, or an operator of MXNet failed. Then this rank cannot know
         # which of its gradients the peers have received.
         self.torn = False
-        self._in_flight: list[Any] = []  # the persistent requests in flight
+        self._in_flight: list[Any] = []  # the persistent requests in flight, or handles
         self.bind()
 
     def bind(self) -> None:
@@ -150,13 +154,9 @@ class Reducer:
 
         Raises NotInitialized if there is no current job, and ValueError if the process set is not registered.
         """
-        self.job = current_job()
-        process_set = self.reduction.process_set
-        if process_set.process_set_id is None:
-            raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
-        members = range(self.job.size) if process_set is global_process_set else process_set.ranks
-        self.members = len(members)
-        self.active = self.job.rank in members and self.members > 1
+        self.job: JobService = current_job()
+        ranks, self.active = membership(self.job, self.reduction.process_set)
+        self.members = len(ranks)
 
     def rebind(self) -> bool:
         """Switch to the current job if the old one has ended; return whether it did."""
@@ -174,7 +174,7 @@ class Reducer:
         It is computed in the optimizer's first reduction, because all members run first reductions in the same order,
         while they may create their optimizers in different orders.
         """
-        before = next(_begun.setdefault(self.job, {}).setdefault(self.reduction.process_set.process_set_id, count()))
+        before = self.job.next_ordinal(f"gradients.{self.reduction.process_set.process_set_id}")
         return f"gradient[{before}]." if before else "gradient."  # a "[" after "gradient" marks the later optimizers
 
     @property
@@ -252,7 +252,7 @@ class Reducer:
         This runs in every step for hundreds of gradients, so each costs one call of MXNet and few lines of Python. If
         buckets do not overlap with computing, all requests are started together, and this thread runs their bucket.
         """
-        started: list[tuple[Any, int, Any]] = []
+        started: list[RequestStart] = []
         address, data_of = ctypes.c_void_p(), _LIB.MXNDArrayGetData
         into = ctypes.byref(address)
         overlaps = self.job.overlaps
@@ -271,14 +271,14 @@ class Reducer:
         self._start(started, True)
         return self._land()
 
-    def _start(self, started: Sequence[tuple[Any, int, Any]], waits: bool) -> None:
+    def _start(self, started: Sequence[RequestStart], waits: bool) -> None:
         self.torn = True
         self._in_flight += [request for request, _, _ in started]
         if started:
             self.job.start_all(started, waits)
 
-    def _describe(self, slot: Slot) -> Any:
-        request = OPERATIONS.persistent_allreduce(
+    def _describe(self, slot: Slot) -> PersistentRequest:
+        return OPERATIONS.persistent_allreduce(
             slot.array,
             name=slot.name,
             op=Sum,
@@ -287,8 +287,6 @@ class Reducer:
             process_set=self.reduction.process_set,
             job=self.job,
         )
-        request.source.wait = None  # the fence has waited for the array already
-        return request
 
     def _land(self) -> Exception | None:
         """Wait for all requests in flight and return the first error.
@@ -352,7 +350,7 @@ class Reducer:
             )
             handles.append(handle)
             landing.append(partial(_unpack, compressor, [ctx for _, ctx in packed], arrays))
-        results, failure = _results(handles)
+        results, failure = wait_for_all(handles)
         self._in_flight = []
         if failure is None:
             for result, land in zip(results, landing, strict=True):
@@ -367,7 +365,7 @@ class Reducer:
         for name, array in plan.sparse:
             handles.append(gather(array.indices.asnumpy(), name=f"{name}.rows"))
             handles.append(gather(array.data.asnumpy(), name=f"{name}.values"))
-        results, failure = _results(handles)
+        results, failure = wait_for_all(handles)
         if failure is not None:
             return failure
         for (_, array), rows, values in zip(plan.sparse, results[::2], results[1::2], strict=True):
@@ -411,18 +409,6 @@ def _unpack(compressor: UserCompressor | None, contexts: Sequence[Any], arrays: 
     if compressor is not None:
         for array, ctx, total in zip(arrays, contexts, sums, strict=True):
             compressor.decompress(total, ctx).copyto(array)
-
-
-def _results(handles: Sequence[Waitable]) -> tuple[list[Any], Exception | None]:
-    """Wait for all handles; return the results of those that succeeded, and the first error."""
-    failure: Exception | None = None
-    results = []
-    for handle in handles:
-        try:
-            results.append(handle.wait())
-        except DdlInternalError as error:
-            failure = failure or error
-    return results, failure
 
 
 def _wait_for(in_flight: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ddlcore.api import Companion
+from ddlcore.contracts import Companion, JobService
 
 __all__ = ["Traffic"]
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Traffic(Companion):
     """The operations of one job: pushed to MXNet's engine, then running in ddl, then over. Any thread may call it."""
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: JobService) -> None:
         super().__init__(job)
         self._changed = threading.Condition()
         self._pushed = 0  # how many operations the engine has not called back yet

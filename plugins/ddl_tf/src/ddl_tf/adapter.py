@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from ddl_tf.devices import HOST
 from ddl_tf.gpu import Gpu
-from ddlcore.contracts.adapter import Adapter
-from ddlcore.contracts.transport import Memory
+from ddlcore.contracts import Adapter, JobService, Memory
 from ddlcore.errors import DeviceError, InvalidArgument, PluginError
 from ddlcore.types import CPU, Buffer, Device, DType
 
@@ -48,7 +47,7 @@ class TfAdapter(Adapter):
 
     def __init__(self) -> None:
         self.gpu = Gpu()
-        self._unserved: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # device kinds, by job
+        self._unserved: weakref.WeakKeyDictionary[JobService, set[str]] = weakref.WeakKeyDictionary()  # device kinds
 
     def range(self, name: str) -> AbstractContextManager[object] | None:
         trace: AbstractContextManager[object] = tf.profiler.experimental.Trace(
@@ -129,7 +128,7 @@ class TfAdapter(Adapter):
         if self._on_gpu(tensor):
             self.gpu.settle(tensor)
 
-    def serves(self, job: Any, place: Device | None) -> bool:
+    def serves(self, job: JobService, place: Device | None) -> bool:
         """Return whether tensors on that device may stay there, which means that a transport reaches them.
 
         The first time that tensors of a GPU may not, the reason is logged.
@@ -151,7 +150,7 @@ class TfAdapter(Adapter):
         return isinstance(like, tf.Tensor) and self.gpu.place(like) not in (CPU, None)
 
 
-def brought(adapter: TfAdapter, job: Any, tensors: Sequence[Any], stage_on_host: bool = False) -> list[Any]:
+def brought(adapter: TfAdapter, job: JobService, tensors: Sequence[Any], stage_on_host: bool = False) -> list[Any]:
     """Return the tensors unchanged if all are on one device that the job reaches, else all of them in host memory."""
     places = {adapter.gpu.place(tensor) for tensor in tensors if _is_eager(tensor)}
     if places <= {CPU}:

@@ -2,15 +2,7 @@
 
 A gradient is a collective too, so all members compute it.
 
-The rules are Horovod's. With g the gradient that reaches the output of a rank:
-
-=============  ============================================================================
-allreduce      allreduce of g with the same op and scales
-allgather      allreduce (Average) of g; each rank takes the rows that it had contributed
-broadcast      allreduce (Average) of g at the root; zero on the other ranks
-alltoall       alltoall of g, back along the same splits
-reducescatter  allgather of g, times both scales, and times the set's size for Sum
-=============  ============================================================================
+The rules are Horovod's; ``ddlcore.api.CollectiveCall`` lists them.
 
 Minimum, maximum and product have no gradient, and raise an error when a gradient is requested. Tensors of integers have
 no gradient either.
@@ -20,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -30,9 +22,10 @@ from ddl_tf.adapter import TfAdapter, brought
 from ddl_tf.devices import tell_of_graphs
 from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous, wire_name
-from ddlcore.api import Operations, ProcessSet, current_job
+from ddlcore.api import CollectiveCall, Operations, current_job
+from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
-from ddlcore.types import Average, ReduceOp, Sum
+from ddlcore.types import Average
 
 __all__ = [
     "ADAPTER",
@@ -52,23 +45,18 @@ OPERATIONS = Operations(ADAPTER)
 Tensors = Sequence[Any]
 
 
-def running(job: Any) -> Any:
+def running(job: JobService) -> JobService:
     """Return ``job``, or the current job if ``job`` is over: a graph may outlive the job in which it was built."""
     return current_job() if job.closed else job
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(CollectiveCall):
     """The arguments that the forward and the backward collective share; in a graph, all its runs share them too."""
 
-    job: Any  # the core's Job, kept here because TensorFlow runs a graph in its own threads
-    process_set: ProcessSet
-    name: str | None = None
-    op: ReduceOp = Average
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-    compression: str = "none"
     stage_on_host: bool = False  # the user requested that tensors on a GPU be staged on the host
+
+    advice: ClassVar[str] = "use tf.stop_gradient(tensor), or Average or Sum"
 
     def named(self, verb: str) -> Call:
         """Return the same call under the name used in messages.
@@ -77,34 +65,9 @@ class Call:
         """
         return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name))
 
-    def more(self, what: str, **changes: Any) -> Call:
-        """Return another call that belongs to this one, under a name of its own."""
-        return replace(self, name=f"{self.name}.{what}" if self.name is not None else None, **changes)
-
-    def members(self) -> tuple[int, ...]:
-        """Return the ranks of the process set, in its order."""
-        return self.process_set.resolve(self.job)[1]
-
     def plain(self) -> dict[str, Any]:
-        """Return the keyword arguments of an operation that only moves data."""
-        return {"name": self.name, "process_set": self.process_set, "job": running(self.job)}
-
-    def reduction(self) -> dict[str, Any]:
-        """Return the keyword arguments of an operation that reduces."""
-        return {
-            **self.plain(),
-            "op": self.op,
-            "prescale_factor": self.prescale_factor,
-            "postscale_factor": self.postscale_factor,
-            "compression": self.compression,
-        }
-
-    def check_differentiable(self, verb: str) -> None:
-        """Raise NotImplementedError if the operation has no gradient."""
-        if self.op not in (Average, Sum):
-            raise NotImplementedError(
-                f"{verb} with op={self.op.name} has no gradient; use tf.stop_gradient(tensor), or Average or Sum"
-            )
+        """Return the keyword arguments of an operation that only moves data, in the job that is running."""
+        return {**super().plain(), "job": running(self.job)}
 
 
 def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
@@ -122,7 +85,7 @@ def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         call.check_differentiable("allreduce")
-        return allreduce(call.more("grad"), gradients, grouped=grouped)
+        return allreduce(call.backward(), gradients, grouped=grouped)
 
     return _differentiable(forward, backward, tensors)
 
@@ -143,7 +106,7 @@ def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         mine = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in given])
         (everyones,) = allgather(call.more("rows"), [mine[tf.newaxis]])  # (set size, tensors)
-        before = tf.reduce_sum(everyones[: call.members().index(call.job.rank)], 0)
+        before = tf.reduce_sum(everyones[: call.set_rank()], 0)
         reduced = allreduce(call.more("grad", op=Average), gradients, grouped=grouped)
         return [g[before[i] : before[i] + mine[i]] for i, g in enumerate(reduced)]
 
@@ -190,7 +153,7 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
         outputs = forward(*given)
 
         def gradient(rows: Any, _: Any = None) -> list[Any]:
-            back = alltoall(call.more("grad"), tf.convert_to_tensor(rows), outputs[1])[0]
+            back = alltoall(call.backward(), tf.convert_to_tensor(rows), outputs[1])[0]
             return [back, *[None] * (len(given) - 1)]
 
         return outputs, gradient
@@ -216,11 +179,9 @@ def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> lis
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         call.check_differentiable("reducescatter")
-        factor = call.prescale_factor * call.postscale_factor
-        if call.op == Sum:
-            factor *= len(call.members())
+        factor = call.gathered_scale()
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
-        return allgather(call.more("grad"), scaled, grouped=grouped)
+        return allgather(call.backward(), scaled, grouped=grouped)
 
     return _differentiable(forward, backward, tensors)
 

@@ -1,10 +1,10 @@
-"""Answers Horovod's questions about how it was built; here, they are about what is installed."""
+"""Answers Horovod's questions about its build (``mpi_built`` and others) by what is installed here."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from ddlcore.api import built, built_version, enabled, threads_supported
+from ddlcore.api import BuildQuestions
 
 __all__ = [
     "ccl_built",
@@ -20,51 +20,16 @@ __all__ = [
     "rocm_built",
 ]
 
+_ask = BuildQuestions(__name__)
 
-def mpi_built() -> bool:
-    """Return whether the MPI transport is installed. All functions but ``*_enabled`` may be called before ``init``."""
-    return built("mpi")
-
-
-def mpi_enabled() -> bool:
-    """Return whether the current job communicates by MPI."""
-    return enabled("mpi")
-
-
-def mpi_threads_supported() -> bool:
-    """Return whether the program may call MPI (by mpi4py, say) while the job runs, whatever transport the job uses.
-
-    Every rank must call it. Raises ValueError if MPI did not start the processes, or is not installed.
-    """
-    return threads_supported("mpi")
-
-
-def gloo_built() -> bool:
-    """Return whether the Gloo transport is installed."""
-    return built("gloo")
-
-
-def gloo_enabled() -> bool:
-    """Return whether the current job communicates by Gloo."""
-    return enabled("gloo")
-
-
-def nccl_built() -> int:
-    """Return the version code of the loaded NCCL, such as 23203; 0 if NCCL cannot be used here."""
-    return built_version("nccl")
-
-
-def ddl_built() -> bool:
-    """Return whether IBM's DDL library is there: always False, because it is not supported.
-
-    Horovod's scripts call this.
-    """
-    return built("ibm-ddl")
-
-
-def ccl_built() -> bool:
-    """Return whether oneCCL is installed as a transport."""
-    return built("ccl")
+mpi_built = _ask.built("mpi_built", "mpi", "MPI")
+mpi_enabled = _ask.enabled("mpi_enabled", "mpi", "MPI")
+mpi_threads_supported = _ask.threads_supported("mpi_threads_supported", "mpi", "MPI (by mpi4py, for example)")
+gloo_built = _ask.built("gloo_built", "gloo", "Gloo")
+gloo_enabled = _ask.enabled("gloo_enabled", "gloo", "Gloo")
+nccl_built = _ask.built_version("nccl_built", "nccl", "NCCL", 23203)
+ccl_built = _ask.built("ccl_built", "ccl", "oneCCL")
+ddl_built = _ask.built("ddl_built", "ibm-ddl", "IBM's DDL", "Always False: it is not supported. Horovod scripts ask.")
 
 
 def cuda_built() -> bool:

@@ -1,4 +1,4 @@
-"""Names the core's compressors as Horovod's classes; a user's own class may be used in their place."""
+"""Offers the core's compressors under the names of Horovod's ``Compression`` classes."""
 
 from __future__ import annotations
 
@@ -6,54 +6,42 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from ddlcore.api import FloatCompression, NoCompression
+
 __all__ = ["Compression"]
 
 
-class _None:
-    """No compression: values are sent as they are."""
-
-    wire: ClassVar[str] = "none"
+class _Floats(FloatCompression):
+    @staticmethod
+    def is_float(tensor: Any) -> bool:
+        return bool(tensor.dtype.is_floating)
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: None) -> Any:
-        return tensor
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tf.cast(tensor, dtype)
 
 
-class _Fp16:
-    """Floats are sent as float16, added in float32, and returned in their own type."""
+class _Fp16(_Floats):
+    """Sends floats as float16; they are added in float32 and arrive in their original type."""
 
     wire: ClassVar[str] = "fp16"
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return (tf.cast(tensor, tf.float16), tensor.dtype) if tensor.dtype.is_floating else (tensor, None)
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tf.cast(tensor, ctx)
+    narrow: ClassVar[Any] = tf.float16
 
 
-class _Bf16:
-    """Floats are sent as bfloat16 (the range of float32, 8 bits of precision), and added in float32."""
+class _Bf16(_Floats):
+    """Sends floats as bfloat16 (the range of float32, 8 bits of precision); they are added in float32."""
 
     wire: ClassVar[str] = "bf16"
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return (tf.cast(tensor, tf.bfloat16), tensor.dtype) if tensor.dtype.is_floating else (tensor, None)
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tf.cast(tensor, ctx)
+    narrow: ClassVar[Any] = tf.bfloat16
 
 
 class Compression:
-    """The types in which gradients are sent. A compressor's name, or a class with both methods, may be used instead."""
+    """The values for ``compression=``, which say how gradients are sent.
 
-    none: ClassVar[type[_None]] = _None
-    fp16: ClassVar[type[_Fp16]] = _Fp16
-    bf16: ClassVar[type[_Bf16]] = _Bf16
+    That argument also takes the name of a plugin's compressor, or a class of the user's own with the methods
+    ``compress`` and ``decompress``.
+    """
+
+    none: ClassVar[type[NoCompression]] = NoCompression
+    fp16: ClassVar[type[FloatCompression]] = _Fp16
+    bf16: ClassVar[type[FloatCompression]] = _Bf16

@@ -14,8 +14,8 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 import numpy as np
 
 from ddl_tf.adapter import TfAdapter, brought
-from ddlcore.api import Job, Operations, current_job
-from ddlcore.contracts.transport import Memory
+from ddlcore.api import Operations, current_job, wait_for_all
+from ddlcore.contracts import JobService, Memory, PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError, NotInitialized
 
 __all__ = ["Exchange", "Pools", "give_up"]
@@ -24,10 +24,10 @@ TOKEN = np.int32(0)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_given_up: weakref.WeakKeyDictionary[Job, str] = weakref.WeakKeyDictionary()  # the reasons; see ``_explained``
+_given_up: weakref.WeakKeyDictionary[JobService, str] = weakref.WeakKeyDictionary()  # the reasons; see ``_explained``
 
 
-def give_up(job: Job) -> NoReturn:
+def give_up(job: JobService) -> NoReturn:
     """End the job, because this rank has begun a step and cannot finish it.
 
     The peers may have received what this rank has sent in that step. If this rank went on, its values would differ from
@@ -78,7 +78,7 @@ class Exchange:
     def __init__(
         self,
         operations: Operations,
-        job: Job,
+        job: JobService,
         name: str,
         count: int,
         kinds: Mapping[str, Any],
@@ -103,7 +103,7 @@ class Exchange:
         self._begun: set[int] = set()  # the first numbers of the parts sent since the last completed ``take``
         self._failure: DdlInternalError | None = None  # the first error of the operations in flight
         self._unsure = False  # whether an exception has left the run in an unknown state
-        self.check: Callable[[Job], None] | None = None  # called before results are returned, which change variables
+        self.check: Callable[[JobService], None] | None = None  # called before results, which change variables
 
     # --- sending
 
@@ -183,7 +183,7 @@ class Exchange:
         self._begun.clear()
         self._unsure = False
 
-    def _made_ready(self, number: int, tensor: Any) -> tuple[Any, int, Any]:
+    def _made_ready(self, number: int, tensor: Any) -> RequestStart:
         """Return what ``start_all`` needs for a tensor: its request, its address, and the owner of its memory."""
         entry = self._entries[number]
         address = None
@@ -196,14 +196,13 @@ class Exchange:
             entry = self._describe(number, tensor, output)
             address = entry.source.address
         else:
-            entry.target.address = self._address(output, entry)
-        # The request must hold the array while the engine may write to it. ``take`` clears this reference: if it
-        # stayed, ``_output`` could never reuse the array.
-        entry.target.owner = output
+            # The request must hold the array while the engine may write to it. ``take`` clears this reference: if it
+            # stayed, ``_output`` could never reuse the array.
+            entry.set_target(self._address(output, entry), output)
         self._outputs[number] = output
         return entry, address, tensor
 
-    def _describe(self, number: int, tensor: Any, output: Any) -> Any:
+    def _describe(self, number: int, tensor: Any, output: Any) -> PersistentRequest:
         entry = self._operations.persistent_allreduce(
             tensor,
             name=f"{self._name}.{number}",
@@ -215,7 +214,7 @@ class Exchange:
         self._entries[number] = entry
         return entry
 
-    def _address(self, output: Any, entry: Any) -> int:
+    def _address(self, output: Any, entry: PersistentRequest) -> int:
         address = self._operations.adapter.address(output, entry.target)
         assert address is not None
         return address
@@ -268,14 +267,12 @@ class Exchange:
                 # and it may have been an error. So the next ``take`` must give the job up.
                 self._unsure = not entry.pending
                 raise
-            entry.target.owner = None
-        gathered = []
-        for number in sorted(self._handles) if self._failure is None else ():
-            try:
-                gathered.append(self._handles[number].wait())
-            except DdlInternalError as error:
-                self._failure = self._failure or error
-        results, failure = [*self._outputs, *gathered], self._failure
+            entry.release_target()
+        gathered: list[Any] = []
+        failure: Exception | None = self._failure
+        if failure is None:
+            gathered, failure = wait_for_all(self._handles[number] for number in sorted(self._handles))
+        results = [*self._outputs, *gathered]
         if self.check is not None and failure is None:
             self.check(self.job)
         self._over()

@@ -35,6 +35,7 @@ from ddlcore.api import (
     resolve_op,
     wire_compression,
 )
+from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, Sum
 
@@ -282,7 +283,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     Returns None. In a graph, returns an int32 scalar that is ready at that time.
     """
 
-    def value(job: Any) -> int:
+    def value(job: JobService) -> int:
         api.barrier(process_set, job)
         return 0
 
@@ -323,8 +324,8 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     return _scalar(lambda job: int(job.rank in _members(job, process_set_id)), name or "DdlProcessSetIncluded")
 
 
-def _members(job: Any, process_set_id: int) -> Any:
-    members = job.sets.members(process_set_id)
+def _members(job: JobService, process_set_id: int) -> tuple[int, ...]:
+    members = job.members(process_set_id)
     if members is None:
         raise InvalidArgument(
             f"process set {process_set_id} is not registered in this job; call add_process_set() first"
@@ -332,7 +333,7 @@ def _members(job: Any, process_set_id: int) -> Any:
     return members
 
 
-def _scalar(value: Callable[[Any], int], label: str, *, waits: bool = False) -> Any:
+def _scalar(value: Callable[[JobService], int], label: str, *, waits: bool = False) -> Any:
     """Return the int32 scalar ``value(job)``, computed now or each time the current graph runs."""
     built_in = current_job()
     if tf.executing_eagerly():

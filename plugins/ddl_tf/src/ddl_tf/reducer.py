@@ -31,7 +31,16 @@ from ddl_tf.exchange import Exchange, Pools, give_up
 from ddl_tf.graph import keep, refuse_xla
 from ddl_tf.placing import apart, places
 from ddl_tf.replicas import Checks
-from ddlcore.api import Job, ProcessSet, current_job, global_process_set, gradient_compression, resolve_op
+from ddlcore.api import (
+    ProcessSet,
+    check_predivide,
+    current_job,
+    global_process_set,
+    gradient_compression,
+    membership,
+    resolve_op,
+)
+from ddlcore.contracts import JobService
 from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
 
 __all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
@@ -70,10 +79,7 @@ class Reduction:
     def __post_init__(self) -> None:
         op, factor = resolve_op(self.op), self.gradient_predivide_factor
         object.__setattr__(self, "op", op)
-        if factor != 1.0 and op is not Average:
-            raise ValueError(f"gradient_predivide_factor={factor} needs op=Average; it is {op.name}")
-        if factor <= 0:
-            raise ValueError(f"gradient_predivide_factor must be greater than 0, not {factor}")
+        check_predivide(factor, op)
         gradient_compression(self.compression)
         check_device(self.device_dense, "device_dense")
         check_device(self.device_sparse, "device_sparse")
@@ -85,11 +91,11 @@ class Reduction:
 
 
 # The names given to the optimizers of each job. No two are equal, and every rank has the same.
-_names: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[JobService, set[str]] = weakref.WeakKeyDictionary()
 _names_lock = threading.Lock()
 
 
-def _unique(job: Any, name: str) -> str:
+def _unique(job: JobService, name: str) -> str:
     """Return ``name``, followed by a number if the job has that name already. All ranks must ask in the same order."""
     with _names_lock:
         taken = _names.setdefault(job, set())
@@ -119,15 +125,13 @@ class Reducer:
         self._bind()
 
     def _bind(self) -> None:
-        self.job = current_job()
+        self.job: JobService = current_job()
         if self._unique:
             self.name = _unique(self.job, self._asked)
         self._checks = Checks(self.name)
         process_set = self.reduction.process_set
-        if process_set.process_set_id is None:
-            raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
-        self.ranks: tuple[int, ...] = tuple(process_set.resolve(self.job)[1]) if self._is_member(process_set) else ()
-        self.active = len(self.ranks) > 1
+        ranks, self.active = membership(self.job, process_set)
+        self.ranks: tuple[int, ...] = process_set.resolve(self.job)[1] if self.job.rank in ranks else ()
         self._exchanges.clear()
         self._going = None
 
@@ -135,9 +139,6 @@ class Reducer:
     def unfinished(self) -> bool:
         """Return whether an eager reduction has begun and not finished."""
         return self._going is not None and self._going.begun
-
-    def _is_member(self, process_set: ProcessSet) -> bool:
-        return process_set is global_process_set or self.job.rank in process_set.ranks
 
     @verbatim
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -323,7 +324,7 @@ class Reducer:
         }
         return Exchange(OPERATIONS, self.job, name, count, kinds, part_of, pools)
 
-    def _check(self, variables: Sequence[Any]) -> Callable[[Job], None] | None:
+    def _check(self, variables: Sequence[Any]) -> Callable[[JobService], None] | None:
         return self._checks.of(variables, self.reduction.process_set.process_set_id or 0)
 
     def _named(self, place: str = "") -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddlcore.api import Job, ProcessSet, Replica, Verifier, array_replica, global_process_set, named, verify_replicas
+from ddlcore.api import ProcessSet, Replica, Verifier, array_replica, global_process_set, named, verify_replicas
+from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
 
 __all__ = ["Checks", "verify"]
@@ -80,9 +81,9 @@ class Checks:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._known: dict[tuple[int, ...], Callable[[Job], None] | None] = {}
+        self._known: dict[tuple[int, ...], Callable[[JobService], None] | None] = {}
 
-    def of(self, variables: Sequence[Any], set_id: int) -> Callable[[Job], None] | None:
+    def of(self, variables: Sequence[Any], set_id: int) -> Callable[[JobService], None] | None:
         """Return the function to call each time before these variables are updated.
 
         None if their values cannot be read.
@@ -94,7 +95,7 @@ class Checks:
             self._known[key] = self._made([_inner(one) for one in variables if hasattr(one, "assign")], set_id)
         return self._known[key]
 
-    def _made(self, variables: Sequence[Any], set_id: int) -> Callable[[Job], None] | None:
+    def _made(self, variables: Sequence[Any], set_id: int) -> Callable[[JobService], None] | None:
         with tf.init_scope():
             eager = tf.executing_eagerly()
         if not eager or not variables or any("GPU" in str(getattr(one, "device", "")).upper() for one in variables):
@@ -110,9 +111,9 @@ class _Check:
         self._set_id = set_id
         self._variables = [(name, weakref.ref(variable)) for name, variable in zip(names, variables, strict=True)]
         self._verifier = Verifier(name, self._replicas, advice=UNSENT)
-        self._job: Job | None = None
+        self._job: JobService | None = None
 
-    def __call__(self, job: Job) -> None:
+    def __call__(self, job: JobService) -> None:
         if self._job is not job:  # no step has been made in this job yet
             self._job = job
             return

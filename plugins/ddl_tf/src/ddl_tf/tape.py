@@ -13,7 +13,8 @@ import tensorflow as tf
 from ddl_tf.errors import translating
 from ddl_tf.local import LocalVariables, identity, variable_of
 from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
-from ddlcore.api import Job, ProcessSet, current_job, global_process_set, resolve_op
+from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op
+from ddlcore.contracts import JobService
 from ddlcore.types import Average
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
@@ -254,7 +255,7 @@ class _Table:
             there._named.pop(key, None)
 
 
-_tables: weakref.WeakKeyDictionary[Job, _Table] = weakref.WeakKeyDictionary()
+_tables: weakref.WeakKeyDictionary[JobService, _Table] = weakref.WeakKeyDictionary()
 
 
 def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
@@ -264,7 +265,7 @@ def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
     the process set. All members make these first reductions in the same order, so the name depends on nothing that may
     differ between ranks, such as a rank's own local variables.
     """
-    job: Job = current_job()
+    job: JobService = current_job()
     table = _tables.get(job)
     if table is None:
         table = _tables.setdefault(job, _Table())

@@ -64,10 +64,10 @@ class TorchAdapter(Adapter):
                     "pass tensor.contiguous()"
                 )
         # Hold the storage, not the tensor: ``set_`` and ``tensor.data = ...`` may give the tensor another storage.
-        owner = tensor.untyped_storage() if place is CPU else tensor
+        owner, mark = (tensor.untyped_storage(), None) if place is CPU else self.streams.hold(place, tensor)
         buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, place, owner)
-        if place is not CPU:
-            self.streams.hold(buffer)
+        if mark is not None:
+            mark.set(buffer)
         return buffer
 
     def address(self, tensor: Any, like: Buffer) -> int | None:

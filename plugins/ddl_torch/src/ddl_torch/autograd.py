@@ -1,14 +1,6 @@
 """Makes collectives differentiable; each backward pass is a collective too, so all members must run it.
 
-The rules are those of Horovod. With g the gradient of a rank's output, the gradient of its input is:
-
-=============  ============================================================================
-allreduce      allreduce of g with the same op and scales
-allgather      allreduce (Average) of g, of which a rank takes the rows that it contributed
-broadcast      allreduce (Average) of g at the root, zero elsewhere
-alltoall       alltoall of g, back along the same splits
-reducescatter  allgather of g, times both scales, and times the set's size for Sum
-=============  ============================================================================
+The rules are those of Horovod; ``ddlcore.api.CollectiveCall`` lists them.
 
 Minimum, maximum and product have no gradient: their backward pass raises NotImplementedError.
 """
@@ -18,14 +10,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 
 from ddl_torch.adapter import TorchAdapter
-from ddlcore.api import Handle, Job, Operations, ProcessSet
-from ddlcore.types import Average, ReduceOp, Sum
+from ddlcore.api import CollectiveCall, Handle, Operations
+from ddlcore.contracts import JobService, TensorEntry
+from ddlcore.types import Average
 
 __all__ = [
     "ADAPTER",
@@ -59,7 +52,7 @@ class TorchOperations(Operations):
         finally:
             self._thread.noted = None
 
-    def hand_over(self, job: Job, handle: Handle, entries: Sequence[Any], waits: bool) -> None:
+    def hand_over(self, job: JobService, handle: Handle, entries: Sequence[TensorEntry], waits: bool) -> None:
         noted = getattr(self._thread, "noted", None)
         if noted is not None:
             noted.append(handle)
@@ -70,49 +63,10 @@ ADAPTER = TorchAdapter()
 OPERATIONS = TorchOperations()
 
 
-@dataclass(frozen=True)
-class Call:
-    """The arguments that forward and backward of one collective share.
+class Call(CollectiveCall):
+    """The arguments that forward and backward of one collective share."""
 
-    ``job`` is kept because backward may run on a thread of torch, which has no current job.
-    """
-
-    job: Any  # the core's Job: only its rank is used here, and it is passed back to the core
-    process_set: ProcessSet
-    name: str | None = None
-    op: ReduceOp = Average
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-    compression: str = "none"
-
-    def backward(self) -> Call:
-        """Return the same call for the gradient, with a name of its own."""
-        return replace(self, name=f"{self.name}.grad" if self.name is not None else None)
-
-    def members(self) -> tuple[int, ...]:
-        """Return the ranks of the process set, ordered by their rank within the set."""
-        return self.process_set.resolve(self.job)[1]
-
-    def plain(self) -> dict[str, Any]:
-        """Return the keyword arguments of a collective that only moves data."""
-        return {"name": self.name, "process_set": self.process_set, "job": self.job}
-
-    def reduction(self) -> dict[str, Any]:
-        """Return the keyword arguments of a collective that reduces."""
-        return {
-            **self.plain(),
-            "op": self.op,
-            "prescale_factor": self.prescale_factor,
-            "postscale_factor": self.postscale_factor,
-            "compression": self.compression,
-        }
-
-    def check_differentiable(self, verb: str) -> None:
-        """Raise NotImplementedError if the reduction has no gradient."""
-        if self.op not in (Average, Sum):
-            raise NotImplementedError(
-                f"{verb} with op={self.op.name} has no gradient; detach() the tensor, or use Average or Sum"
-            )
+    advice: ClassVar[str] = "detach() the tensor, or use Average or Sum"
 
 
 def _needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
@@ -225,7 +179,7 @@ class _Allgather(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.call = call
         ctx.rows = [tensor.shape[0] for tensor in tensors]
-        ctx.set_rank = call.members().index(call.job.rank)
+        ctx.set_rank = call.set_rank()
         if len(tensors) == 1:
             return (allgather(call, *tensors),)
         return tuple(grouped_allgather(call, tensors))
@@ -234,8 +188,7 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: Call = ctx.call.backward()
         rows: list[int] = ctx.rows
-        sizes = replace(call, name=f"{call.name}.rows" if call.name is not None else None)
-        everyones = allgather(sizes, torch.tensor([rows]))  # (set size, tensors)
+        everyones = allgather(call.more("rows"), torch.tensor([rows]))  # (set size, tensors)
         before = everyones[: ctx.set_rank].sum(0).tolist()
         reduced = grouped_allreduce(replace(call, op=Average), _dense(gradients))
         return None, *(g.narrow(0, at, mine) for g, at, mine in zip(reduced, before, rows, strict=True))
@@ -284,8 +237,6 @@ class _Reducescatter(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: Call = ctx.call
         call.check_differentiable("reducescatter")
-        factor = call.prescale_factor * call.postscale_factor
-        if call.op == Sum:
-            factor *= len(call.members())
+        factor = call.gathered_scale()
         scaled = [gradient * factor for gradient in _dense(gradients)]
         return None, *grouped_allgather(call.backward(), scaled)

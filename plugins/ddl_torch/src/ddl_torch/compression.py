@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+
+from ddlcore.api import FloatCompression, NoCompression
 
 __all__ = ["Compression"]
 
 
-class _None:
-    """Sends values unchanged."""
-
-    wire: ClassVar[str] = "none"
+class _Floats(FloatCompression):
+    @staticmethod
+    def is_float(tensor: torch.Tensor) -> bool:
+        return tensor.is_floating_point()
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: None) -> torch.Tensor:
-        return tensor
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
 
 
-class _Fp16:
+class _Fp16(_Floats):
     """Sends floats as float16; they are added in float32 and arrive in their original type."""
 
     wire: ClassVar[str] = "fp16"
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
-        return (tensor.half(), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
+    narrow: ClassVar[Any] = torch.float16
 
 
-class _Bf16:
+class _Bf16(_Floats):
     """Sends floats as bfloat16 (the range of float32, 8 bits of precision); they are added in float32."""
 
     wire: ClassVar[str] = "bf16"
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
-        return (tensor.bfloat16(), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
+    narrow: ClassVar[Any] = torch.bfloat16
 
 
 class Compression:
@@ -58,6 +42,6 @@ class Compression:
     ``compress`` and ``decompress``.
     """
 
-    none: ClassVar[type[_None]] = _None
-    fp16: ClassVar[type[_Fp16]] = _Fp16
-    bf16: ClassVar[type[_Bf16]] = _Bf16
+    none: ClassVar[type[NoCompression]] = NoCompression
+    fp16: ClassVar[type[FloatCompression]] = _Fp16
+    bf16: ClassVar[type[FloatCompression]] = _Bf16

@@ -23,7 +23,7 @@ from ddl_torch.autograd import OPERATIONS, Call
 from ddl_torch.reducer import Reducer, UnfinishedBackward
 from ddl_torch.replicas import verify_steps
 from ddl_torch.slots import Reduction, Slot
-from ddlcore.api import ProcessSet, global_process_set, gradient_compression, resolve_op
+from ddlcore.api import ProcessSet, check_predivide, global_process_set, gradient_compression, resolve_op
 from ddlcore.types import Average
 
 __all__ = ["DistributedOptimizer"]
@@ -305,10 +305,7 @@ def _reduction(
     compression: Any, op: int, predivide: float, sparse_as_dense: bool, process_set: ProcessSet
 ) -> Reduction:
     reduce_op = resolve_op(op)
-    if predivide != 1.0 and reduce_op is not Average:
-        raise ValueError(f"gradient_predivide_factor={predivide} needs op=Average; it is {reduce_op.name}")
-    if predivide <= 0:
-        raise ValueError(f"gradient_predivide_factor must be greater than 0, not {predivide}")
+    check_predivide(predivide, reduce_op)
     wire, user = gradient_compression(compression)
     return Reduction(reduce_op, 1.0 / predivide, predivide, wire, user, sparse_as_dense, process_set)
 

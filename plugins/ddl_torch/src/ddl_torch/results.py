@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -11,6 +10,8 @@ from ddl_torch.memory import is_alone
 from ddl_torch.rounds import Result, Round
 from ddl_torch.sending import Sender
 from ddl_torch.slots import Slot
+from ddlcore.api import wait_for_all
+from ddlcore.contracts import Event, PersistentRequest
 from ddlcore.errors import DdlInternalError
 
 __all__ = ["place", "wait"]
@@ -50,15 +51,12 @@ def wait(sender: Sender, incomplete: bool) -> None:
                         continue  # wait for it when all others have been sent again as well, for the same reason
                     round.failure = round.failure or error
             attempt.done = True
-    for answer in round.answers.values():
-        for handle in answer.handles:
-            try:
-                handle.wait()
-            except (DdlInternalError, ValueError) as error:
-                round.failure = round.failure or error
+    answers = [handle for answer in round.answers.values() for handle in answer.handles]
+    _, failure = wait_for_all(answers, (DdlInternalError, ValueError))
+    round.failure = round.failure or failure
 
 
-def _operation_failed(sender: Sender, request: Any, error: Exception) -> None:
+def _operation_failed(sender: Sender, request: PersistentRequest, error: Exception) -> None:
     slot = sender.slot_of(request)
     if slot is not None:
         if sender.send_otherwise(slot, request, error):
@@ -78,7 +76,7 @@ def _wait_on_streams(sender: Sender) -> None:
     done = 0
     while done < len(on_devices):  # a request that fails may be sent once more, which appends another
         requests, done = on_devices[done:], len(on_devices)
-        behind: dict[Any, Any] = {}  # event -> a request whose result is ready after that event
+        behind: dict[Event, PersistentRequest] = {}  # event -> a request whose result is ready after that event
         for request in reversed(requests):
             try:
                 event = request.arrive()
@@ -117,7 +115,7 @@ def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
         if slot in placed:
             continue
         if slot.private is not None:
-            slot.private.target.owner = None
+            slot.private.release_target()
         if slot.sparse_dims and not value.is_sparse:
             value = value.to_sparse(slot.sparse_dims)  # the optimizer of this parameter expects a sparse gradient
         if slot.kept is not None:

@@ -13,6 +13,7 @@ import torch
 
 from ddl_torch.slots import Group, Slot
 from ddlcore.api import Handle, Waitable
+from ddlcore.contracts import PersistentRequest
 
 __all__ = ["MOST_ROUNDS", "Attempt", "Result", "Round"]
 
@@ -54,12 +55,16 @@ class Round:
         self.open = False
         self.entered = False  # sending has begun at the end of a pass, or a pass that had begun to send has failed
         self.settled = False  # every result is in its place, and nothing is left but to close the round
-        self.in_flight: list[Any] = []  # persistent requests on host memory that were started and not waited for
-        self.on_devices: list[Any] = []  # persistent requests on device memory that were started and not waited for
+        self.in_flight: list[
+            PersistentRequest
+        ] = []  # persistent requests on host memory that were started and not waited for
+        self.on_devices: list[
+            PersistentRequest
+        ] = []  # persistent requests on device memory that were started and not waited for
         self.attempts: dict[Slot, Attempt] = {}
         self.answers: dict[Slot, Attempt] = {}  # operations for which other ranks wait, and whose results nobody needs
         self.ends: dict[
-            Slot, tuple[Any, torch.Tensor]
+            Slot, tuple[PersistentRequest, torch.Tensor]
         ] = {}  # the requests by which other ranks are told, and their memory
         self.ended = False  # other ranks were told that some gradients will not come
         self.results: dict[Slot, Result] = {}

@@ -20,7 +20,8 @@ from ddl_torch.memory import ALONE, is_alone, pin_size, use_count
 from ddl_torch.rounds import Attempt, Result, Round
 from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
 from ddl_torch.sparse import SparseHandle, start_sparse
-from ddlcore.api import Job, Mapped, UserCompressor, Waitable, current_job, global_process_set
+from ddlcore.api import Mapped, UserCompressor, Waitable, current_job, membership
+from ddlcore.contracts import JobService, PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError, MismatchError
 from ddlcore.types import CPU, Average
 
@@ -39,13 +40,13 @@ ACCUMULATED_AGAIN = (
 class Binding:
     """What one optimizer uses of one job: names, functions, and whether this rank takes part."""
 
-    job: Job
+    job: JobService
     active: bool  # this rank is a member of the process set, and the set has other members
     prefix: str  # what the names of the gradients begin with in the job
     repeatable: bool  # reducing a result again leaves it unchanged
     allreduce: Callable[..., Waitable]
     grouped_allreduce: Callable[..., Waitable]
-    persistent_allreduce: Callable[..., Any]
+    persistent_allreduce: Callable[..., PersistentRequest]
 
 
 def bind(reduction: Reduction) -> Binding:
@@ -55,10 +56,7 @@ def bind(reduction: Reduction) -> Binding:
     """
     job = current_job()
     process_set = reduction.process_set
-    members = range(job.size) if process_set is global_process_set else process_set.ranks
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
-    active = job.rank in members and len(members) > 1
+    active = membership(job, process_set).active
     # Two models, as those of a GAN, may have parameters of the same names, and both gradients may be in flight at once.
     ordinal = job.next_ordinal(f"optimizer.{process_set.process_set_id}") if active else 0
     compressor = job.compressor(reduction.compression)
@@ -188,7 +186,7 @@ class Sender:
         if request is not None and mark is not None and looks_alike_there(grad, slot):
             storage = grad.untyped_storage()
             if use_count(storage._cdata) == ALONE:
-                mark.set(request.source)
+                mark.set(request)
                 slot.starts, slot.round = request.starts, round.number
                 self._start(request, grad.data_ptr(), (storage, mark))
                 round.on_devices.append(request)
@@ -302,7 +300,7 @@ class Sender:
         usual = self._usual
         slots = usual.slots
         grads: list[Any] = [slot.param.grad for slot in slots]
-        requests = [slot.request for slot in slots]
+        requests: list[Any] = [slot.request for slot in slots]
         if None in requests:
             return False
         try:
@@ -319,7 +317,7 @@ class Sender:
         self._start_all(list(zip(requests, map(_address_of, grads), storages)), grads)
         return True
 
-    def _start_all(self, started: list[tuple[Any, int, Any]], written: list[torch.Tensor]) -> None:
+    def _start_all(self, started: Sequence[RequestStart], written: list[torch.Tensor]) -> None:
         """Start persistent requests together: (request, address of the gradient, its storage)."""
         round = self.round
         try:
@@ -434,7 +432,7 @@ class Sender:
             if slot.private is None:
                 slot.private = self.binding.persistent_allreduce(grad, output=value, **what)
             request = slot.private
-            request.target.address, request.target.owner = value.data_ptr(), value
+            request.set_target(value.data_ptr(), value)
             # Version 0 means that autograd has made this tensor in this pass: accumulating into an older ``.grad``
             # would have raised the version.
             round.results[slot] = Result(grad, value, grad._version == 0)
@@ -444,7 +442,7 @@ class Sender:
             slot.submit = self.way_out(slot, grad)  # the parameter may have moved to another device since ``add``
         slot.starts, slot.round = request.starts, round.number
         if slot.mark is not None:
-            slot.mark.set(request.source)
+            slot.mark.set(request)
             self._start(request, grad.data_ptr(), (storage, slot.mark))
             round.on_devices.append(request)
             return
@@ -544,7 +542,7 @@ class Sender:
 
     # --- sending again
 
-    def slot_of(self, request: Any) -> Slot | None:
+    def slot_of(self, request: PersistentRequest) -> Slot | None:
         """Return the slot whose gradient ``request`` sends; None if another request has taken its place."""
         for slot in self.slots:
             if request is slot.request or request is slot.private or request is self.round.ends.get(slot, (None,))[0]:

@@ -12,9 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ddl_torch.streams import Mark
 from ddlcore.api import ProcessSet, UserCompressor
+from ddlcore.contracts import PersistentRequest
 from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["Group", "Passes", "Reduction", "Slot", "looks_alike", "looks_alike_there"]
+
+_Request = PersistentRequest | None
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,10 @@ class Slot:
         self.starts = -1  # ``starts`` of its persistent request, just before it was sent in that round
         # The persistent requests that all its gradients use as long as they look alike. ``request`` reduces in place;
         # ``private`` reduces into a separate tensor, for gradients whose memory something else uses.
-        self.request: Any = None
-        self.private: Any = None
+        self.request: _Request = None
+        self.private: _Request = None
         self.turn = 0  # for which round of a step they are
-        self.others: dict[int, tuple[Any, Any]] = {}  # the same two requests for other rounds of a step
+        self.others: dict[int, tuple[_Request, _Request]] = {}  # the same two requests for other rounds of a step
         self.dtype: torch.dtype | None = None
         self.shape: torch.Size | None = None
         self.count = 0

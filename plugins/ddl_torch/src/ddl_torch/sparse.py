@@ -10,6 +10,7 @@ import torch
 
 from ddl_torch.autograd import OPERATIONS
 from ddlcore.api import ProcessSet, Waitable, current_job, global_process_set, resolve_op
+from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp, Sum
 
@@ -94,7 +95,7 @@ def sparse_allreduce_async(
 
 
 def start_sparse(
-    job: Any,
+    job: JobService,
     tensor: torch.Tensor,
     name: str | None,
     op: ReduceOp,

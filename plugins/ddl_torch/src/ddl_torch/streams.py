@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ddlcore.contracts import PersistentRequest
 from ddlcore.errors import DeviceError, InvalidArgument
 from ddlcore.types import CPU, Buffer, Device
 
@@ -33,8 +34,8 @@ CAPTURING = (
 class Mark(Protocol):
     """A reusable event that records a moment of a stream, and can be recorded again and again."""
 
-    def set(self, buffer: Buffer) -> None:
-        """Mark ``buffer`` as ready after all work that the calling thread has queued on its current stream so far."""
+    def set(self, what: Buffer | PersistentRequest) -> None:
+        """Mark a tensor as ready after all work that the calling thread has queued on its current stream so far."""
 
 
 class Streams(Protocol):
@@ -46,8 +47,8 @@ class Streams(Protocol):
     def mark(self, device: Device) -> Mark:
         """Return a new mark for that device."""
 
-    def hold(self, buffer: Buffer) -> None:
-        """Mark ``buffer`` as ``Mark.set`` does, with a pooled event that is reused when the buffer's owner is freed."""
+    def hold(self, device: Device, owner: object) -> tuple[object, Mark]:
+        """Return an object that keeps ``owner`` alive, and a pooled mark that is reused when that object is freed."""
 
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
         """Make the calling thread's current streams wait for the event with that handle; the host does not wait.
@@ -79,14 +80,13 @@ class CudaStreams(Streams):
     def mark(self, device: Device) -> _CudaMark:
         return _CudaMark(device.index, self._lock, self._orders)
 
-    def hold(self, buffer: Buffer) -> None:
-        free = self._free.setdefault(buffer.device, [])
+    def hold(self, device: Device, owner: object) -> tuple[object, _CudaMark]:
+        free = self._free.setdefault(device, [])
         try:
             mark = free.pop()
         except IndexError:
-            mark = self.mark(buffer.device)
-        mark.set(buffer)
-        buffer.owner = _Held(buffer.owner, mark, free)
+            mark = self.mark(device)
+        return _Held(owner, mark, free), mark
 
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
         _refuse_capture()
@@ -111,17 +111,17 @@ class _CudaMark(Mark):
         self._lock = lock
         self._orders = orders
 
-    def set(self, buffer: Buffer) -> None:
-        _refuse_capture()
+    def set(self, what: Buffer | PersistentRequest) -> None:
+        if torch.cuda.is_current_stream_capturing():  # as ``_refuse_capture``, without its call: this runs per gradient
+            raise InvalidArgument(CAPTURING)
         stream = torch.cuda.current_stream(self._index)
         # ``order`` must agree with the stream: of two events on one stream, the later one has the greater number. Code
         # that must wait for several events of a stream waits only for the one with the greatest number. Without the
         # lock, two threads that share a stream could record in one order and take their numbers in the other order.
         with self._lock:
             self._event.record(stream)
-            buffer.order = next(self._orders)
-        buffer.stream = stream.cuda_stream
-        buffer.event = self._event.cuda_event
+            order = next(self._orders)
+        what.mark_ready(self._event.cuda_event, stream.cuda_stream, order)
 
 
 class _Held:
