@@ -116,7 +116,8 @@ class AdapterRequests(AdapterBase):
             job: JobService = current_job()
             tensor = self.make(self.values(DType.F32, (5,), rank))
             differs = operations.persistent_allreduce(tensor, name="differs", op=Sum, part_of=f"{rank} gradients")
-            good = operations.persistent_allreduce(tensor, name="good", op=Sum)
+            other = self.make(self.values(DType.F32, (5,), rank))
+            good = operations.persistent_allreduce(other, name="good", op=Sum)
             for _ in range(2):
                 self.start(job, differs, tensor)
                 for _ in range(2):
@@ -124,9 +125,9 @@ class AdapterRequests(AdapterBase):
                         differs.wait()
                 assert not differs.succeeded(), "succeeded() is true after an error"
             self.same(tensor, self.values(DType.F32, (5,), rank), "the tensor after an error")
-            self.start(job, good, tensor)
+            self.start(job, good, other)
             good.wait()
-            self.same(tensor, self.expected(size, (5,), 0), "the allreduce after an error", terms=size)
+            self.same(other, self.expected(size, (5,), 0), "the allreduce after an error", terms=size)
 
         self.on_ranks(play)
 
