@@ -143,15 +143,17 @@ class FakeDriver(Driver):
     def record_all(self, event: int, stream: int) -> None:
         """Record an event behind all streams, including those that a test made itself to act as the user's."""
         self.moments[event] = moment = threading.Event()
-        before = [threading.Event() for _ in self.streams]
-        for one, reached in zip(list(self.streams.values()), before):
+        streams = list(self.streams.values())  # another thread may open or close one meanwhile
+        before = [threading.Event() for _ in streams]
+        for one, reached in zip(streams, before):
             one.put(reached.set)
         threading.Thread(target=_when_all, args=(before, moment), daemon=True).start()
 
     def synchronise(self) -> None:
         self._note("synchronise")
-        before = [threading.Event() for _ in self.streams]
-        for one, reached in zip(list(self.streams.values()), before):
+        streams = list(self.streams.values())  # another thread may open or close one meanwhile
+        before = [threading.Event() for _ in streams]
+        for one, reached in zip(streams, before):
             one.put(reached.set)
         assert all(reached.wait(120.0) for reached in before)
 
