@@ -16,17 +16,6 @@ from pathlib import Path
 
 from ddlcore.types import Placement, Value
 
-__all__ = [
-    "CHILD_MARK",
-    "SETTINGS",
-    "Environment",
-    "Setting",
-    "Settings",
-    "Value",
-    "load_settings",
-    "read_toml",
-]
-
 CHILD_MARK = "DDL_INIT_PID"  # in the environment of a rank's child processes: these are not ranks
 
 

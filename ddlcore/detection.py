@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ddlcore.external_rank import ExternalRank
     from ddlcore.plug.registry import Registry
 
-__all__ = ["detect"]
-
 log = logging.getLogger("ddl")
 
 

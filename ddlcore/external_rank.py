@@ -30,8 +30,6 @@ from ddlcore.plug.registry import Registry
 from ddlcore.search import build_search_driver
 from ddlcore.types import Placement
 
-__all__ = ["ExternalRank"]
-
 log = logging.getLogger("ddl")
 LOOPBACK = "127.0.0.1"
 _LOOK_S = (0.01, 0.5)  # pause between two looks for the file: the first, and the longest

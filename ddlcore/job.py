@@ -22,7 +22,7 @@ import msgspec
 
 from ddlcore.builtin.by_kind import ByKindTransport
 from ddlcore.builtin.solo import QueuedSolo
-from ddlcore.config import Environment, Settings, Value
+from ddlcore.config import Environment, Settings
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
@@ -60,20 +60,7 @@ from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.timeline_switch import TimelineSwitch
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.telemetry import Observer, observers
-from ddlcore.types import Member, Placement
-
-__all__ = [
-    "Job",
-    "Verifying",
-    "build_sessions",
-    "build_transport",
-    "launched_job",
-    "local_jobs",
-    "log_at",
-    "lone_job",
-    "patience_of",
-    "settings_of",
-]
+from ddlcore.types import Member, Placement, Value
 
 log = logging.getLogger("ddl")
 VERSION = "0.1.0"

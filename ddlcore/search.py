@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ddlcore.config import Settings, Value
+from ddlcore.config import Settings
 from ddlcore.contracts.tuner import Knob, Tuner
 from ddlcore.errors import TransportError
 from ddlcore.plug.registry import Registry
@@ -14,9 +14,7 @@ from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.tune.driver import Plan, SearchDriver, Watcher
 from ddlcore.tune.log import CsvLog
 from ddlcore.tune.space import COMPRESSION, CORE, choose
-from ddlcore.types import Member
-
-__all__ = ["build_search_driver", "chosen_tuner", "plan_search"]
+from ddlcore.types import Member, Value
 
 FIXED_BY = ("flag", "env")  # settings from these sources are not searched
 SEED = 1

@@ -18,8 +18,6 @@ from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Placement
 
-__all__ = ["Observer", "Subject", "observers"]
-
 
 class Observer(Protocol):
     """Observes a rank until it is closed, in threads of its own."""

@@ -8,8 +8,6 @@ from ddlcore.builtin.ssh import SshLauncher
 from ddlcore.contracts.allocation import granted_hosts
 from ddlcore.contracts.launcher import HostSlots, Launcher, StartCommand, StartPlan
 
-__all__ = ["GrantedLauncher"]
-
 
 class GrantedLauncher(Launcher):
     """A launcher that uses ssh on granted hosts, so that the user need not name them."""

@@ -10,8 +10,6 @@ from ddlcore.contracts.transport import Capabilities, Context, Memory, Plan, Pre
 from ddlcore.errors import TransportError
 from ddlcore.types import Buffer, Kind, ReduceOp
 
-__all__ = ["ByKindTransport"]
-
 
 class ByKindTransport(Transport):
     """A transport that uses ``kinds`` for the kinds in it, and ``default`` for all others; one may serve several kinds.

@@ -13,21 +13,6 @@ from itertools import pairwise
 from ddlcore.contracts.allocation import in_step, tasks_per_node
 from ddlcore.contracts.cluster import Cluster, RankInfo, Surroundings
 
-__all__ = [
-    "Flux",
-    "Horovod",
-    "Hydra",
-    "Jsrun",
-    "Mvapich",
-    "OpenMpi",
-    "Pals",
-    "Plain",
-    "Pmix",
-    "Slurm",
-    "SlurmShell",
-    "Torchrun",
-]
-
 _Names = tuple[str, ...]  # alternative variables for one value; the first that is set counts
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.types import Buffer, DType
 
-__all__ = ["Bf16Compression", "Fp16Compression", "NoCompression"]
-
 
 class _Cast(Compressor):
     """A compressor that only casts and scales; the subclass chooses the type."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from ddlcore.contracts.fusion import Ready
 
-__all__ = ["ThresholdFusion"]
-
 
 class ThresholdFusion:
     """A policy that fills buckets in order of arrival up to ``fusion_bytes``; with 0, every tensor gets its own bucket.

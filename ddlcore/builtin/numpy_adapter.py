@@ -13,8 +13,6 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import BF16_NAME, Buffer, DType
 
-__all__ = ["NumpyAdapter"]
-
 # Only types in native byte order: a byte-swapped dtype is a different key and is not found here.
 _DTYPES: dict[Any, DType] = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BF16}
 _NUMPY = {dtype: native for native, dtype in _DTYPES.items()}

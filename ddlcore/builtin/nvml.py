@@ -9,8 +9,6 @@ from typing import Any
 
 from ddlcore.contracts.check import Gpu, Links
 
-__all__ = ["LIBRARY", "Nvml", "Refused", "Use", "load_nvml", "open_nvml", "shown", "use_of", "visible"]
-
 LIBRARY = "libnvidia-ml.so.1"
 _P2P_READ, _P2P_WRITE, _P2P_OK = 0, 1, 0
 _TEXT = 96  # bytes; no name, version or UUID is longer

@@ -16,18 +16,6 @@ from ddlcore.hooks import (
 )
 from ddlcore.types import Knob
 
-__all__ = [
-    "ddl_adapters",
-    "ddl_checks",
-    "ddl_clusters",
-    "ddl_compressors",
-    "ddl_fusion_policies",
-    "ddl_launchers",
-    "ddl_transports",
-    "ddl_tuners",
-]
-
-
 HIERARCHICAL_SETTINGS = (
     Setting(
         "hierarchical_chunk_bytes",

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from ddlcore.contracts.allocation import granted_hosts, slurm_nodes
 from ddlcore.contracts.launcher import HostSlots, Launcher, StartCommand, StartPlan
 
-__all__ = ["SrunLauncher"]
-
 _OWN = (
     "SLURM",
     "CUDA_VISIBLE_DEVICES",

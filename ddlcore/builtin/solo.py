@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["QueuedSolo", "SoloTransport"]
-
 
 class SoloTransport(Transport):
     """The transport for exactly one rank in host memory; it never waits."""

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from ddlcore.contracts.launcher import Launcher, StartCommand, StartPlan
 
-__all__ = ["REMOTE_SHELL", "SshLauncher"]
-
 REMOTE_SHELL = "OMPI_MCA_plm_rsh_agent"  # Kubeflow's launcher pods set it to the script that reaches their workers
 _OPTIONS = (
     "-T",  # no terminal, which would change the output

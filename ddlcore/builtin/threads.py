@@ -18,8 +18,6 @@ from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Pla
 from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["Meeting", "ThreadsTransport"]
-
 KEY = "meeting"
 SLICE_S = 0.1
 SHARE_BYTES = 1 << 20  # bytes of results that a rank computes before it distributes them

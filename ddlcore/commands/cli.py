@@ -13,8 +13,6 @@ import click
 if TYPE_CHECKING:
     from ddlcore.plug.registry import Registry
 
-__all__ = ["main"]
-
 REFUSED = 2  # exit code when nothing was started
 _COMMANDS = (
     "run",

@@ -9,8 +9,6 @@ import click
 
 from ddlcore.config import SETTINGS, Setting
 
-__all__ = ["setting_options"]
-
 _ALSO = {"network_interface": ("--network-interfaces",)}  # its name in horovodrun
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["BEAT_S", "Beats"]
-
 BEAT_S = 1.0  # each end of a connection between hosts sends a heartbeat this often
 _OWN_GAP_S = 2.0 * BEAT_S
 WhoT = TypeVar("WhoT", bound=Hashable)

@@ -9,8 +9,6 @@ from abc import ABC, abstractmethod
 
 from ddlcore.messages import FromCoordinator, ToCoordinator
 
-__all__ = ["Channel"]
-
 
 class Channel(ABC):
     """A connection of one rank to the coordinator.

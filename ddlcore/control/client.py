@@ -23,8 +23,6 @@ from ddlcore.messages import (
     encode,
 )
 
-__all__ = ["ClientChannel", "ClientStore", "connect", "connect_with"]
-
 _SLICE_S = 0.1  # delay at most until a waiting call notices that its store was closed
 
 

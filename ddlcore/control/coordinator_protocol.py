@@ -6,8 +6,6 @@ from typing import Protocol
 
 from ddlcore.messages import FromCoordinator, ToCoordinator
 
-__all__ = ["CoordinatorProtocol", "Outgoing"]
-
 Outgoing = list[tuple[int, FromCoordinator]]  # (world rank in the launch, message to it), in the order of sending
 
 

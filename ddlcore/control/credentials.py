@@ -14,8 +14,6 @@ import zmq
 
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["Access", "JobFile", "KeyPair", "decode_access", "encode_access", "read_job_file"]
-
 _LARGEST_BYTES = 1 << 16  # a job file is under 1 KiB; a larger file is something else
 _Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(ipc|tcp)://.")]
 _Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]  # Z85 of 32 bytes

@@ -30,8 +30,6 @@ from ddlcore.control.wake import Wake
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.messages import Arrive
 
-__all__ = ["EmbeddedServer", "listening_address"]
-
 log = logging.getLogger("ddl")
 _ANSWER_S = 5.0  # time for the holder of the keys in a file to prove that it is running
 _AGAIN_S = 0.2

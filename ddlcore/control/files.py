@@ -6,8 +6,6 @@ import resource
 
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["allow_files"]
-
 _PER_RANK = 3  # its channel, a connection of its store, and one to spare
 _PER_RANK_TCP = 6  # its channel and a connection of its store: three files for each, see TcpProxy
 _OWN = 128  # files of the process itself

@@ -17,17 +17,6 @@ from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.wake import Wake
 from ddlcore.errors import Closed, DdlInternalError
 
-__all__ = [
-    "BROKEN",
-    "FLUSHED",
-    "HEARTBEAT_MS",
-    "HEARTBEAT_TIMEOUT_MS",
-    "Connection",
-    "Line",
-    "Refusals",
-    "open_dealer",
-]
-
 FLUSHED = b""  # a client's last frame; the server returns it: everything sent before has arrived
 HEARTBEAT_MS = 1000  # TCP only: within a host, the kernel reports a closed connection at once
 HEARTBEAT_TIMEOUT_MS = 2500  # after a ping: about 3 s of silence end a connection

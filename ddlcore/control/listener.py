@@ -23,8 +23,6 @@ from ddlcore.control.listening import OwnSocket, tcp_listener, tcp_name
 from ddlcore.control.proxy import TcpProxy
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["Listener"]
-
 _LINGER_MS = 1000  # time for the last messages to clients that are connected when it closes
 _LARGEST_BYTES = 64 << 20  # a client that announces more is disconnected; real messages are far smaller
 _ABSTRACT = sys.platform == "linux"  # Unix sockets may have a name that is no file

@@ -12,8 +12,6 @@ from typing import Any
 
 from ddlcore.contracts.interfaces import interface_addresses
 
-__all__ = ["OwnSocket", "tcp_listener", "tcp_name"]
-
 _BACKLOG = 4096
 
 

@@ -12,8 +12,6 @@ from collections import deque
 
 from ddlcore.control.wake import Wake
 
-__all__ = ["Watcher", "describe_exit", "open_pidfd"]
-
 
 def describe_exit(returncode: int) -> str:
     """Return a description of a return code of ``subprocess``: "killed by signal 9 (SIGKILL)", "exited with code 3"."""

@@ -15,8 +15,6 @@ from ddlcore.control.store import CLOSED, JobStore, Shelf
 from ddlcore.errors import Closed
 from ddlcore.messages import FromCoordinator, Hello, StoreReply, StoreRequest, ToCoordinator
 
-__all__ = ["LocalChannel", "LocalNetwork", "LocalStore"]
-
 _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 
 _SLICE_S = 0.05  # delay at most until a get notices its deadline

@@ -7,8 +7,6 @@ import os
 import socket
 import struct
 
-__all__ = ["is_ours", "local_tcp_uid", "unix_uid"]
-
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
 _REQUEST = 1  # NLM_F_REQUEST: one socket, found by its addresses, instead of a list of all

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import socket
 
-__all__ = ["LOOPBACK", "free_ports", "is_free"]
-
 LOOPBACK = "127.0.0.1"
 _LOWEST, _HIGHEST = 20000, 32767  # below the range that systems use for outgoing connections
 _TRIES = 2000

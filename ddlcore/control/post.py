@@ -9,8 +9,6 @@ from __future__ import annotations
 from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.messages import Answer, FromCoordinator, encode
 
-__all__ = ["joined", "packed"]
-
 
 def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
     """Return ``joined(outgoing)`` in encoded form. A message to many ranks is encoded once."""

@@ -15,8 +15,6 @@ from ddlcore.control.credentials import Access
 from ddlcore.control.line import FLUSHED, Connection, Line
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["answers", "at", "open_endpoints", "split_endpoint"]
-
 _CONNECT_S = 2.0  # time for a SYN to be answered
 _BETTER_S = 0.05  # further time for a preferred endpoint, after another has answered
 

@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from ddlcore.control.peers import is_ours, local_tcp_uid
 from ddlcore.control.wake import Wake
 
-__all__ = ["HANDSHAKE_S", "TcpProxy"]
-
 HANDSHAKE_S = 5.0  # time for a connection to show that it knows the server's key
 _KEY_S = 30.0  # time to show a client key after that: the authenticating thread may be busy
 _STRANGERS = 16  # connections of other users of this host, at one time, that have shown no key

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.messages import Arrivals, Arrive, Done, Hello, Lost, Refused, ToCoordinator
 
-__all__ = ["Registration"]
-
 
 class Registration:
     """A CoordinatorProtocol for ``size`` ranks that another launcher has started.

@@ -24,8 +24,6 @@ from ddlcore.control.listener import Listener
 from ddlcore.control.server import OWN, agent_name
 from ddlcore.control.wake import Wake
 
-__all__ = ["Relay"]
-
 _LINGER_MS = 1000  # time for the last messages to the launcher
 _AGAIN_S = 0.05
 _MOST_AT_ONCE = 1024  # frames from one side before the other side is served

@@ -21,8 +21,6 @@ import msgspec
 from ddlcore.control.credentials import Access
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["Invitation", "Occupied", "Published", "file_name", "folders", "has_ended", "look", "publish", "start_of"]
-
 _LARGEST_BYTES = 1 << 16
 _LONGEST = 100  # characters of a launch's name that appear in the name of its file
 _PLAIN = re.compile(r"[^A-Za-z0-9._@+-]+")

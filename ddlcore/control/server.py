@@ -31,8 +31,6 @@ from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_request, decode_to_coordinator, encode
 
-__all__ = ["OWN", "Agents", "Server", "agent_name"]
-
 OWN = b""  # stands in an agent's frames in place of a rank's connection: the agent's own message
 _MANY_STRANGERS = 100  # number of refused connections: fewer are just a port scan
 _LINES_A_RANK = 3  # lines of a rank that may be connecting at the same time

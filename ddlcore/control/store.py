@@ -13,8 +13,6 @@ from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, PeerLost
 from ddlcore.messages import StoreAdd, StoreClock, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
 from ddlcore.observe.clock import Reading, boot_id
 
-__all__ = ["CLOSED", "JobStore", "Shelf"]
-
 ClientT = TypeVar("ClientT")  # the network's own identification of a caller
 
 _ANSWER_S = 30.0  # a launcher that runs but does not answer for so long is broken

@@ -6,8 +6,6 @@ import os
 import socket
 from pathlib import Path
 
-__all__ = ["host_name", "kin", "lineage"]
-
 _PROC = Path("/proc")
 _MOST_PARENTS = 64
 

@@ -7,8 +7,6 @@ import os
 import sys
 import threading
 
-__all__ = ["Wake"]
-
 _ONE = (1).to_bytes(8, sys.byteorder)  # the format of an eventfd; a pipe carries it as well
 
 

@@ -16,8 +16,6 @@ import msgspec
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Differ, Digests, Explain, FromCoordinator, Notice, Sample, Settled
 
-__all__ = ["Agreement", "differing", "distance", "grouped", "wording"]
-
 Outgoing = list[tuple[int, FromCoordinator]]
 KEPT = 64  # steps of one optimizer that wait for a rank; if there are more, the oldest is dropped
 EXPLAIN_S = 8.0  # how long ranks may take to send their values of the tensor that differs

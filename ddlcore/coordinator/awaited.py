@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from ddlcore.coordinator.stall_table import Late
 
-__all__ = ["WHY_SILENT", "Awaited", "Details"]
-
 WHY_SILENT = "its process is stopped, or a call in native code holds the interpreter lock"
 
 

@@ -20,7 +20,7 @@ from ddlcore.coordinator.replay_controller import KnownSchedule, ReplayControlle
 from ddlcore.coordinator.replay_status import Busies, ReplayStatuses
 from ddlcore.coordinator.request_table import RequestTable
 from ddlcore.coordinator.stall_table import Late
-from ddlcore.coordinator.tuning import SearchDriver, Tuning, Value
+from ddlcore.coordinator.tuning import SearchDriver, Tuning
 from ddlcore.messages import (
     BY_SETTING,
     Adjust,
@@ -46,9 +46,7 @@ from ddlcore.messages import (
     Where,
 )
 from ddlcore.runtime.checks import describe, flaw
-from ddlcore.types import Kind
-
-__all__ = ["Coordinator"]
+from ddlcore.types import Kind, Value
 
 Item = Bucket | Failure | Arranged | Resume | Adjust
 Outgoing = list[tuple[int, FromCoordinator]]

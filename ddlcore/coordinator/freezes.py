@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from ddlcore.coordinator.stall_table import Late
 from ddlcore.messages import Leave, Planned, ReplayStatus
 
-__all__ = ["Freezes"]
-
 
 class Freezes:
     """What ranks reported in the present epoch when they asked to leave replay."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 
 from ddlcore.messages import Ask, Spec
 
-__all__ = ["PendingRequest", "bits_of", "ranks_of"]
-
 
 class PendingRequest:
     """One tensor name that some ranks have ready and others have not."""

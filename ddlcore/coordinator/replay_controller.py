@@ -14,8 +14,6 @@ from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
 from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
-__all__ = ["KnownSchedule", "ReplayController", "tensor_key"]
-
 MOST_SUSPICIONS = 2  # consecutive ones, each after a second or more, with no bucket in between
 CONSECUTIVE = 2  # a tensor that is inserted in so many consecutive periods belongs to the period
 

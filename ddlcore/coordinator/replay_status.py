@@ -14,8 +14,6 @@ from ddlcore.coordinator.stall_table import Late, on_ranks
 from ddlcore.messages import Busy, ReplayStatus
 from ddlcore.runtime.checks import describe
 
-__all__ = ["Busies", "ReplayStatuses"]
-
 ALL_ENTERED = "every rank has entered it: the transport or the network holds it up"
 
 

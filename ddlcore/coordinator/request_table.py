@@ -13,8 +13,6 @@ from ddlcore.runtime.checks import describe, mismatch_table
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.types import Kind
 
-__all__ = ["RequestTable"]
-
 MOST_SPECS = 16384  # how many decoded specs are kept
 
 

@@ -45,8 +45,6 @@ from ddlcore.messages import (
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.patience import Patience
 
-__all__ = ["Sessions"]
-
 Outgoing = list[tuple[int, FromCoordinator]]
 WorldKey = tuple[tuple[int, ...], int]  # the ranks, and a count of the worlds of exactly these ranks
 

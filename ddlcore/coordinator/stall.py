@@ -14,8 +14,6 @@ from ddlcore.messages import Alive, FromCoordinator, Probe, Show, Stack, Stalled
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.patience import ANSWER_S, Patience
 
-__all__ = ["StallWatch"]
-
 Outgoing = list[tuple[int, FromCoordinator]]
 _WARNING, _SHUTDOWN = 0, 1
 

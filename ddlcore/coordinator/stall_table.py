@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from ddlcore.text.columns import aligned, indented
 from ddlcore.text.ranks import span
 
-__all__ = ["Late", "on_ranks", "spans", "stall_table"]
-
 SHOWN = 8  # tensors shown that wait for the same ranks; the others are only counted
 _MOST_SPANS = 12  # spans shown of a list of ranks: nobody reads every other rank of a thousand
 _HEADINGS = ("tensor", "ready on", "missing ranks", "waits s")

@@ -14,8 +14,6 @@ from ddlcore.coordinator.replay_controller import KnownSchedule
 from ddlcore.messages import Adjust, Paused, decode_spec
 from ddlcore.types import Kind, Value
 
-__all__ = ["SearchDriver", "Trial", "Tuning", "Value"]
-
 MOST_DISCARDED = 8  # so many discarded trials in succession show that this loop cannot be measured
 
 

@@ -10,8 +10,6 @@ from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack, wri
 from ddlcore.kernels.loops import WIDE_LEFT, WIDE_OUT
 from ddlcore.types import DType
 
-__all__ = ["BLOCK", "BLOCK_BYTES", "I64", "ITEMSIZE", "ddl_convert", "ddl_digest", "ddl_reduce"]
-
 _cast, _combine = outside("ddl_cast"), outside("ddl_combine")
 
 BLOCK = 2048  # elements; two blocks of 8 bytes each fit the first-level cache

@@ -59,25 +59,6 @@ from ddlcore.kernels.intrinsics import (
     write,
 )
 
-__all__ = [
-    "INPUT",
-    "LATER",
-    "RESULT",
-    "aborted",
-    "anybody_idle",
-    "ddl_abort",
-    "ddl_barrier",
-    "enter",
-    "next_round",
-    "publish",
-    "reserve",
-    "result",
-    "slot",
-    "wait",
-    "wait_a_while",
-    "wait_all",
-]
-
 INPUT, RESULT = 0, 1  # channels
 PLACE_BYTES = 128  # the bytes of a round are rounded up to a multiple of two cache lines
 LATER = 4  # return code: not all ranks have arrived yet

@@ -21,8 +21,6 @@ from typing import Any, Final
 from ddlcore.contracts.cache import alone, cache_directories, find, keep
 from ddlcore.kernels.functions import FUNCTIONS
 
-__all__ = ["Code", "compile_all", "file_name", "load", "obtain"]
-
 SOURCES = (
     "../contracts/elements.py",
     "bucket.py",

@@ -7,8 +7,6 @@ from typing import Any
 
 from ddlcore.kernels.functions import FUNCTIONS
 
-__all__ = ["compile_object", "target_machine"]
-
 
 def compile_object() -> bytes:
     """Return the object file that contains all FUNCTIONS."""

@@ -10,8 +10,6 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.kernels.code import load
 from ddlcore.types import DType, ReduceOp
 
-__all__ = ["CpuKernels"]
-
 _FUNCTIONS = ("_convert", "_digest", "_mean", "_reduce", "_widen")
 _BITS = {
     DType.U8: (0, 8), DType.I8: (1, 8), DType.U16: (0, 16), DType.I16: (1, 16), DType.I32: (1, 32), DType.I64: (1, 64),

@@ -11,8 +11,6 @@ from ddlcore.kernels.frame import CHUNK, COUNTS, DTYPE, IN_USED, OP, POSTSCALE, 
 from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
 
-__all__ = ["ddl_alltoall", "ddl_gather", "ddl_reducescatter"]
-
 _reduce = outside("ddl_reduce")
 
 

@@ -4,51 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "ABORTED",
-    "BEGUN",
-    "BEGUN_OFFSET",
-    "BEGUN_TENSOR",
-    "CHANNEL",
-    "CHUNK",
-    "CODE",
-    "COUNTS",
-    "CURSOR",
-    "DTYPE",
-    "FINISHED",
-    "FRAME",
-    "HEADER",
-    "INPUTS",
-    "IN_SEEN",
-    "IN_USED",
-    "LAST",
-    "LAYOUT",
-    "LEAST_SLOTS",
-    "LINE",
-    "MARKS",
-    "MOST_SLOTS",
-    "OP",
-    "PLACES",
-    "POSTSCALE",
-    "PRESCALE",
-    "RANK",
-    "RESULTS",
-    "RING",
-    "ROUNDS",
-    "SIZE",
-    "SLEEPERS",
-    "SMALL",
-    "SOURCES",
-    "SPINS",
-    "TABLE",
-    "TARGETS",
-    "TENSORS",
-    "TICKET",
-    "TIMEOUT",
-    "TOTAL",
-    "YIELDS",
-]
-
 # The segment: a line for the communicator, a line for each rank, a ring for each rank, and the ring of results.
 # The communicator's line contains who aborted (1 + rank), and the layout that rank 0 has chosen.
 LAYOUT: Final = 64  # bytes of a slot, bytes of a ring

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["FUNCTIONS"]
-
 # The compiled functions and their arguments: q is int64, d is float64. All return an int64.
 FUNCTIONS = {
     "ddl_cast": "qqqqqd",

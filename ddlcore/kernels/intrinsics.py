@@ -17,26 +17,6 @@ from llvmlite import ir
 
 from ddlcore.kernels.functions import FUNCTIONS
 
-__all__ = [
-    "add_word",
-    "cgutils",
-    "compiled",
-    "copy",
-    "futex_wait",
-    "futex_wake",
-    "inline",
-    "load_word",
-    "outside",
-    "pause",
-    "read",
-    "read_double",
-    "sched_yield",
-    "stack",
-    "store_word",
-    "types",
-    "write",
-]
-
 I8, I64, F64 = ir.IntType(8), ir.IntType(64), ir.DoubleType()
 SYS_FUTEX = 202 if platform.machine() in ("x86_64", "AMD64") else 98  # 98: the generic table (aarch64, riscv64)
 FUTEX_WAIT, FUTEX_WAKE, EVERYBODY = 0, 1, 0x7FFFFFFF  # not FUTEX_PRIVATE: processes share the word

@@ -33,8 +33,6 @@ from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import cgutils, compiled, inline, types
 from ddlcore.types import DType, ReduceOp
 
-__all__ = ["WIDE_LEFT", "WIDE_OUT", "combine_loop", "ddl_cast", "ddl_combine", "define_loop"]
-
 WIDTH = 32  # elements per iteration: a multiple of every machine's vector length, enough to hide latency
 # If the machine does not convert float16 itself, LLVM would call a function that no library here contains.
 ELEMENTS = Elements(platform.machine() not in ("x86_64", "AMD64") or bool(llvm.get_host_cpu_features().get("f16c")))

@@ -50,8 +50,6 @@ from ddlcore.kernels.frame import (
 from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
 
-__all__ = ["VOID", "ddl_allreduce", "ddl_allreduce_idle", "ddl_allreduce_try"]
-
 _reduce = outside("ddl_reduce")
 
 CACHE_LINE = 64

@@ -9,8 +9,6 @@ from ddlcore.kernels.bucket import BLOCK, BLOCK_BYTES, I64, ITEMSIZE
 from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack, write
 
-__all__ = ["ddl_mean", "ddl_widen"]
-
 _cast = outside("ddl_cast")
 
 LOW = 0xFFFFFFFF

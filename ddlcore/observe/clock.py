@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SAMPLES", "Reading", "boot_id", "compare"]
-
 SAMPLES = 8
 
 

@@ -20,8 +20,6 @@ from ddlcore.contracts.atomic import replacing
 from ddlcore.messages import Bucket, Planned, decode_spec
 from ddlcore.observe.stacks import all_stacks
 
-__all__ = ["Flight"]
-
 log = logging.getLogger("ddl")
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from ddlcore.contracts.store import Store
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["collect", "send"]
-
 
 def send(store: Store, key: str, path: Path, shared: bool) -> None:
     """Send a rank's complete part to rank 0. ``shared``: rank 0 is on this host and can read the file directly."""

@@ -11,8 +11,6 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-__all__ = ["bounded_server"]
-
 MOST_AT_ONCE = 16  # requests at one time; a further one replaces the oldest
 REQUEST_S = 5.0  # time for each piece of a request to arrive
 

@@ -16,8 +16,6 @@ import msgspec
 
 from ddlcore.contracts.atomic import replacing
 
-__all__ = ["Part", "aligned", "merge", "parts_in", "read_part", "read_trace"]
-
 Event = dict[str, Any]
 _NUMBERS = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from ddlcore.observe.http import bounded_server
 
-__all__ = ["INSTALL", "Exporter", "Family", "families"]
-
 INSTALL = "pip install ddlcore[metrics]"
 
 

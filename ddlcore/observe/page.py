@@ -11,8 +11,6 @@ from ddlcore.text import html
 from ddlcore.text.numbers import short_size
 from ddlcore.text.plain import plain
 
-__all__ = ["charts", "page", "sentences", "tables"]
-
 Event = dict[str, Any]
 Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
 

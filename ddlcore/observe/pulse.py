@@ -10,8 +10,6 @@ from pathlib import Path
 
 from ddlcore.messages import Pulse
 
-__all__ = ["Pace", "Ticker", "make_pulse", "resident_bytes"]
-
 _STATM = Path("/proc/self/statm")
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ddlcore.messages import Bucket, Planned
 
-__all__ = ["Readiness"]
-
 Key = tuple[int, str]  # process set id, name
 MOST = 4  # submission times kept for a tensor that has not run yet
 MOST_CALLS = 8

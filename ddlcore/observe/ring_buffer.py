@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
-__all__ = ["CAPACITY", "Code", "Record", "RingBuffer"]
-
 CAPACITY = 1 << 15  # records; more than a rank makes between two reads of the writer
 
 Record = tuple[Any, ...]  # (number, Code, time in ns, fields of that code …)

@@ -19,8 +19,6 @@ from types import CodeType, FrameType
 
 from ddlcore.messages import Profile
 
-__all__ = ["Sampler", "Stacks"]
-
 WARM_STEPS = 3  # compilation, first page faults and negotiation distort the first steps
 LEAST_STEPS = 2  # steps that a frame must see to count as the loop
 _MOST_OF = 0.6  # share of all steps that the loop's own frame must see

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-__all__ = ["listen"]
-
 
 def listen(name: str, call: Callable[[], None]) -> Callable[[], None]:
     """Call ``call`` whenever signal ``name`` arrives ("" for none), between any two instructions of the main thread.

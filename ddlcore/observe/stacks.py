@@ -6,8 +6,6 @@ import sys
 import threading
 import traceback
 
-__all__ = ["all_stacks", "stack_of"]
-
 INNERMOST = 30  # frames
 LARGEST = 8192  # characters
 

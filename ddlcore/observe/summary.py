@@ -11,8 +11,6 @@ from typing import Any
 
 from ddlcore.observe.trace_writer import MEMCPY_IN, MEMCPY_OUT
 
-__all__ = ["BucketRow", "Cover", "RankRow", "Run", "Summary", "TensorRow", "runs_of", "summarise"]
-
 Event = dict[str, Any]
 Interval = tuple[float, float]
 SHOWN = 10  # rows of the tables of buckets and tensors

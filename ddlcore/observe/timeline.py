@@ -16,17 +16,6 @@ from typing import Any
 from ddlcore.observe.ring_buffer import Code, RingBuffer
 from ddlcore.observe.trace_writer import TraceWriter
 
-__all__ = [
-    "MADE_HERE",
-    "PART",
-    "Timeline",
-    "TraceFile",
-    "make_directory",
-    "part_of",
-    "remove_directory",
-    "remove_if_empty",
-]
-
 log = logging.getLogger("ddl")
 PART = "rank*.json"  # pattern of the names of such files
 MADE_HERE = ".ddl-timeline"  # file that marks a directory as made by ddl: others are never removed

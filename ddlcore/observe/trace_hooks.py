@@ -12,8 +12,6 @@ from typing import Any, Protocol
 from ddlcore.messages import Bucket, Planned
 from ddlcore.observe.ring_buffer import Code, RingBuffer
 
-__all__ = ["Counted", "TraceHooks"]
-
 
 class Counted(Protocol):
     """Counters that exist anyway; the share of one bucket is the difference to their values at the bucket before."""

@@ -18,8 +18,6 @@ from ddlcore.observe.readiness import Readiness
 from ddlcore.observe.ring_buffer import Code, Record
 from ddlcore.types import Kind
 
-__all__ = ["FIRST_ROW", "MEMCPY_IN", "MEMCPY_OUT", "TraceWriter"]
-
 MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
 USER, REPLAY, FIRST_ROW = 1, 2, 10  # ids of rows (threads) in the trace
 SHOWN_NAMES = 8  # names shown for a replayed bucket; the SCHEDULE event has them all

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ALIASES", "FLAGS_OF_TRANSPORTS", "FRAMEWORKS"]
-
 ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the command that installs it
     "transport": {
         "gloo": "pip install ddl-gloo",

@@ -8,8 +8,6 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-__all__ = ["find", "run_alone"]
-
 
 def find(name: str) -> ModuleSpec | None:
     """Return the spec of module ``name``, or None if there is no such module, without importing it.

@@ -23,8 +23,6 @@ from ddlcore.hooks import ENTRY_POINT_GROUP, FORMER_GROUPS, Hooks, Provider
 from ddlcore.plug.finding import run_alone
 from ddlcore.plug.registry import Distribution, Refusal, Registry
 
-__all__ = ["load_plugins"]
-
 _Found = tuple[Distribution, EntryPoint]
 _BUILTIN = "ddlcore.builtin.plugin"
 _HOOKS = {kind.hook: kind.provider for kind in Registry.kinds().values()}

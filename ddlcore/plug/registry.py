@@ -49,8 +49,6 @@ from ddlcore.plug.finding import find, run_alone
 if TYPE_CHECKING:
     import click
 
-__all__ = ["Distribution", "PluginKind", "Refusal", "Registry"]
-
 P = TypeVar("P", bound=Provider)
 log = logging.getLogger("ddl")
 

@@ -8,8 +8,6 @@ from ddlcore.config import SETTINGS, Setting, Settings, load_settings
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Registry
 
-__all__ = ["settings_of"]
-
 
 def settings_of(
     environ: Mapping[str, str],

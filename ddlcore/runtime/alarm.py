@@ -13,8 +13,6 @@ from ddlcore.messages import Busy, ReplayStatus
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.patience import Patience
 
-__all__ = ["Alarm"]
-
 IDLE_S = 1.0
 LEAST_S = 0.05
 

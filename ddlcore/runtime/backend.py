@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from ddlcore.types import Kind
 
-__all__ = ["AUTO", "ROUTED", "Backend", "Choice", "parse_backend"]
-
 AUTO = "auto"
 ROUTED = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER)
 _KINDS = {kind.name.lower(): kind for kind in ROUTED}

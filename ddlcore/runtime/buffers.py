@@ -5,8 +5,6 @@ from __future__ import annotations
 from ddlcore.contracts.transport import Memory, Transport
 from ddlcore.types import Buffer, DType
 
-__all__ = ["FusionBuffers"]
-
 
 class FusionBuffers:
     """The buffers of one communicator; only the engine's thread uses them."""

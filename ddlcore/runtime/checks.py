@@ -10,8 +10,6 @@ from ddlcore.text.columns import aligned, indented
 from ddlcore.text.ranks import span
 from ddlcore.types import Kind
 
-__all__ = ["called", "describe", "flaw", "mismatch_table"]
-
 
 def _tuple(values: Sequence[int] | None) -> str:
     return "row-major" if values is None else str(tuple(values)).replace(" ", "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["WatchedTime"]
-
 MOST_GAP_S = 2.5  # the watcher looks at least once a second; in a longer gap it was stopped itself
 COUNTED_S = 0.5  # how much of such a gap is counted
 

@@ -7,9 +7,6 @@ from typing import TypeVar
 from ddlcore.contracts.framework import Companion, JobService
 from ddlcore.runtime.reentry import Lock
 
-__all__ = ["Companions"]
-
-
 C = TypeVar("C", bound=Companion)
 
 

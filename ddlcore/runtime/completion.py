@@ -7,8 +7,6 @@ from collections import deque
 
 from ddlcore.runtime.reentry import Lock
 
-__all__ = ["Completion"]
-
 
 class Completion:
     """The place where finished buckets are announced to waiting threads; all handles of a job share one object.

@@ -64,8 +64,6 @@ from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.tensor_queue import TensorQueue
 
-__all__ = ["Channel", "ControlThread"]
-
 log = logging.getLogger("ddl")
 
 

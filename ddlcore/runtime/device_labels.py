@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ON_HOST", "describe_device", "kind_of", "label_of_stream"]
-
 ON_HOST = "@host"  # suffix of a label: the user asked that this be staged on the host
 
 

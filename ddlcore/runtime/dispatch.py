@@ -15,8 +15,6 @@ from ddlcore.runtime.request import Entry
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import CPU, Kind
 
-__all__ = ["Dispatcher", "OnDevices"]
-
 
 class OnDevices(Protocol):
     """An object that runs buckets of tensors on devices; see runtime/device/executor.py."""

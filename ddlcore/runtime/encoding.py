@@ -12,8 +12,6 @@ from ddlcore.contracts.compressor import Compressor
 from ddlcore.runtime.request import Entry
 from ddlcore.types import Buffer
 
-__all__ = ["encode", "encode_once", "settle", "state_name"]
-
 
 def state_name(set_id: int, name: str) -> str:
     """Return the name under which state is kept; empty if none is kept."""

@@ -32,8 +32,6 @@ from ddlcore.runtime.tensor_queue import GONE, TensorQueue
 from ddlcore.runtime.waiter import SLICE_S, Waited
 from ddlcore.types import Kind
 
-__all__ = ["Engine", "Todo"]
-
 log = logging.getLogger("ddl")
 CLOSE_S = 60.0  # for work that runs on a device when the job ends: peers may need it
 CLOSED_S = 10.0  # for closing the communicators after that

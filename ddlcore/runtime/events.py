@@ -7,8 +7,6 @@ from typing import Protocol
 
 from ddlcore.messages import Bucket, Planned
 
-__all__ = ["NO_EVENTS", "Events", "NoEvents", "Submitted"]
-
 
 class Submitted(Protocol):
     """What a listener may read of an operation that is submitted."""

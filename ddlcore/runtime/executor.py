@@ -30,21 +30,6 @@ from ddlcore.runtime.sharded import Sharder
 from ddlcore.runtime.waiter import Waited
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
-__all__ = [
-    "AtomicAllreduce",
-    "Deliver",
-    "HostExecutor",
-    "HostRun",
-    "Later",
-    "Run",
-    "Staged",
-    "Unserved",
-    "prepared",
-    "reducescatter_rows",
-    "same",
-    "void",
-]
-
 Deliver = Callable[[], list[Outcome | None]]
 
 

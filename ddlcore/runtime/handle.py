@@ -10,8 +10,6 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.reentry import Lock
 from ddlcore.runtime.waiter import Waiter
 
-__all__ = ["Handle"]
-
 _OPEN: Final[Any] = object()  # marks an outcome that has not come yet
 
 

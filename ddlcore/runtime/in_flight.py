@@ -15,8 +15,6 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.request import Entry
 from ddlcore.runtime.schedule import Launch
 
-__all__ = ["DevicesInFlight", "NoDevices", "Untidy"]
-
 LOOK_S = 0.001  # the pause between two checks while no thread waits
 SLICE_S = 0.0005  # the length of one wait, after which a bucket that has become ready is launched first
 

@@ -7,8 +7,6 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.messages import Spec
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["Exact", "is_exact"]
-
 
 def is_exact(spec: Spec, size: int) -> bool:
     """Return whether the ranks' values must be added without overflow: averages and scaled sums of integers.

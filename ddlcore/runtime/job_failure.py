@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from ddlcore.runtime.reentry import Lock
 
-__all__ = ["JobFailure"]
-
 
 class JobFailure:
     """The reason why the job is over. Only the first reason counts."""

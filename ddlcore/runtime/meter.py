@@ -9,8 +9,6 @@ from typing import Any, TypedDict, cast
 
 from ddlcore.types import Kind
 
-__all__ = ["Meter", "Stats", "now_ns"]
-
 now_ns = time.perf_counter_ns
 _WITH_TENSORS = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER)
 

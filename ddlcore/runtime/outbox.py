@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 
 from ddlcore.messages import ToCoordinator
 
-__all__ = ["Outbox"]
-
 
 class Outbox:
     """The messages of one rank that wait to be sent, in order. Any thread may add one, and none ever waits here."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from ddlcore.contracts.device import Event
 from ddlcore.contracts.memory import Memory
 
-__all__ = ["Outcome"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

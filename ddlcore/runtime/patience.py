@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ANSWER_S", "Patience"]
-
 ANSWER_S = 2.0  # a control thread answers immediately; a stopped process does not
 LEAST_ANSWER_S = 0.5
 

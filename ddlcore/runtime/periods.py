@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Occurrence", "PeriodDetector", "TensorKey", "segments"]
-
 HISTORY = 8192  # the number of occurrences that are remembered for loops without names
 LONGEST = 32768  # occurrences in the longest period; a limit, since loops with ever new names must not fill the memory
 LEAST_CLEAN = 2

@@ -16,8 +16,6 @@ from ddlcore.runtime.buffers import FusionBuffers
 from ddlcore.runtime.routes import Route
 from ddlcore.types import Member
 
-__all__ = ["Beside", "Communicator", "Opener", "ProcessSets", "abort_all"]
-
 log = logging.getLogger("ddl")
 
 

@@ -10,8 +10,6 @@ from ddlcore.contracts.adapter import Adapter
 from ddlcore.messages import Bucket, Planned
 from ddlcore.types import Kind
 
-__all__ = ["Ranges", "in_use", "ranges_of", "title"]
-
 Ranges = Callable[[str], AbstractContextManager[object]]
 
 

@@ -11,8 +11,6 @@ from typing import ClassVar
 
 from ddlcore.errors import ReentrantCall
 
-__all__ = ["Lock", "reentrant"]
-
 
 class Lock(RLock):  # type: ignore[misc]  # CPython's own; it may be derived from, whatever its stub says
     """A lock that knows whether the calling thread already holds it. Every public function first checks ``held``.

@@ -12,8 +12,6 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer
 
-__all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "PersistentRequest"]
-
 ANONYMOUS = "noname."  # begins the name of an unnamed call; alone, or directly before "[i]", it has no number yet
 
 # The states of a persistent request.

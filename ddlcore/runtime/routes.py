@@ -12,8 +12,6 @@ from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.backend import AUTO, Choice, parse_backend
 from ddlcore.types import Kind, Member
 
-__all__ = ["Offers", "Route", "asked_for_devices", "choose_route"]
-
 HOST = "cpu"
 
 

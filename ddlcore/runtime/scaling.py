@@ -14,8 +14,6 @@ from ddlcore.contracts.transport import Capabilities
 from ddlcore.messages import Spec
 from ddlcore.types import DType, ReduceOp
 
-__all__ = ["Scaling", "reduction", "scaling"]
-
 
 @dataclass(frozen=True)
 class Scaling:

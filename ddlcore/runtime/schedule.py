@@ -21,8 +21,6 @@ from ddlcore.runtime.device_labels import ON_HOST
 from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import CPU, Kind
 
-__all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
-
 # How many schedules the coordinator, and so every rank, remembers: those that were resumed last. A rank forgets no
 # schedule that the coordinator may still resume without sending it again, since both see the same sequence of Resumes.
 MOST_KNOWN = 16

@@ -22,8 +22,6 @@ from ddlcore.runtime.process_sets import Communicator
 from ddlcore.runtime.request import Entry
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["Sharder", "Summed"]
-
 
 @dataclass(frozen=True)
 class _Piece:

@@ -18,8 +18,6 @@ from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import ANONYMOUS, DECIDED, IDLE, PENDING, Entry, PersistentRequest
 from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
-__all__ = ["GONE", "TensorQueue"]
-
 LEAVE_AFTER_S = 0.005  # or USUAL_TIMES times the bucket's usual wait, whichever is longer
 USUAL_TIMES = 4.0
 FIRST_USUAL_S = 0.05  # used while the schedule's usual wait is not yet known

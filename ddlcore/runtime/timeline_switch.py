@@ -25,8 +25,6 @@ from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.reentry import Lock
 from ddlcore.types import Kind, Placement
 
-__all__ = ["TimelineSwitch", "parts_beside"]
-
 log = logging.getLogger("ddl")
 
 

@@ -11,8 +11,6 @@ from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.events import NO_EVENTS, Events
 from ddlcore.runtime.job_failure import JobFailure
 
-__all__ = ["SLICE_S", "Helper", "StallWatch", "Waited", "Waiter"]
-
 SLICE_S = 0.1  # user threads wait in slices of this length, so that Ctrl-C works
 
 

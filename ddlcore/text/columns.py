@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
-__all__ = ["aligned", "indented", "padded", "table"]
-
 
 def padded(
     rows: Sequence[Sequence[str]], right: Collection[int] = (), least: Sequence[int] = ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["UNKNOWN", "duration", "exact_size", "letter_size", "memory_size", "percent", "short_size", "three_digits"]
-
 UNKNOWN = "–"  # stands in tables for what is not known
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 

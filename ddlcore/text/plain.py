@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["plain"]
-
 
 def plain(text: str) -> str:
     """Return ``text`` with control characters and lone surrogates as backslash escapes; the rest is unchanged."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ranks_text", "span"]
-
 
 def span(ranks: Sequence[int], between: str = ",") -> str:
     """Return sorted ``ranks`` with ranges in short: 0,1,2,5 is "0-2,5"."""

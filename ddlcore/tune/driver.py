@@ -14,8 +14,6 @@ from ddlcore.contracts.tuner import Knob, Tuner, Value
 from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import narrowed
 
-__all__ = ["Plan", "SearchDriver", "Stretch", "Watcher", "in_thread"]
-
 LEAST_SAMPLE_S = 0.05  # a sample takes at least this long, so very short steps need more of them
 MOST_TIMES = 20  # but at most this many times the steps that were asked for
 THINKING_S = 0.02  # time until the driver is asked again whether the tuner has proposed something

@@ -11,8 +11,6 @@ from typing import TextIO
 from ddlcore.contracts.tuner import Value
 from ddlcore.tune.session import Sample, Session, Values
 
-__all__ = ["CsvLog", "read_log"]
-
 log = logging.getLogger("ddl")
 _OURS = ("sample", "phase", "steps", "step_ms", "score")
 

@@ -14,8 +14,6 @@ from ddlcore.contracts.tuner import Knob, Tuner, Value
 from ddlcore.text.numbers import letter_size
 from ddlcore.tune.gain import Gain, gain_of
 
-__all__ = ["LOOKS", "PAIRS", "Comparison", "Phase", "Sample", "Session", "Values", "values_text"]
-
 Values = Mapping[str, Value]
 PAIRS = 6  # pairs in a comparison
 MOST_PAIRS = 12  # if 6 pairs show a gain that is not yet certain

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from ddlcore.contracts.tuner import Knob, Value
 
-__all__ = ["COMPRESSION", "CORE", "choose", "narrowed"]
-
 CORE: tuple[Knob, ...] = (
     Knob("fusion_bytes", 64 << 10, 256 << 20, logarithmic=True, doc="largest bucket"),
     Knob("first_bucket_bytes", 64 << 10, 64 << 20, logarithmic=True, doc="a step's first and last bucket"),

@@ -1,12 +1,14 @@
 """What is public stands in ``__all__``, is defined where it stands, and is documented.
 
-Public by its form is every function and class whose name has no underscore in front, and every lower-case
-name that is assigned. Constants, type aliases and a module's log are public only if ``__all__`` says so.
+Public modules are those that users and plugins import from. Public by its form is every function and class
+whose name has no underscore in front, and every lower-case name that is assigned. Constants, type aliases
+and a module's log are public only if ``__all__`` says so.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -14,8 +16,14 @@ import pytest
 from tests.architecture.source import Source, every
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+DOORS = re.compile(r"ddlcore\.(api|contracts|hooks|types|errors|testing)\b")  # what plugins and users import from
 OUTSIDE = ("ddlcore.contracts", "ddlcore.hooks", "ddlcore.api", "ddlcore.testing", "ddl_")  # read by others than us
 DOORLESS_BASES = {"ABC", "Protocol", "Generic", "NamedTuple", "object"}  # a class with another base has its docs there
+
+
+def is_public(source: Source) -> bool:
+    """Whether others import from the module: ours, plugins, users. A package's __init__ is there for nothing else."""
+    return source.path.name == "__init__.py" or DOORS.match(source.module) is not None
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -64,8 +72,14 @@ def imported(source: Source) -> set[str]:
 
 @pytest.mark.parametrize("source", every(), ids=str)
 def test_all_says_what_is_public(source: Source) -> None:
-    """``__all__`` holds every name that is public by its form, each once, and none that does not exist."""
+    """``__all__`` of a public module holds each name that is public by its form, once, and none that does not exist.
+
+    Other modules have none: nobody would be told anything by it.
+    """
     listed = exported(source)
+    if not is_public(source):
+        assert listed is None, f"{source} is not public: remove its __all__"
+        return
     public = listed or []
     lazy = "__getattr__" in defined(source)  # names that are imported when first used
     assert listed is not None or not public_by_form(source), f"{source} has no __all__"
@@ -77,7 +91,7 @@ def test_all_says_what_is_public(source: Source) -> None:
 @pytest.mark.parametrize("source", every(), ids=str)
 def test_public_is_documented(source: Source) -> None:
     """Modules, public classes and functions have docstrings; in rooms that others read, so have methods."""
-    public = exported(source) or ()
+    public = (exported(source) or ()) if is_public(source) else public_by_form(source)
     bare = [] if ast.get_docstring(source.tree) else ["the module itself"]
     for node in source.tree.body:
         if isinstance(node, (*Function, ast.ClassDef)) and node.name in public:

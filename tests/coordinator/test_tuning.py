@@ -10,9 +10,9 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from ddlcore.coordinator.tuning import MOST_DISCARDED, Value
+from ddlcore.coordinator.tuning import MOST_DISCARDED
 from ddlcore.messages import Spec, encode
-from ddlcore.types import DType, Kind
+from ddlcore.types import DType, Kind, Value
 from tests.runtime.effort import examples
 from tests.runtime.machines import Machines, Order
 from tests.runtime.programs import JOIN, Loop, Tensor, one_shot, random_loop

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.launch.ranks.hosts import HostSlots, Layout, is_this_host, lay_out, parse_hosts, read_hostfile
+from ddlcore.contracts.launcher import HostSlots
+from ddlcore.launch.ranks.hosts import Layout, is_this_host, lay_out, parse_hosts, read_hostfile
 
 OWN = socket.gethostname()
 

@@ -11,8 +11,6 @@ from ddlcore.builtin.checks.islands import islands, median_between, median_withi
 from ddlcore.builtin.nvml import visible
 from ddlcore.contracts.check import Check, Finding, HostView, Matrix, Seen
 
-__all__ = ["GpuLinksCheck", "GpuSharingCheck", "IommuCheck"]
-
 _MAKERS = ("0x10de", "0x1002")  # PCI vendors of GPUs that compute: NVIDIA, AMD
 _DISPLAY = "0x03"  # class of PCI devices
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["islands", "median_between", "median_within", "useless_pairs"]
-
 Numbers = Sequence[Sequence[float | None]]
 _USELESS = 0.8  # fraction of the latency without peer access; above it, the gain is too small to count
 

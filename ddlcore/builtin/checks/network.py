@@ -7,8 +7,6 @@ from typing import Any
 
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
 
-__all__ = ["NetworkCardsCheck"]
-
 _ETHERNET, _INFINIBAND = "1", "32"  # the kernel's numbers for types of links
 
 

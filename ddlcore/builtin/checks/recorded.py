@@ -8,8 +8,6 @@ from typing import Any
 
 from ddlcore.contracts.check import Gpu, Links
 
-__all__ = ["RECORD", "RecordedGpus"]
-
 RECORD = "gpus.json"
 
 

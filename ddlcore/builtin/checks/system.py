@@ -9,8 +9,6 @@ from typing import Any
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
 from ddlcore.text.numbers import memory_size
 
-__all__ = ["LimitsCheck", "SharedMemoryCheck"]
-
 LEAST_SHM_BYTES = 512 << 20
 LEAST_FILES = 4096
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

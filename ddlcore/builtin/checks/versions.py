@@ -9,8 +9,6 @@ from typing import Any
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
 from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck, installed
 
-__all__ = ["KnownBadVersions", "VersionsCheck"]
-
 
 class VersionsCheck(Check):
     """A check that ddl, Python, plugins and frameworks have the same version on all hosts."""

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from ddlcore.contracts.transport import Context, Transport, Work
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-__all__ = ["Crossing", "Task", "finish"]
-
 Task = Callable[[Transport], Work]
 
 SLICE_S = 0.1  # how soon a wait notices that it must stop if it is not notified

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ddlcore.types import Member
 
-__all__ = ["Layout", "part", "split"]
-
 
 @dataclass(frozen=True)
 class Layout:

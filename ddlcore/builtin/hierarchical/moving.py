@@ -9,8 +9,6 @@ from ddlcore.builtin.hierarchical.pipeline import Pipeline, at
 from ddlcore.contracts.transport import Transport, Work
 from ddlcore.types import Buffer, DType
 
-__all__ = ["allgatherv", "alltoallv", "barrier", "broadcast"]
-
 
 def barrier(pipe: Pipeline) -> None:
     """Run Transport.barrier."""

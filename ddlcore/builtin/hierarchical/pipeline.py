@@ -10,8 +10,6 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Transport, Work
 from ddlcore.types import Buffer, DType
 
-__all__ = ["Pipeline", "at"]
-
 AHEAD = 2  # rounds that begin before the first one ends: one crosses, the next one waits to cross
 SLOTS = AHEAD + 1
 

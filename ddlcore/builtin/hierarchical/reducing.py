@@ -13,8 +13,6 @@ from ddlcore.builtin.hierarchical.pipeline import Pipeline, at
 from ddlcore.contracts.transport import DONE, Transport, Work
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["allreduce", "reducescatterv"]
-
 SMALL_BYTES = 16 << 10  # up to this, every host gets all other hosts' whole sums: one step across instead of two
 
 

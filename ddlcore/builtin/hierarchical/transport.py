@@ -15,8 +15,6 @@ from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, 
 from ddlcore.errors import TransportError
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["HierarchicalTransport"]
-
 CHUNK_BYTES = 1 << 20
 SHARES = 2
 

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from ddlcore.contracts.store import Store
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-__all__ = ["Segment", "make", "receive"]
-
 KEY = "segment"
 TOKEN_BYTES = 32
 BACKLOG = 1024  # large, so that connections of other users, which are refused later, cannot keep ranks out

@@ -18,8 +18,6 @@ from ddlcore.kernels.code import load
 from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["ShmTransport", "ring_bytes"]
-
 CHUNK_BYTES = 64 << 10  # bytes of a slot, which limits a round; smaller for many ranks
 LEAST_CHUNK_BYTES = 32 << 10
 MOST_CHUNK_BYTES = 1 << 20

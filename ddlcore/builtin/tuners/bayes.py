@@ -12,8 +12,6 @@ from typing import Any
 
 from ddlcore.contracts.tuner import Knob, Tuner, Value
 
-__all__ = ["BayesTuner"]
-
 FIRST = 6  # evenly spread points, including those told, before the process makes proposals
 CANDIDATES = 2000  # points at which the expected improvement is evaluated
 OFTEN = 3  # a point that was told this many times is known well enough

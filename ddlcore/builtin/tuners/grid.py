@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddlcore.contracts.tuner import Knob, Tuner, Value
 
-__all__ = ["GridTuner"]
-
 COARSE = 4  # parts of a range in the first round
 FINEST = 64  # parts of a range in the last rounds
 

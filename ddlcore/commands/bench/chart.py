@@ -11,8 +11,6 @@ from typing import Any
 from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row
 from ddlcore.text.numbers import exact_size
 
-__all__ = ["draw", "require_matplotlib"]
-
 
 def require_matplotlib(path: Path) -> None:
     """Raise ValueError, with a message of one line, if no chart can be drawn to ``path``."""

@@ -34,8 +34,6 @@ from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.text.numbers import exact_size
 
-__all__ = ["Show", "bench", "results_json"]
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("-np", "--num-proc", type=int, default=2, metavar="N", help="How many ranks to start. [default 2]")

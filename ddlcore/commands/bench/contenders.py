@@ -18,8 +18,6 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.job import Job
 from ddlcore.types import BF16_NAME, Buffer, Kind, Sum
 
-__all__ = ["Arrays", "Call", "arrays_for", "check", "contenders", "finish", "numpy_dtype"]
-
 Call = Callable[[], object]  # the whole call returns its result; the others leave it in the target
 _WAIT_S = 0.1
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["told"]
-
 
 @contextmanager
 def told(show: Callable[[Mapping[str, Any]], None]) -> Iterator[str]:

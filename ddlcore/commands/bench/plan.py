@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from ddlcore.types import DType, Kind
 
-__all__ = ["DTYPES", "OPERATIONS", "SIZES", "BenchPlan", "parse_dtype", "parse_operations", "parse_sizes"]
-
 OPERATIONS: Mapping[str, Kind] = {
     kind.name.lower(): kind
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.ALLTOALL)

@@ -16,8 +16,6 @@ from ddlcore.contracts.bench import BenchPeer
 from ddlcore.job import Job
 from ddlcore.plug.registry import Registry
 
-__all__ = ["Tell", "bench_rank", "measure_all", "open_peers"]
-
 Tell = Callable[[dict[str, Any]], None]
 
 

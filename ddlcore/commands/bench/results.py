@@ -10,8 +10,6 @@ from typing import Any
 
 from ddlcore.text.numbers import three_digits
 
-__all__ = ["TRANSPORT", "WHOLE", "Ratio", "Row", "interval_words", "median_interval", "ratio"]
-
 TRANSPORT = "transport"  # the open communicator alone, called as the engine calls it
 WHOLE = "ddl"  # ddl's whole call, from the user's array to the user's array
 _CERTAIN = 0.95

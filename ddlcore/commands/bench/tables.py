@@ -8,8 +8,6 @@ from ddlcore.commands.bench.plan import BenchPlan
 from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row, interval_words, ratio
 from ddlcore.text.numbers import UNKNOWN, exact_size
 
-__all__ = ["closing", "heading", "line"]
-
 _RATIO = 21  # width, enough for 1234 [1234, 1234]
 
 

@@ -13,8 +13,6 @@ from ddlcore.commands.bench.results import WHOLE
 from ddlcore.contracts.transport import Transport
 from ddlcore.types import Buffer, DType
 
-__all__ = ["Together", "measure"]
-
 _WARM = 5  # calls: pages, caches, connections
 _SCHEDULE = 40  # at most so many times four calls until the whole call is replayed
 _MOST = 2000  # calls in one round

@@ -19,8 +19,6 @@ from ddlcore.testing.conform.report import as_json, as_text, succeeded
 from ddlcore.testing.conform.watch import Run
 from ddlcore.testing.conform.watch import conform as run_suite
 
-__all__ = ["conform"]
-
 NEEDED = ("pytest", "hypothesis", "ml_dtypes")
 TEST_S = 60.0
 

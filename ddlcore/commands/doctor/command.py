@@ -19,8 +19,6 @@ from ddlcore.errors import DdlInternalError, PluginError, RankFailed
 from ddlcore.launch.ranks.command import ranks_path, resolve_command
 from ddlcore.launch.ranks.exit_status import NotStarted
 
-__all__ = ["doctor"]
-
 
 @click.command(
     context_settings={

@@ -11,8 +11,6 @@ from ddlcore.text.numbers import UNKNOWN
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["print_report"]
-
 _STYLES = {"ok": "green", "found": "bold red", "not looked at": "yellow"}
 _SHADES = ("green", "yellow", "red")  # from good to bad
 

@@ -21,8 +21,6 @@ from ddlcore.launch.job.function import run_placed
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.runtime.backend import AUTO, parse_backend
 
-__all__ = ["examine", "examine_recorded"]
-
 STALL_S = 120.0  # twice the limit for a pair of ranks: a rank that lets others wait for longer hangs
 
 Tell = Callable[[str], object]

@@ -10,8 +10,6 @@ from typing import Any
 from ddlcore.commands.doctor.report import figure
 from ddlcore.contracts.check import Matrix
 
-__all__ = ["draw"]
-
 _MOST_NAMED = 20  # rows; with more, the cells are too small for numbers
 
 

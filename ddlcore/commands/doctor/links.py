@@ -8,18 +8,6 @@ from dataclasses import dataclass, field
 from ddlcore.contracts.check import Finding, Matrix
 from ddlcore.text.numbers import duration
 
-__all__ = [
-    "SLOW_GBITS",
-    "Clock",
-    "Links",
-    "Pair",
-    "chosen_ranks",
-    "judge_clocks",
-    "judge_links",
-    "matrices",
-    "step_cost_s",
-]
-
 SLOW_GBITS = 10.0
 MOST_RANKS = 16  # so many are measured by default: 120 pairs, one after the other
 CLOCK_S = 0.1  # with a larger difference, logs and file times of several hosts show a wrong order

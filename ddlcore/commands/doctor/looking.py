@@ -24,8 +24,6 @@ from ddlcore.launch.agents.preflight import compared_packages
 from ddlcore.launch.agents.survey import versions
 from ddlcore.plug.registry import Registry
 
-__all__ = ["PATIENCE_S", "Looks", "installed", "load_checks", "look", "put_together", "recorded_view", "this_view"]
-
 RECORDED_HOST = "etc/hostname"
 PATIENCE_S = 120.0  # for all checks of a rank: one that copies between all GPUs may take over a minute
 _LEAST_S = 5.0  # for each check after one that used up that time

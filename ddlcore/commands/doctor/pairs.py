@@ -23,8 +23,6 @@ from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route
 from ddlcore.types import Buffer, DType
 
-__all__ = ["measure_links", "pair_transports", "time_pair"]
-
 OPEN_S = 15.0
 PAIR_S = 60.0
 _WARM = 3

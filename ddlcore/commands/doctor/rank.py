@@ -11,9 +11,7 @@ from ddlcore.commands.doctor.links import Links, chosen_ranks
 from ddlcore.commands.doctor.looking import Looks, load_checks, look, this_view
 from ddlcore.config import Environment
 from ddlcore.errors import DeadlineExceeded
-from ddlcore.job import settings_of
-
-__all__ = ["Told", "doctor_rank"]
+from ddlcore.plug.settings import settings_of
 
 
 @dataclass

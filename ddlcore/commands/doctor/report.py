@@ -11,8 +11,6 @@ from ddlcore.contracts.check import Check, Finding, Matrix, Seen
 from ddlcore.text.columns import aligned, indented, padded
 from ddlcore.text.numbers import UNKNOWN, three_digits
 
-__all__ = ["Line", "Report", "figure", "judge", "matrix_lines", "text_lines"]
-
 _WIDTH = 110
 _STATES = {"ok": "green", "found": "red", "not looked at": "yellow"}
 

@@ -13,8 +13,6 @@ from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 
-__all__ = ["Question", "Subject", "subject_of"]
-
 
 @dataclass(frozen=True)
 class Question:

@@ -15,8 +15,6 @@ from ddlcore.launch.ranks.command import own_script
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.messages import Profile, Pulse
 
-__all__ = ["InputWatch", "judge_input", "watch_input"]
-
 SAMPLE_MS = 5.0
 LARGE_SHARE = 0.1  # of a step: a larger share is reported
 LEAST_STEPS = 3

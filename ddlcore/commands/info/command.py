@@ -13,8 +13,6 @@ from ddlcore.commands.info.facts import all_facts
 from ddlcore.plug.settings import settings_of
 from ddlcore.text.columns import aligned, indented, table
 
-__all__ = ["info"]
-
 
 def _text(facts: Mapping[str, Any]) -> str:
     lines = [f"ddl {facts['ddlcore']}"]

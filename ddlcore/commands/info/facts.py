@@ -25,8 +25,6 @@ from ddlcore.runtime.routes import choose_route
 from ddlcore.text.numbers import memory_size
 from ddlcore.types import Member
 
-__all__ = ["all_facts", "framework_facts", "machine_facts"]
-
 Row = dict[str, str]
 
 UNKNOWN = "unknown version"

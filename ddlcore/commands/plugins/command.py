@@ -18,8 +18,6 @@ from ddlcore.commands.plugins.trials import FAILED, tried
 from ddlcore.plug.settings import settings_of
 from ddlcore.text.columns import table
 
-__all__ = ["new", "plugins"]
-
 
 @click.group(invoke_without_command=True)
 @click.option("--probe", is_flag=True, help="Try each one with three elements.")

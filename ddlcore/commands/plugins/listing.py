@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from ddlcore.hooks import LauncherProvider, Provider
 from ddlcore.plug import Registry
 
-__all__ = ["READY", "Row", "rows"]
-
 READY, UNUSABLE, REFUSED, OFF = "ready", "not usable", "refused", "off"
 
 

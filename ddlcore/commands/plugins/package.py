@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-__all__ = ["KINDS", "write_package"]
-
 KINDS = ("transport", "adapter", "fusion", "tuner", "compressor", "launcher")
 SUFFIX = ".tmpl"  # so that no tool reads a template as source code
 _NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")

@@ -31,8 +31,6 @@ from ddlcore.plug import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Buffer, DType, Sum
 
-__all__ = ["main"]
-
 VALUES = (1.0, 2.0, 3.0)
 WAIT_S = 30.0
 

@@ -12,8 +12,6 @@ from ddlcore.commands.plugins.listing import Row
 from ddlcore.hooks import TransportProvider
 from ddlcore.launch.ranks.command import own_python
 
-__all__ = ["FAILED", "WORKS", "tried"]
-
 WORKS, FAILED = "works", "fails"
 LIMIT_S = 60.0
 _TRIAL = "from ddlcore.commands.plugins.trial import main; main()"

@@ -13,8 +13,6 @@ from ddlcore.search import build_search_driver
 from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.session import Phase
 
-__all__ = ["after_training", "while_training"]
-
 
 def after_training(launch: Launch) -> None:
     """Remove the bar, and say what is missing if the search was not finished."""

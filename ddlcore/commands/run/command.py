@@ -27,8 +27,6 @@ from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 
-__all__ = ["JobCommand", "job_options", "prepare", "run"]
-
 _HELP = ("-h", "--help")
 
 

@@ -17,8 +17,6 @@ from ddlcore.text.columns import indented, table
 from ddlcore.text.ranks import ranks_text
 from ddlcore.types import Placement
 
-__all__ = ["describe"]
-
 _AT_START = "<made at the start>"
 
 

@@ -14,18 +14,6 @@ import click
 
 from ddlcore.plug.aliases import FLAGS_OF_TRANSPORTS
 
-__all__ = [
-    "FLAGS",
-    "NATIVE",
-    "VARIABLES",
-    "Answers",
-    "Foreign",
-    "answers_of",
-    "horovod_options",
-    "log_level",
-    "read_variables",
-]
-
 
 @dataclass(frozen=True)
 class Foreign:

@@ -10,8 +10,6 @@ from ddlcore.messages import Pulse
 from ddlcore.text.columns import aligned
 from ddlcore.text.numbers import UNKNOWN, memory_size, percent
 
-__all__ = ["HEADINGS", "LEFT", "Row", "cells", "known_columns", "rows_of", "table_lines"]
-
 SLOWER = 1.2  # times the median of the ranks' computing time,
 LEAST_GAP = 0.05  # and at least this share of a step: less is noise
 LARGER = 1.5  # times the median of the ranks' memory

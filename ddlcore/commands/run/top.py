@@ -16,8 +16,6 @@ from ddlcore.messages import Profile, Pulse
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["PLAIN_S", "PULSE_S", "Top", "drawn"]
-
 PULSE_S = 1.0  # interval of the ranks' pulses, unless pulse_s sets another
 PLAIN_S = 10.0  # interval of the table's lines without a terminal
 _MOST_ROWS = 40  # on a terminal

@@ -16,8 +16,6 @@ from ddlcore.observe.page import page, sentences, tables
 from ddlcore.observe.summary import summarise
 from ddlcore.text.columns import aligned
 
-__all__ = ["merge", "summary", "timeline"]
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def timeline() -> None:

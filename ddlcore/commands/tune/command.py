@@ -28,8 +28,6 @@ from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.log import read_log
 from ddlcore.tune.session import Phase, Sample, Session, Values
 
-__all__ = ["tune"]
-
 
 @click.command(
     cls=JobCommand,

@@ -16,8 +16,6 @@ from ddlcore.launch.output.search_lines import outcome
 from ddlcore.text.html import element, page, table
 from ddlcore.tune.session import Phase, Sample, Session, values_text
 
-__all__ = ["draw", "html_text", "write_report"]
-
 NOT_COMPARED = "none was needed: nothing looked better than the default\n(what did so once was looked at again)"
 GREY, BLUE, ORANGE = "0.55", "C0", "C1"
 

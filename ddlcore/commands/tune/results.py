@@ -13,8 +13,6 @@ from ddlcore.contracts.tuner import Value
 from ddlcore.launch.output.search_lines import outcome
 from ddlcore.tune.session import Phase, Session
 
-__all__ = ["about_text", "config_text", "kept_beside", "settings_found", "values_of", "write_config", "write_whole"]
-
 _SIZES = ("fusion_bytes", "first_bucket_bytes")
 
 

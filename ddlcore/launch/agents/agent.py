@@ -49,8 +49,6 @@ from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.observe.merge import parts_in
 
-__all__ = ["main"]
-
 _PART_BYTES = 1 << 24  # read from a file at a time
 _FIRST_WORD_S = 20.0  # from the start to the launcher's first message
 _Next = Look | Begin | Quit | None  # None: the launcher is gone

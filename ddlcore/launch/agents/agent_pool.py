@@ -37,8 +37,6 @@ from ddlcore.launch.agents.wire import (
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor
 
-__all__ = ["Agent", "AgentPool", "RemoteRank"]
-
 _SLICE_S = 0.1
 _PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
 _CLEARED_S = 4.0  # from the end of an agent's ranks to its Finished: processes that they left behind get 2 s

@@ -13,8 +13,6 @@ from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
 
-__all__ = ["ANSWER", "VARIABLE", "AgentTask", "agent_program", "public_arguments", "read_task", "task_text"]
-
 VARIABLE = "DDL_AGENT"  # holds the task if it comes by the environment
 ANSWER = "ddl-agent-key "  # begins the line with the public key of an agent that got no secret
 _PUBLIC = "public"

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from ddlcore.control.wake import Wake
 from ddlcore.launch.agents.wire import CHUNK_BYTES, Credit
 
-__all__ = ["Forward", "Input"]
-
 _LEFT_BYTES = 4 << 20  # more than a pipe holds: do not wait for another process that goes on writing to it
 _STREAMS = ("stdout", "stderr")
 

@@ -14,8 +14,6 @@ from ddlcore.plug.aliases import FRAMEWORKS
 from ddlcore.plug.registry import Registry
 from ddlcore.text.columns import table
 
-__all__ = ["HostCheck", "compared_packages", "judge", "show"]
-
 
 @dataclass(frozen=True)
 class HostCheck:

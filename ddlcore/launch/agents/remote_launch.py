@@ -29,8 +29,6 @@ from ddlcore.launch.ranks.environment import (
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.plug.registry import Registry
 
-__all__ = ["RemoteLaunch"]
-
 _BEGIN_S = 30.0  # how long agents may take to start their ranks
 _COMPILE_S = 300.0  # added if an agent first compiles the CPU kernels
 

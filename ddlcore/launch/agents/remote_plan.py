@@ -16,8 +16,6 @@ from ddlcore.launch.agents.survey import endpoint_host
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
 
-__all__ = ["Reach", "RemotePlan", "choose_launcher", "find_reach"]
-
 _WILDCARDS = ("0.0.0.0", "::", "*")
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # reserved for documentation: the system uses its default route to them
 

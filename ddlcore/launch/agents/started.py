@@ -15,8 +15,6 @@ from ddlcore.control.liveness import open_pidfd
 from ddlcore.launch.agents.bootstrap import ANSWER, VARIABLE
 from ddlcore.launch.ranks.process import die_with_launcher
 
-__all__ = ["Started"]
-
 _KEPT_BYTES = 1 << 15  # kept of what a command writes
 _POLL_S = 0.2  # poll interval if the system has no pidfd
 

@@ -16,8 +16,6 @@ from ddlcore.job import VERSION
 from ddlcore.launch.agents.wire import Look, Report
 from ddlcore.launch.ranks.environment import usable_cores
 
-__all__ = ["endpoint_host", "survey", "versions"]
-
 
 def survey(look: Look, endpoint: str) -> Report:
     """Change to the job's directory and report on this host. ``endpoint`` is where the launcher listens."""

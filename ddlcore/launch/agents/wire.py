@@ -10,29 +10,6 @@ import msgspec
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import encodable
 
-__all__ = [
-    "CHUNK_BYTES",
-    "Ack",
-    "Begin",
-    "Begun",
-    "Credit",
-    "Data",
-    "Ended",
-    "Finished",
-    "FromAgent",
-    "Here",
-    "Look",
-    "Quit",
-    "RankTask",
-    "Report",
-    "Said",
-    "Signal",
-    "ToAgent",
-    "decode_from_agent",
-    "decode_to_agent",
-    "encode",
-]
-
 CHUNK_BYTES = 1 << 16  # largest piece of a stream in one message
 _CREDIT_BYTES = 1 << 20  # limit for stream bytes sent in one direction and not yet acknowledged by the other end
 

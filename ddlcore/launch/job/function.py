@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
     from ddlcore.launch.agents.remote_plan import RemotePlan
 
-__all__ = ["run", "run_placed"]
-
 _TASK = -1  # key of the file that holds the function, beside the keys of the ranks
 
 

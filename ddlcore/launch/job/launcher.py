@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_plan import RemotePlan
     from ddlcore.launch.output.search_bar import Bar
 
-__all__ = ["EndEarly", "Launch", "check_route", "gives_input", "prepare_directory", "run_job"]
-
 
 class EndEarly:
     """A request to end the ranks of a launch before they end by themselves. Any thread may call it.

@@ -26,8 +26,6 @@ from ddlcore.launch.ranks.supervisor import Supervisor
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
 
-__all__ = ["begin_all", "chosen_port", "local_environments", "supervise"]
-
 
 def chosen_port(layout: Layout, environ: Mapping[str, str]) -> int:
     """Return MASTER_PORT; 0 if the user has chosen none and rank 0 is on another host."""

@@ -16,8 +16,6 @@ from ddlcore.plug.registry import Registry
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
 
-__all__ = ["FailureLog", "open_network"]
-
 _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because another rank failed
 
 

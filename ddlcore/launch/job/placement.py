@@ -16,8 +16,6 @@ from ddlcore.runtime.backend import parse_backend
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_plan import RemotePlan
 
-__all__ = ["Placed", "place"]
-
 
 @dataclass(frozen=True)
 class Placed:

@@ -11,8 +11,6 @@ from ddlcore.observe.merge import merge, parts_in
 from ddlcore.observe.timeline import MADE_HERE, make_directory, remove_directory
 from ddlcore.runtime.timeline_switch import parts_beside
 
-__all__ = ["Gathering"]
-
 
 @dataclass(frozen=True)
 class Gathering:

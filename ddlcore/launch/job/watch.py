@@ -8,8 +8,6 @@ from typing import Protocol
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages import Profile, Pulse
 
-__all__ = ["Watch"]
-
 
 class Watch(Protocol):
     """An observer of one job. The main thread calls all methods except ``heard``."""

@@ -18,8 +18,6 @@ from pathlib import Path
 from ddlcore.control.wake import Wake
 from ddlcore.launch.output.screen import Lines, Screen
 
-__all__ = ["LAST_LINES", "Output", "rank_directory"]
-
 LAST_LINES = 20
 _LONGEST_KEPT = 500  # characters of a line that is kept for the summary
 _PARTIAL_S = 0.2  # how long a line may stay incomplete before it is shown as it is

@@ -8,8 +8,6 @@ import select
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Lines", "Screen", "coloured", "file_writer", "stream_writer"]
-
 _END = re.compile(rb"\r\n|\n|\r")
 _LONGEST_BYTES = 1 << 16  # a longer line without an end is shown in pieces
 _COLOURS = (36, 33, 32, 35, 34, 31)

@@ -11,8 +11,6 @@ from typing import Any
 
 from ddlcore.tune.session import LOOKS, PAIRS, Phase, Sample, Session
 
-__all__ = ["Bar", "gain_text", "progress"]
-
 _ERASE = b"\r\x1b[2K"
 
 

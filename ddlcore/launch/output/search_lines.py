@@ -7,8 +7,6 @@ from collections.abc import Callable
 from ddlcore.launch.output.search_bar import gain_text, progress
 from ddlcore.tune.session import Phase, Sample, Session, values_text
 
-__all__ = ["Lines", "outcome"]
-
 EVERY = 5  # samples between two lines if no bar is shown
 
 

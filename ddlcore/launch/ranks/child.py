@@ -13,8 +13,6 @@ from ddlcore.errors import Closed, DeadlineExceeded, PeerLost
 from ddlcore.launch.ranks.exchange import Outcome, Task, read_all, write_all
 from ddlcore.launch.ranks.process import die_with_launcher
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> int:
     """Run the function with ``arguments`` TASK_FD, RESULT_FD and LAUNCHER_PID.

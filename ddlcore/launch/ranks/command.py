@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["may_run_python", "own_python", "own_script", "ranks_path", "resolve_command"]
-
 _PYTHON = re.compile(r"python(w|\d+(\.\d+)?t?)?")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "env")
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")

@@ -13,20 +13,6 @@ from ddlcore.control.ports import LOOPBACK, free_ports, is_free
 from ddlcore.launch.ranks.command import ranks_path
 from ddlcore.types import Placement
 
-__all__ = [
-    "THREAD_VARIABLES",
-    "HostPlace",
-    "carried",
-    "master_port",
-    "own_environments",
-    "rank_environments",
-    "setting_variables",
-    "shared_environment",
-    "thread_variables",
-    "usable_cores",
-    "wanted_port",
-]
-
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 # These describe this host, user, session or process. All others are passed on to other hosts, as in Horovod.

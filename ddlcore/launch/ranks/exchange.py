@@ -9,8 +9,6 @@ import os
 import tempfile
 from dataclasses import dataclass
 
-__all__ = ["FUNCTION_PROGRAM", "Outcome", "Task", "nameless_file", "read_all", "write_all"]
-
 # The program of a rank of `ddlcore.run`, for `own_python`; its arguments are TASK_FD, RESULT_FD and its parent's pid.
 FUNCTION_PROGRAM = "from ddlcore.launch.ranks.child import main; sys.exit(main(sys.argv[1:]))"
 _CHUNK_BYTES = 1 << 24

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from ddlcore.control.liveness import describe_exit
 from ddlcore.text.ranks import ranks_text
 
-__all__ = ["End", "NotStarted", "exit_code", "first_failure", "shell_code", "summary"]
-
 
 class NotStarted(Exception):
     """Raised when no rank was started. Its message is one line with the reason."""

@@ -11,8 +11,6 @@ from pathlib import Path
 from ddlcore.contracts.interfaces import interface_addresses
 from ddlcore.contracts.launcher import HostSlots
 
-__all__ = ["HostSlots", "Layout", "is_this_host", "lay_out", "parse_hosts", "read_hostfile"]
-
 _HOST = r"(?P<host>([\w.-]+@)?(\[[0-9a-fA-F:.]+(%\w+)?\]|[\w.-]+))"
 _ENTRY = re.compile(_HOST + r"(:(?P<slots>.*))?")
 _LINE = re.compile(_HOST + r"(\s*:\s*(?P<colon>\S+)|(\s+slots\s*=\s*(?P<slots>\S+))?(\s+max[-_]slots\s*=\s*\S+)?)")

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["RankProcess", "adopt_orphans", "die_with_launcher"]
-
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 

@@ -13,8 +13,6 @@ from ddlcore.control.liveness import Watcher
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.text.ranks import ranks_text
 
-__all__ = ["LOST", "Supervisor", "Watched"]
-
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
 LEFT_BEHIND_S = 1.0  # how long processes that a rank started may outlive it, from SIGTERM to SIGKILL
 _DEAD_AFTER_S = 5.0  # a process that still runs this long after SIGKILL hangs in the kernel

@@ -12,8 +12,6 @@ from ddlcore.contracts.cache import cache_directories, find
 from ddlcore.kernels.code import file_name
 from ddlcore.launch.ranks.command import own_python
 
-__all__ = ["compile_kernels"]
-
 _TIMEOUT_S = 300.0
 _PROGRAM = """
 from ddlcore.kernels.code import compile_all

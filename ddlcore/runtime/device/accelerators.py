@@ -20,8 +20,6 @@ from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.routes import Offers, asked_for_devices
 from ddlcore.types import CPU, Device
 
-__all__ = ["Accelerators", "Shelf"]
-
 
 class Shelf(Offers, Protocol):
     """The installed kernels and transports; plug's registry is one."""

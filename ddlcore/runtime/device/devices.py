@@ -21,8 +21,6 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.reentry import Lock
 from ddlcore.types import CPU, Buffer, Device
 
-__all__ = ["DeviceStream", "Devices", "Pool"]
-
 WAIT_SLICE_S = 0.1
 MOST = 64  # the most devices of one kind that a process may see
 

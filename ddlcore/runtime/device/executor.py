@@ -22,8 +22,6 @@ from ddlcore.runtime.scaling import reduction
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Kind
 
-__all__ = ["DeviceExecutor"]
-
 log = logging.getLogger("ddl")
 Entries = Sequence[Entry | None]
 

@@ -18,8 +18,6 @@ from ddlcore.runtime.request import IDLE, PersistentRequest
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer
 
-__all__ = ["FencedHandle", "FencedPersistentRequest"]
-
 After = Callable[[int, Sequence[Any]], None]  # Adapter.after
 FAILURE_WAIT_S = 2.0  # how long to wait for the news that a peer died, which explains a device error better
 

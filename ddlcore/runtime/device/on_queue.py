@@ -26,8 +26,6 @@ from ddlcore.runtime.request import Entry
 from ddlcore.runtime.scaling import reduction
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
-__all__ = ["Queued", "queued"]
-
 Entries = Sequence[Entry | None]
 Outcomes = list[Outcome | None]
 HALVES = (DType.F16, DType.BF16)

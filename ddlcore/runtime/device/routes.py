@@ -26,8 +26,6 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets, abort_all
 from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
 
-__all__ = ["SOLO", "Choice", "Commit", "Confirm", "DeviceOpener", "DeviceRoutes", "Fact", "OnDevice", "choose"]
-
 log = logging.getLogger("ddl")
 SOLO = "solo"  # a process set of one rank, which needs no transport but the queue
 STAGED_ON_HOST = "cpu"  # what the user writes to ask for staging on the host

@@ -21,8 +21,6 @@ from ddlcore.runtime.request import Entry
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Buffer, Kind
 
-__all__ = ["HostRuns", "Staging"]
-
 Entries = Sequence[Entry | None]
 Outcomes = list[Outcome | None]
 

@@ -11,8 +11,8 @@ import ddl_mxnet as ddl
 import mxnet as mx
 import numpy as np
 import pytest
+from ddl_mxnet.autograd import OPERATIONS
 from ddl_mxnet.engine import Pushed
-from ddl_mxnet.ops import OPERATIONS
 from ddl_mxnet.reducer import Fence, Slot
 from ddl_mxnet.traffic import Traffic
 

@@ -14,8 +14,6 @@ from ddl_gloo.shim import Group, Message
 from ddlcore.contracts.transport import Context, Memory
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["Direct", "copy"]
-
 Piece = tuple[int, int, int]  # the other rank, the address, and the number of bytes
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ddlcore.hooks import TransportProvider, hookimpl
 
-__all__ = ["ddl_transports"]
-
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:

@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["NATIVE", "Group", "Message", "Pending", "tensor"]
-
 # The torch types and ops by which Gloo reduces ddl's types. Gloo has no 16-bit integers, and adds 16-bit floats in 16
 # bits. It finds the minimum and maximum of floats by comparing, so it depends on the order of the ranks whether a NaN
 # is lost.

@@ -11,8 +11,6 @@ from torch._C._distributed_c10d import Store as TorchStore
 from ddlcore.contracts.store import Store
 from ddlcore.errors import DeadlineExceeded
 
-__all__ = ["Meeting"]
-
 _SLICE_S = 0.5
 
 

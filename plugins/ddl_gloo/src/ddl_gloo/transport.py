@@ -22,8 +22,6 @@ from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, 
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["GlooTransport"]
-
 log = logging.getLogger("ddl")
 
 LOOPBACK = "127.0.0.1"

@@ -18,8 +18,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["Wires"]
-
 _DESCRIPTORS = "/proc/self/fd"
 _COUNTED = slice(120, 136)  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (Linux 4.1 and later)
 _LOOK_S, _ALIKE = 0.01, 3  # so many equal observations in a row mean that nothing is on its way

@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 from ddlcore.contracts.transport import Work
 
-__all__ = ["Task", "Worker"]
-
 
 class Task(Work):
     """A call that the worker makes; it is in flight, complete or failed."""

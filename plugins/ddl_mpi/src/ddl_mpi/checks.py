@@ -7,8 +7,6 @@ import re
 from ddlcore.contracts.check import HostView
 from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck
 
-__all__ = ["KnownBadMpi"]
-
 
 def _open_mpi(host: HostView) -> str:
     said = re.search(r"Open MPI\)? v?(\d+\.\d+\.\d+)", host.output("mpirun", "--version"))

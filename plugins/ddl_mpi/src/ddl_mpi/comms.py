@@ -12,8 +12,6 @@ from ddl_mpi import process
 from ddlcore.contracts.communicators import Communicators
 from ddlcore.errors import TransportError
 
-__all__ = ["MpiCommunicators"]
-
 HOW = "start the script by `ddl run --backend mpi` or by mpirun"
 # Variables that mpiexec, srun and similar launchers set for MPI. Without them, MPI makes a world of one process.
 STARTED = (

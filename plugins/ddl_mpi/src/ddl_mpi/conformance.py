@@ -10,8 +10,6 @@ from ddl_mpi.library import find_library
 from ddlcore.errors import PluginError
 from ddlcore.testing import ProcessSuite
 
-__all__ = ["OPENMPI", "MpiSuite"]
-
 # Open MPI refuses to run as root, or with more ranks than cores, unless it is told that this is intended.
 OPENMPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

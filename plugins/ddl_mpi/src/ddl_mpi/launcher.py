@@ -20,8 +20,6 @@ from ddlcore.contracts.allocation import granted_hosts, slurm_nodes
 from ddlcore.contracts.launcher import HostSlots, Launcher, StartCommand, StartPlan
 from ddlcore.errors import PluginError
 
-__all__ = ["MpiLauncher"]
-
 log = logging.getLogger("ddl")
 _TASK = "DDL_AGENT"  # see StartCommand.task
 _OWN = (  # prefixes of the variables that MPI sets for its ranks: PMI and MPI by MPICH's family, the rest by Open MPI

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from ddlcore.errors import PluginError
 
-__all__ = ["INSTALL", "MpiLibrary", "find_library", "name_of"]
-
 INSTALL = "pip install 'ddl-mpi[mpich]'"
 PROBE_TIMEOUT_S = 30.0
 NAMES = {  # a word in the version text of the library or its mpiexec -> our name

@@ -14,8 +14,6 @@ from ddl_mpi.library import INSTALL
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-__all__ = ["apart", "begin", "check_threads", "meet", "objection"]
-
 SLICE_S = 0.2  # the time within which an abort is noticed
 TAGS = 1 << 15  # MPI guarantees at least so many tags
 T = TypeVar("T")

@@ -11,8 +11,6 @@ from ddlcore.contracts.transport import Context
 from ddlcore.errors import TransportError
 from ddlcore.types import Kind
 
-__all__ = ["MpiPeer"]
-
 
 class MpiPeer(BenchPeer):
     """The MPI world made by mpiexec, in MPI's own order of ranks, on a separate communicator.

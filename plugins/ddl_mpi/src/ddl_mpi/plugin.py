@@ -12,8 +12,6 @@ from ddlcore.hooks import (
     hookimpl,
 )
 
-__all__ = ["ddl_bench_peers", "ddl_checks", "ddl_communicators", "ddl_launchers", "ddl_transports"]
-
 INSTALL = "pip install 'ddl-mpi[mpich]'"
 
 

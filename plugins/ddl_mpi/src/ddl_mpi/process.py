@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 from ddl_mpi.library import INSTALL
 from ddlcore.errors import TransportError
 
-__all__ = ["cuda_aware", "forsake", "forsaken", "library_version", "load", "threads_supported", "unname_shared_memory"]
-
 SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # of MPICH and Open MPI
 
 

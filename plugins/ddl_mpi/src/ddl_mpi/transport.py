@@ -18,8 +18,6 @@ from ddlcore.contracts.transport import Capabilities, Context, Memory, Transport
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["MpiTransport"]
-
 K = TypeVar("K")
 log = logging.getLogger("ddl")
 # From this size on, ranks meet before they send, so that a rank sleeps while it waits for a late peer.

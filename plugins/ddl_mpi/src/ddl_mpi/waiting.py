@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from ddlcore.contracts.transport import Work
 
-__all__ = ["ARRIVAL", "CROWDED", "DATA", "Patience", "Step", "Steps"]
-
 LONGEST_SLEEP_S = 0.5e-3
 SLEEP_SHARE = 0.1  # of the time waited so far: the delay with which a rank may notice completion
 

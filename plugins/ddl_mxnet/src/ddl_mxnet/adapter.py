@@ -18,8 +18,6 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import CPU, Buffer, DType
 
-__all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "apart", "count_of", "dtype_of", "overlapping"]
-
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # the NumPy type that MXNet uses for bfloat16
 _CODES = {  # the type codes of MXNet (mshadow)
     DType.F32: 0,

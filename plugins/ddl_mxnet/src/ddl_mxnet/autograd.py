@@ -19,16 +19,6 @@ from ddl_mxnet.traffic import Traffic
 from ddlcore.api import CollectiveCall, UserCompressor
 from ddlcore.types import Average
 
-__all__ = [
-    "OPERATIONS",
-    "Call",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "reducescatter",
-]
-
 OPERATIONS = EngineOperations()
 
 

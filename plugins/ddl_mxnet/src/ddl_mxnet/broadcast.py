@@ -13,8 +13,6 @@ from ddl_mxnet.reducer import OPERATIONS
 from ddlcore.api import current_job
 from ddlcore.errors import InvalidArgument
 
-__all__ = ["broadcast_parameters"]
-
 READY, DEFERRED, BARE = "ready", "deferred", "not initialized"
 
 

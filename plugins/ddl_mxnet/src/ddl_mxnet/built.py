@@ -6,19 +6,6 @@ import mxnet as mx
 
 from ddlcore.api import BuildQuestions
 
-__all__ = [
-    "ccl_built",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rocm_built",
-]
-
 _ask = BuildQuestions(__name__)
 
 mpi_built = _ask.built("mpi_built", "mpi", "MPI")

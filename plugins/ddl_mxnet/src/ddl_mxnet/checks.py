@@ -5,8 +5,6 @@ from __future__ import annotations
 from ddlcore.contracts.check import HostView
 from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck, installed, numbers
 
-__all__ = ["KnownBadMxnet"]
-
 _before_1_9_1 = installed("mxnet", lambda version: version < (1, 9, 1))
 
 

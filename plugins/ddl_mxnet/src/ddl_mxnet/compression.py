@@ -9,8 +9,6 @@ import numpy as np
 from ddl_mxnet.adapter import BFLOAT16
 from ddlcore.api import FloatCompression, NoCompression
 
-__all__ = ["Compression"]
-
 
 class _Floats(FloatCompression):
     @staticmethod

@@ -15,8 +15,6 @@ from ddlcore.contracts.adapter import Adapter
 from ddlcore.testing import AdapterSuite
 from ddlcore.types import DType
 
-__all__ = ["Arrays", "MxnetSuite"]
-
 assert ddl_mxnet.__doc__
 
 

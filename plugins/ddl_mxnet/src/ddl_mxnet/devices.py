@@ -13,8 +13,6 @@ import mxnet as mx
 
 from ddlcore.api import local_gpu, log_once
 
-__all__ = ["is_on_gpu", "local_device", "on_host"]
-
 
 def local_device() -> Any:
     """Return the device of this rank: ``mx.gpu(<local rank>)``, or ``mx.cpu()`` if this rank sees no GPU.

@@ -28,8 +28,6 @@ from ddlcore.contracts import JobService, TensorEntry
 from ddlcore.errors import InvalidArgument, NotInitialized
 from ddlcore.types import CPU, Buffer, DType
 
-__all__ = ["EngineOperations", "Pushed", "is_naive"]
-
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _ON_COMPLETE = ctypes.c_size_t * 3  # engine.h, CallbackOnComplete: a function, the engine, its operation

@@ -16,8 +16,6 @@ from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, check_call
 
 from ddl_mxnet.engine import Pushed
 
-__all__ = ["Function"]
-
 _BACKWARD = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_int,

@@ -6,8 +6,6 @@ from ddl_mxnet.traffic import Traffic
 from ddlcore import api
 from ddlcore.api import ProcessSet, current_job
 
-__all__ = ["join", "remove_process_set"]
-
 
 def join(device: int = -1) -> int:
     """Declare that this rank has no more data, wait until every rank has joined, and return the last rank that joined.

@@ -7,8 +7,6 @@ from typing import Any
 from ddl_mxnet.autograd import OPERATIONS
 from ddlcore.api import ProcessSet, global_process_set
 
-__all__ = ["allgather_object", "broadcast_object"]
-
 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set

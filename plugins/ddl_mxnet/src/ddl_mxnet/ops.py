@@ -32,32 +32,6 @@ from ddlcore.api import (
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp
 
-__all__ = [
-    "OPERATIONS",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "reducescatter",
-    "reducescatter_async",
-]
-
 
 def _filled(handle: Waitable, result: Any) -> Any:
     """Return ``result``, which MXNet's engine fills in later; with the naive engine, wait for it first."""

@@ -16,8 +16,6 @@ from ddl_mxnet.reducer import Plan, Reducer, Reduction
 from ddl_mxnet.replicas import UpdateCheck
 from ddlcore.api import ProcessSet, find_process_set, global_process_set, gradient_compression
 
-__all__ = ["DistributedOptimizer", "undistributed"]
-
 O = TypeVar("O")  # noqa: E741  # an optimizer's class; MXNet has no types
 ALL = sys.maxsize  # parameters in one call
 

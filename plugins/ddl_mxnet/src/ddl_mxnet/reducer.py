@@ -38,8 +38,6 @@ from ddlcore.contracts import JobService, PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError
 from ddlcore.types import Sum
 
-__all__ = ["Fence", "Plan", "Reducer", "Reduction", "Slot"]
-
 Named = Sequence[tuple[str, Any]]
 
 FENCE_BYTES = 128 << 10  # small gradients share a fence: a fence for each would cost more than their sums

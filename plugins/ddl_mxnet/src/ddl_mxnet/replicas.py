@@ -14,8 +14,6 @@ from ddl_mxnet.reducer import Reducer
 from ddlcore.api import ProcessSet, Replica, Verifier, global_process_set, named, verify_replicas
 from ddlcore.errors import InvalidArgument
 
-__all__ = ["UpdateCheck", "trainer_verifier", "verify"]
-
 UNSENT = (
     "call ddl.broadcast_parameters(net.collect_params(), root_rank=0) after ddl.init() and before the first step. "
     "Where the ranks are to differ: verify_first_step=0 (--no-verify-first-step)"

@@ -16,8 +16,6 @@ from typing import Any
 
 from ddlcore.contracts import Companion, JobService
 
-__all__ = ["Traffic"]
-
 LOOK_AGAIN_S = 0.02  # while the engine still has operations to hand over
 GRACE_S = 0.05  # before the user is assumed to wait; within a step the next operation comes sooner than that
 LEAST_S = 0.005  # the shortest pause between two looks

@@ -19,8 +19,6 @@ from ddl_mxnet.replicas import trainer_verifier
 from ddlcore.api import ProcessSet, global_process_set, gradient_compression
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["DistributedTrainer"]
-
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has no types
     """A Trainer whose ``step`` updates parameters by gradients that are averaged over ``process_set``.

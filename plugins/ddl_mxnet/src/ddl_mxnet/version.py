@@ -7,8 +7,6 @@ import importlib.util
 
 from _ddl_mxnet_numpy import mend_numpy
 
-__all__ = ["require_mxnet"]
-
 OLDEST, NEWEST = (1, 9, 1), (2,)
 WANTED = 'pip install "mxnet>=1.9.1,<2" "numpy>=1.26,<2"'
 

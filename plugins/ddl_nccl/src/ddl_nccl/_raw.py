@@ -13,8 +13,6 @@ from typing import Any
 
 from ddl_nccl.layer import Comm, Raw
 
-__all__ = ["DIRECT", "changes", "load"]
-
 log = logging.getLogger("ddl")
 
 # The functions that are called, and the names of their arguments.

@@ -9,8 +9,6 @@ from typing import Any
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
 from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck
 
-__all__ = ["KnownBadNccl", "NcclCheck"]
-
 WHEEL = re.compile(r"nvidia-nccl-cu(\d+)")
 
 

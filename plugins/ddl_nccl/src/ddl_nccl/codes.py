@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from ddlcore.contracts.transport import ALL_OPS
 from ddlcore.types import DType, ReduceOp
 
-__all__ = ["BYTES", "CARRIED", "IN_PROGRESS", "OPS", "REMOTE_ERROR", "RESULTS", "SUCCESS", "TYPES", "native"]
-
 BYTES = 1  # ncclUint8: for data that is only moved
 
 TYPES: Mapping[DType, int] = {

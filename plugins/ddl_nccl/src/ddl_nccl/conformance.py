@@ -20,8 +20,6 @@ from ddlcore.testing.pretend import KIND, PretendQueue, PretendRuntime
 from ddlcore.testing.transports import TransportSuite
 from ddlcore.types import Buffer, Device
 
-__all__ = ["HostedTransport", "NcclSuite"]
-
 
 class HostedTransport(NcclTransport):
     """Treats host memory as its device's memory, and waits on the host, so that any test of transports can use it."""

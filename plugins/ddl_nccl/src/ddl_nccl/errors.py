@@ -10,8 +10,6 @@ import re
 from ddl_nccl.codes import REMOTE_ERROR, RESULTS
 from ddlcore.errors import DdlInternalError, TransportError
 
-__all__ = ["explained", "meaning"]
-
 DEBUG = "run it again with NCCL_DEBUG=INFO, which says where"
 WHEEL = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12: as the framework's CUDA)"
 ONE_WHEEL = (

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from ddl_nccl.layer import Comm
 
-__all__ = ["Joining"]
-
 SLICE_S = 0.05
 
 

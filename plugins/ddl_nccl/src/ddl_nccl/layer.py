@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Comm", "Raw"]
-
 Comm = Any  # an ncclComm_t, in the type of the layer that made it
 
 

@@ -13,8 +13,6 @@ from ddl_nccl.layer import Raw
 from ddl_nccl.probe import LIBRARY, installed_libraries
 from ddlcore.contracts.library import Library
 
-__all__ = ["OLDEST", "Features", "library", "overwritten", "spelled", "wheels"]
-
 log = logging.getLogger("ddl")
 OLDEST = 21400  # the first version whose communicators take a configuration
 WHEELS = "nvidia-nccl-cu"

@@ -17,8 +17,6 @@ from typing import Any
 
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
 
-__all__ = ["Cuda", "LinksCheck", "main", "measure", "put_together"]
-
 LIBRARY = "libcuda.so.1"
 SMALL_BYTES, LARGE_BYTES = 16, 64 << 20
 SMALL_TIMES, LARGE_TIMES = 100, 5

@@ -7,8 +7,6 @@ from collections import deque
 
 from ddlcore.contracts.device import Event
 
-__all__ = ["Marks"]
-
 
 class Marks:
     """The events and their deadlines. One thread sets them, another checks them."""

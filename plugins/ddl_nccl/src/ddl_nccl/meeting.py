@@ -17,8 +17,6 @@ from ddlcore.contracts.store import PrefixStore, Store
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-__all__ = ["Arrival", "meet", "objection"]
-
 SLICE_S = 0.25
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from ddlcore.hooks import CheckProvider, KernelsProvider, Setting, TransportProvider, hookimpl
 
-__all__ = ["ddl_checks", "ddl_kernels", "ddl_transports", "one_each"]
-
 INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
 
 

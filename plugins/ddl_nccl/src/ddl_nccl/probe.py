@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ["LIBRARY", "gpu", "installed_libraries", "nccl", "visible"]
-
 DRIVER = "libcuda.so.1"
 LIBRARY = "libnccl.so.2"
 DEVICES = ("nvidia[0-9]*", "dxg", "nvhost-gpu")  # below /dev: of a PC, of Linux on Windows, of a Jetson

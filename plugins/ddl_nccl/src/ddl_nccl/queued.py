@@ -8,8 +8,6 @@ from collections.abc import Callable
 from ddlcore.contracts.device import Event
 from ddlcore.contracts.transport import Work
 
-__all__ = ["Queued"]
-
 SLICE_S = 0.05  # how often a waiting thread checks for an abort
 
 

@@ -16,8 +16,6 @@ from ddl_nccl.scratch import Scratch
 from ddlcore.contracts.device import Queue
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["WHOLE_BYTES", "OwnReductions"]
-
 WHOLE_BYTES = 1 << 20  # up to this total, every rank gets everything, in one pass through the network
 PIECE_BYTES = 32 << 20  # larger tensors are cut into pieces of this size, to limit scratch memory
 ALIGNED_BYTES = 16  # of a shard: what NCCL and the kernels move at once

@@ -7,8 +7,6 @@ from collections import deque
 from ddlcore.contracts.device import Event, Queue
 from ddlcore.contracts.transport import Memory
 
-__all__ = ["Scratch"]
-
 
 class Scratch:
     """One block of memory, which the calls on a queue reuse in order; it grows when a call needs more."""

@@ -21,8 +21,6 @@ from ddl_nccl.layer import Raw
 from ddl_nccl.standin_moves import AVG, SUM, TYPES, Asked, carry_out, memory
 from ddlcore.testing.pretend import PretendQueue
 
-__all__ = ["Comm", "StandIn", "StandInError"]
-
 VERSION = 23203
 INVALID_ARGUMENT, INVALID_USAGE = 4, 5
 SENDS, RECEIVES = "send", "recv"

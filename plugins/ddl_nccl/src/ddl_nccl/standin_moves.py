@@ -10,8 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["AVG", "MAX", "MIN", "PROD", "SUM", "TYPES", "Asked", "carry_out", "memory"]
-
 TYPES: dict[int, Any] = {
     0: np.int8, 1: np.uint8, 2: np.int32, 4: np.int64, 6: np.float16, 7: np.float32, 8: np.float64,
     9: ml_dtypes.bfloat16,

@@ -11,8 +11,6 @@ from ddlcore.contracts.interfaces import chosen_address, interface_addresses
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import TransportError
 
-__all__ = ["chosen_interface", "identity", "tell", "warn"]
-
 log = logging.getLogger("ddl")
 INTERFACE = "NCCL_SOCKET_IFNAME"
 BLOCKING = "NCCL_COMM_BLOCKING"

@@ -28,8 +28,6 @@ from ddlcore.contracts.transport import ALL_OPS, DONE, Capabilities, Context, Tr
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["NcclTransport"]
-
 log = logging.getLogger("ddl")
 
 GRACE_S = 3.0  # how long the job may take, after an error of NCCL's, to report the lost rank before this ends the calls

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Watched", "bounded", "forget", "unwatch", "watch"]
-
 log = logging.getLogger("ddl")
 INTERVAL_S = 0.1
 

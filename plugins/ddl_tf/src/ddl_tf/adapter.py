@@ -21,8 +21,6 @@ from ddlcore.contracts import Adapter, JobService, Memory
 from ddlcore.errors import DeviceError, InvalidArgument, PluginError
 from ddlcore.types import CPU, Buffer, Device, DType
 
-__all__ = ["TfAdapter", "brought", "on_host"]
-
 log = logging.getLogger("ddl")
 
 _TF: dict[DType, Any] = {dtype: tf.dtypes.as_dtype(dtype.label) for dtype in DType}

@@ -27,18 +27,6 @@ from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average
 
-__all__ = [
-    "ADAPTER",
-    "OPERATIONS",
-    "Call",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "reducescatter",
-    "running",
-]
-
 ADAPTER = TfAdapter()
 OPERATIONS = Operations(ADAPTER)
 

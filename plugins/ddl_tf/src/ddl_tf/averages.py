@@ -6,8 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["average_of_slices", "divided"]
-
 
 def divided(tensor: Any, count: int) -> Any:
     """Return ``tensor / count`` in the tensor's type. Integers are truncated toward zero, as in a dense average."""

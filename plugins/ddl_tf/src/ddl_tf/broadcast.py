@@ -16,8 +16,6 @@ from ddl_tf.reducer import verbatim
 from ddlcore.api import ProcessSet, current_job, global_process_set
 from ddlcore.errors import InvalidArgument, MismatchError
 
-__all__ = ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
-
 # Types that no transport carries are sent as another type of the same bytes. Keras' seeds are uint32, for example.
 _CARRIED = {
     tf.uint32: tf.int32,

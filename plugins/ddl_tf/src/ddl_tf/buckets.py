@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-__all__ = ["MOST_GROUPS", "Bucket", "Look", "cut", "pack"]
-
 MOST_GROUPS = 16  # operations per step that send gradients
 SMALL_BYTES = 64 << 10  # up to this size, two copies by TensorFlow cost less than passing one more array to Python
 

@@ -6,20 +6,6 @@ import tensorflow as tf
 
 from ddlcore.api import BuildQuestions
 
-__all__ = [
-    "ccl_built",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "gpu_available",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rocm_built",
-]
-
 _ask = BuildQuestions(__name__)
 
 mpi_built = _ask.built("mpi_built", "mpi", "MPI")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ddlcore.contracts.check import HostView
 from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck
 
-__all__ = ["KnownBadTensorFlow"]
-
 NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu")
 
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 from ddl_tf.adapter import TfAdapter
 from ddlcore.testing import AdapterSuite
 
-__all__ = ["TfSuite"]
-
 
 class TfSuite(AdapterSuite):
     """The adapter's suite, which `ddl conform tensorflow` runs."""

@@ -19,8 +19,6 @@ from ddl_tf.devices import HOST
 from ddl_tf.exchange import TOKEN
 from ddl_tf.graph import asynchronous
 
-__all__ = ["arrive", "depart", "join", "lift", "look", "split"]
-
 LABEL = "DdlGradients"
 
 

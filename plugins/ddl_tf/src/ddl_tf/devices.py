@@ -13,8 +13,6 @@ import tensorflow as tf
 from ddlcore.api import local_gpu, log_once
 from ddlcore.errors import InvalidArgument
 
-__all__ = ["HOST", "check_device", "is_host", "local_device", "tell_of_graphs"]
-
 HOST = "/cpu:0"
 _HOST = re.compile(r"|(/job:[^/:]+)?(/replica:\d+)?(/task:\d+)?/?(device:)?cpu(:(0|\*))?", re.IGNORECASE)
 

@@ -24,8 +24,6 @@ import tensorflow as tf
 
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, MismatchError, NotInitialized
 
-__all__ = ["translated", "translating"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -18,8 +18,6 @@ from ddlcore.api import Operations, current_job, wait_for_all
 from ddlcore.contracts import JobService, Memory, PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError, NotInitialized
 
-__all__ = ["Exchange", "Pools", "give_up"]
-
 TOKEN = np.int32(0)
 P = ParamSpec("P")
 R = TypeVar("R")

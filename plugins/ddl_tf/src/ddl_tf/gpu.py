@@ -23,8 +23,6 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.types import CPU, Device, DType
 
-__all__ = ["Gpu", "tensor_at"]
-
 DRIVER = "libcuda.so.1"
 DEVICE_ORDINAL = 9  # cuda.h, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 NOT_READY = 600  # cuda.h, CUDA_ERROR_NOT_READY

@@ -24,8 +24,6 @@ from tensorflow.python.ops import control_flow_util
 from ddl_tf.devices import HOST
 from ddlcore.errors import InvalidArgument
 
-__all__ = ["asynchronous", "keep", "ordered", "refuse_xla", "wire_name"]
-
 IN_ORDER = 0x64646C  # the number attached to calls that must run in order
 Function = Callable[..., Sequence[Any]]  # arrays in, arrays out
 

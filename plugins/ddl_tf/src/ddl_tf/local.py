@@ -10,8 +10,6 @@ import tensorflow as tf
 from ddl_tf.averages import divided
 from ddl_tf.reducer import Reducer
 
-__all__ = ["LocalVariables", "identity", "variable_of"]
-
 
 class LocalVariables:
     """The local variables of one tape or optimizer. ``scale``: divide their gradients by the number of ranks."""

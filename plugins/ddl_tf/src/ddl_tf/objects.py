@@ -12,8 +12,6 @@ from ddl_tf.autograd import OPERATIONS
 from ddl_tf.errors import translating
 from ddlcore.api import ProcessSet, global_process_set
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn"]
-
 
 @translating
 def broadcast_object(

@@ -39,24 +39,6 @@ from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, Sum
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "join",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "reducescatter",
-    "size_op",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

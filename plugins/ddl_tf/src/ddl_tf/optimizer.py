@@ -15,8 +15,6 @@ from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
 from ddlcore.api import ProcessSet, global_process_set, resolve_op
 from ddlcore.types import Average
 
-__all__ = ["DistributedOptimizer"]
-
 
 @translating
 def DistributedOptimizer(

@@ -17,8 +17,6 @@ import tensorflow as tf
 
 from ddl_tf.devices import tell_of_graphs
 
-__all__ = ["apart", "gpu_of", "places"]
-
 _GPU = re.compile(r"/device:GPU:\d+$")
 NOT_ON_GPU = "gradients of variables that no GPU holds", "their variables are there"
 SPARSE = "sparse gradients", "their size depends on the other ranks"

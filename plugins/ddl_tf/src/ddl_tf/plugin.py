@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ddlcore.hooks import AdapterProvider, CheckProvider, hookimpl
 
-__all__ = ["ddl_adapters", "ddl_checks"]
-
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:

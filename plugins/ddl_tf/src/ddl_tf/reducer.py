@@ -43,8 +43,6 @@ from ddlcore.api import (
 from ddlcore.contracts import JobService
 from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
 
-__all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
-
 EXCHANGES_LIMIT = 64  # exchanges that one reducer keeps
 Groups = int | Sequence[Sequence[Any]] | None
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,8 +17,6 @@ from ddlcore.api import ProcessSet, Replica, Verifier, array_replica, global_pro
 from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
 
-__all__ = ["Checks", "verify"]
-
 KNOWN_LIMIT = 64  # lists of variables kept for one reducer
 UNSENT = (
     "before the first step, or right after it, call ddl.broadcast_variables(model.variables, root_rank=0), or give "

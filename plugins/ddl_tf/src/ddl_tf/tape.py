@@ -17,8 +17,6 @@ from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op
 from ddlcore.contracts import JobService
 from ddlcore.types import Average
 
-__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
-
 REDUCERS_LIMIT = 64  # reducers kept for the same sources; they outlive the tapes, which are made anew in each step
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 from importlib import import_module
 
-__all__ = ["NEWEST", "OLDEST", "check", "objection"]
-
 OLDEST, NEWEST = (2, 16), (2, 21)
 _RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 _INSTALL = "pip install 'tensorflow-cpu>=2.16,<2.22' (or tensorflow, or tensorflow[and-cuda] for GPUs)"

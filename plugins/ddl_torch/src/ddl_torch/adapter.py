@@ -17,8 +17,6 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import CPU, Buffer, Device, DType
 
-__all__ = ["TorchAdapter", "dense_strides"]
-
 _TORCH: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.label) for dtype in DType}
 _DTYPES = {native: dtype for dtype, native in _TORCH.items()}
 

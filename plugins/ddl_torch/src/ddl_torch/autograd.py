@@ -20,21 +20,6 @@ from ddlcore.api import CollectiveCall, Handle, Operations
 from ddlcore.contracts import JobService, TensorEntry
 from ddlcore.types import Average
 
-__all__ = [
-    "ADAPTER",
-    "OPERATIONS",
-    "Call",
-    "TorchOperations",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "reducescatter",
-]
-
 
 class TorchOperations(Operations):
     """The collectives over torch's tensors. ``noting`` records the handles that an interrupted call has submitted."""

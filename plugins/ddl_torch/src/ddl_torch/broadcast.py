@@ -14,8 +14,6 @@ from ddl_torch.ops import start_broadcast
 from ddlcore.api import ProcessSet, global_process_set, rank
 from ddlcore.errors import InvalidArgument
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
-
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Overwrite every tensor in ``params`` with its values on ``root_rank``.

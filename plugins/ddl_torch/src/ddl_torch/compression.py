@@ -8,8 +8,6 @@ import torch
 
 from ddlcore.api import FloatCompression, NoCompression
 
-__all__ = ["Compression"]
-
 
 class _Floats(FloatCompression):
     @staticmethod

@@ -10,8 +10,6 @@ import torch
 from ddl_torch.adapter import TorchAdapter
 from ddlcore.testing import AdapterSuite
 
-__all__ = ["TorchSuite"]
-
 
 class TorchSuite(AdapterSuite):
     """The adapter tests of the conformance kit for torch; `ddl conform torch` runs them."""

@@ -6,8 +6,6 @@ import torch
 
 from ddlcore.api import local_gpu
 
-__all__ = ["local_device"]
-
 
 def local_device() -> torch.device:
     """Return the device of this rank: ``cuda:<local rank>``, or ``cpu`` if this rank sees no GPU.

@@ -15,8 +15,6 @@ from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import Context
 from ddlcore.types import Kind
 
-__all__ = ["GlooPeer"]
-
 # The types that Gloo reduces or moves; it has no 16-bit integers.
 _DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "float32", "float64"})
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["is_alone", "mark_written", "pin_size", "use_count"]
-
 
 def _count_unknown(_storage: int) -> int:
     return -1

@@ -29,32 +29,6 @@ from ddlcore.api import (
 from ddlcore.errors import DdlInternalError, InvalidArgument
 from ddlcore.types import Average, ReduceOp
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "reducescatter",
-    "reducescatter_async",
-    "start_broadcast",
-]
-
 
 def _touched(*tensors: torch.Tensor) -> None:
     """Tell autograd that these tensors were written, so that it raises instead of using saved values that are gone."""

@@ -26,8 +26,6 @@ from ddl_torch.slots import Reduction, Slot
 from ddlcore.api import ProcessSet, check_predivide, global_process_set, gradient_compression, resolve_op
 from ddlcore.types import Average
 
-__all__ = ["DistributedOptimizer"]
-
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741  # an optimizer's class
 Named = list[tuple[str, torch.Tensor]]
 

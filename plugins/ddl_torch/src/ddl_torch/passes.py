@@ -18,8 +18,6 @@ import torch
 from ddl_torch.slots import Slot
 from ddlcore.errors import IncompleteGradients
 
-__all__ = ["INCOMPLETE", "BackwardPasses", "PassOwner", "at_end_of_backward"]
-
 INCOMPLETE = (
     "the last backward() did not come to its end, so gradients are missing or are those of a part of the model; "
     "call optimizer.zero_grad() and compute them again"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ddlcore.hooks import AdapterProvider, BenchPeerProvider, hookimpl
 
-__all__ = ["ddl_adapters", "ddl_bench_peers"]
-
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:

@@ -30,8 +30,6 @@ from ddl_torch.slots import Group, Reduction, Slot
 from ddlcore.errors import IncompleteGradients, MismatchError, NotInitialized
 from ddlcore.types import CPU
 
-__all__ = ["Reducer", "UnfinishedBackward"]
-
 LOST = (
     "ddl was shut down while the gradients of this step were reduced, so they are lost; "
     "call optimizer.zero_grad() and compute them again"

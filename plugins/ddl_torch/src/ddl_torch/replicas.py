@@ -23,8 +23,6 @@ from ddlcore.api import (
 )
 from ddlcore.errors import InvalidArgument
 
-__all__ = ["verify", "verify_steps"]
-
 SEEN = "_ddl_stepped"  # an attribute of optimizers that is in no state_dict and in no copy
 UNWRAPPED = (
     "this optimizer is not a DistributedOptimizer: optimizer = ddl.DistributedOptimizer(optimizer, "

@@ -14,8 +14,6 @@ from ddlcore.api import wait_for_all
 from ddlcore.contracts import Event, PersistentRequest
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["place", "wait"]
-
 
 def wait(sender: Sender, incomplete: bool) -> None:
     """Wait for all operations of the round.

@@ -15,8 +15,6 @@ from ddl_torch.slots import Group, Slot
 from ddlcore.api import Handle, Waitable
 from ddlcore.contracts import PersistentRequest
 
-__all__ = ["MOST_ROUNDS", "Attempt", "Result", "Round"]
-
 MOST_ROUNDS = 64  # how many rounds of one step have separate names: a loop that never steps must not fill the memory
 
 

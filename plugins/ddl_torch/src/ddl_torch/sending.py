@@ -25,8 +25,6 @@ from ddlcore.contracts import JobService, PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError, MismatchError
 from ddlcore.types import CPU, Average
 
-__all__ = ["Binding", "Sender", "bind"]
-
 SPARSE = "a sparse gradient made dense"
 ENDED = "a backward pass that did not come to its end"  # what the other ranks read in the table of a MismatchError
 ACCUMULATED_AGAIN = (

@@ -15,8 +15,6 @@ from ddlcore.api import ProcessSet, UserCompressor
 from ddlcore.contracts import PersistentRequest
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["Group", "Passes", "Reduction", "Slot", "looks_alike", "looks_alike_there"]
-
 _Request = PersistentRequest | None
 
 

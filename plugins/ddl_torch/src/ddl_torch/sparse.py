@@ -14,8 +14,6 @@ from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp, Sum
 
-__all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
-
 
 class SparseHandle:
     """A sparse allreduce in flight. Calling the handle waits for the result, as Horovod scripts expect."""

@@ -20,8 +20,6 @@ from ddlcore.contracts import PersistentRequest
 from ddlcore.errors import DeviceError, InvalidArgument
 from ddlcore.types import CPU, Buffer, Device
 
-__all__ = ["CudaStreams", "Mark", "Streams"]
-
 KIND = "cuda"
 DRIVER = "libcuda.so.1"
 CAPTURING = (

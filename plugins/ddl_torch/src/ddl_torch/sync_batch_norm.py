@@ -19,8 +19,6 @@ from ddl_torch.autograd import Call
 from ddlcore.api import current_job, global_process_set
 from ddlcore.types import Sum
 
-__all__ = ["SyncBatchNorm"]
-
 
 class SyncBatchNorm(_BatchNorm):
     """Normalizes like ``torch.nn.BatchNorm1d/2d/3d``, but over the batches of all ranks together.

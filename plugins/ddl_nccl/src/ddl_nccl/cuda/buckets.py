@@ -16,8 +16,6 @@ from ddl_nccl.cuda.names import COPY, FILL, Name, conversion, reduction
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.types import DType, ReduceOp
 
-__all__ = ["Addresses", "Bucket", "CudaKernels", "Ground", "Launch"]
-
 ARRANGED = 64  # how many buckets pack() and unpack() keep the tables of
 BLOCK_BYTES = 32 << 10  # bytes that one block reduces or fills
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["LEAST_BYTES", "MOST_BYTES", "chunk_bytes", "table"]
-
 MOST_BYTES = 32 << 10  # of a chunk: several passes of a block; larger ones would leave multiprocessors idle at the end
 LEAST_BYTES = 4 << 10  # one access of 16 bytes for each of 256 threads
 WAVES = 4  # blocks for each multiprocessor that a bucket should have, unless chunks would be below LEAST_BYTES

@@ -13,8 +13,6 @@ from ddl_nccl.cuda.names import Name
 from ddlcore import contracts
 from ddlcore.contracts.cache import alone, cache_directories, find, keep
 
-__all__ = ["obtain"]
-
 SOURCES = ("compile.py", "elements.py", "kernels.py", "names.py", "primitives.py")
 PACKAGES = (
     "numba",

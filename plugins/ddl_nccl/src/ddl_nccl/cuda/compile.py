@@ -14,8 +14,6 @@ from typing import Any
 
 from ddl_nccl.cuda.names import Name
 
-__all__ = ["KernelError", "NoCompiler", "assembled", "compile_image", "compile_ptx"]
-
 GLOBAL = 1  # the address space of device memory
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\s*\(")
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)", re.MULTILINE)

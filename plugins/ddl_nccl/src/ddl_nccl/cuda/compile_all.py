@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 from ddl_nccl.cuda.compile import KernelError, NoCompiler, assembled, compile_ptx
 from ddl_nccl.cuda.names import OPS, Name, catalogue
 
-__all__ = ["Report", "examine", "main"]
-
 NO_COMPILER = 3
 _ACCESS = re.compile(r"\b(ld|st)\.global(?:\.\w+)?\.v(\d)\.[a-z](\d+)")
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from ddlcore.errors import DeviceError
 
-__all__ = ["Driver", "Facts", "failure"]
-
 INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
 OWN = "ddl-"  # prefix of the names of ddl's own threads
 _NOTHING: Any = contextlib.nullcontext()

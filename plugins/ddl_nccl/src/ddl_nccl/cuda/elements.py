@@ -12,8 +12,6 @@ from llvmlite import ir
 from ddlcore.contracts.elements import F32, F64, SHORT_FLOATS, Elements, Value, splat
 from ddlcore.types import DType
 
-__all__ = ["convert", "rescale", "widen"]
-
 THROUGH_FLOAT = (*SHORT_FLOATS, DType.F32)
 _ELEMENTS = Elements()
 

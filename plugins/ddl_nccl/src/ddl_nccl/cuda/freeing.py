@@ -15,8 +15,6 @@ from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError
 from ddlcore.types import Device
 
-__all__ = ["Freeing"]
-
 SLICE_S = 1.0  # wait for the device this long before checking again whether it was closed
 log = logging.getLogger("ddl")
 

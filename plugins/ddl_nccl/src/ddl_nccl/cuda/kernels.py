@@ -28,8 +28,6 @@ from ddl_nccl.cuda.primitives import (
     word,
 )
 
-__all__ = ["Machine", "build"]
-
 Function = Callable[..., Any]
 _cuda: Any = numba.cuda  # the simulator replaces this name by its own module
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ddlcore.types import DType, ReduceOp
 
-__all__ = ["COPY", "FILL", "OPS", "ROW_BYTES", "Name", "catalogue", "conversion", "reduction"]
-
 ROW_BYTES = 32  # of the table of chunks: tensor, first element in it, element count, first element in the run
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 OPS = (ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)

@@ -16,20 +16,6 @@ from ddl_nccl.cuda.elements import convert, rescale, widen
 from ddlcore.contracts.elements import I32, I64, STORED, Value, apply, splat, vector
 from ddlcore.types import DType, ReduceOp
 
-__all__ = [
-    "GROUPS",
-    "VECTOR",
-    "Primitive",
-    "converter",
-    "filler",
-    "groups_of",
-    "mover",
-    "reducer",
-    "shifter",
-    "unit_of",
-    "word",
-]
-
 VECTOR = 16  # bytes of the widest memory access of the hardware
 GROUPS = 4  # vectors that one thread loads at once, to hide the latency of memory
 

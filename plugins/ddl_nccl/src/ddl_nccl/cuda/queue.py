@@ -19,8 +19,6 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.types import DType
 
-__all__ = ["CudaEvent", "CudaQueue", "StreamDevice"]
-
 THREADS = 256  # of a block
 PLACES = 64  # pinned copies of an address table that may be on their way to the device at once; made when needed
 SPIN_S = 20e-6  # how long a waiting thread keeps its core busy

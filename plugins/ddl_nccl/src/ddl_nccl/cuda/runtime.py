@@ -24,8 +24,6 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.types import Device
 
-__all__ = ["CudaDevice"]
-
 ALIGNMENT: Final = 512
 MOST_TIMES: Final = 2  # pinned memory is reused if it is at most this many times the requested size
 CLOSE_S = 1.0  # for memory that was let go just before

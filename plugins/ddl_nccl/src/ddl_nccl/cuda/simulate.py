@@ -18,8 +18,6 @@ from ddl_nccl.cuda.kernels import build
 from ddl_nccl.cuda.names import Name
 from ddl_nccl.cuda.primitives import Primitive
 
-__all__ = ["Simulated", "launch"]
-
 HOST = 0  # the address space of ordinary memory
 THREADS = 4  # of a block; each is a thread of the host
 _RUNNING = threading.Lock()

@@ -21,14 +21,6 @@ from ddl_tf.local import identity
 from ddlcore.api import arrays, rank, size
 from ddlcore.types import Average, Min
 
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
-
 _keras: Any = the_keras()
 _Base: Any = _keras.callbacks.Callback
 _ModelCheckpoint: Any = _keras.callbacks.ModelCheckpoint

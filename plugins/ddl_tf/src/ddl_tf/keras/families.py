@@ -7,8 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Family", "family_of", "the_keras"]
-
 
 class Family(Enum):
     """The family of a Keras optimizer; the families differ in which method receives the gradients."""

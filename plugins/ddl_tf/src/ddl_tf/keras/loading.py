@@ -9,8 +9,6 @@ from ddl_tf.keras import seams
 from ddl_tf.keras.families import Family, family_of, the_keras
 from ddl_tf.keras.optimizer import DistributedOptimizer
 
-__all__ = ["load_model"]
-
 
 def load_model(
     filepath: Any,

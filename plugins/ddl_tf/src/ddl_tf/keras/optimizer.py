@@ -24,8 +24,6 @@ from ddl_tf.reducer import Groups, Reducer, Reduction
 from ddlcore.api import ProcessSet, global_process_set, resolve_op
 from ddlcore.types import Average, ReduceOp, Sum
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
-
 
 def DistributedOptimizer(
     optimizer: Any,

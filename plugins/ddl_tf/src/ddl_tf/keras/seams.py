@@ -18,8 +18,6 @@ from typing import Any
 from ddl_tf.keras.step import Step
 from ddlcore.api import current_job
 
-__all__ = ["install", "settle_jit", "step_of"]
-
 log = logging.getLogger("ddl")
 _lock = threading.Lock()
 _MARK = "_ddl_wrapped"

@@ -18,8 +18,6 @@ from ddl_tf.local import LocalVariables, identity
 from ddl_tf.reducer import Reducer
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["Step"]
-
 
 class Step:
     """The gradients of one optimizer. Used by the thread that trains, or while that thread's graph is traced."""

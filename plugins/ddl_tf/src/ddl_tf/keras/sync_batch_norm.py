@@ -18,8 +18,6 @@ from ddl_tf.keras.families import the_keras
 from ddlcore.api import current_job, is_initialized
 from ddlcore.types import Sum
 
-__all__ = ["SyncBatchNormalization"]
-
 _keras: Any = the_keras()
 _BatchNormalization: Any = _keras.layers.BatchNormalization
 _register: Any = getattr(_keras, "saving", _keras.utils).register_keras_serializable

@@ -12,8 +12,6 @@ from ddl_tf.compression import Compression
 from ddlcore.api import UserCompressor, arrays, resolve_op, wire_compression
 from ddlcore.types import Average
 
-__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
-
 
 def allreduce(
     value: Any,
