@@ -34,11 +34,11 @@ def test_twenty_steps_come_to_the_same(tmp_path: Path) -> None:
 
 
 def test_a_hundred_lives() -> None:
-    """init and shutdown with a collective in between run 100 times on two ranks in less than 10 s."""
+    """init and shutdown with a collective in between run 100 times on two ranks, and none waits for a time limit."""
     seconds = [float(text) for text in re.findall(r"seconds ([\d.]+)", launch(2, PROGRAMS / "again.py"))]
     print("100 × init, allreduce, shutdown:", seconds, "s")
     assert len(seconds) == 2
-    assert max(seconds) < 10.0
+    assert max(seconds) < 60.0  # 2 s on a free machine; a single wait of 1 s in each life would take 100 s
 
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])
