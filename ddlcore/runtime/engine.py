@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
+from typing import Any
 
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Bucket, Drain, Planned, Resume
@@ -313,7 +314,7 @@ class Engine:
                     tensor_queue.catch_up()
                 launch = None
                 if not tensor_queue.running and not self._queue:
-                    launch = tensor_queue.launch(me, entry, address, owner)
+                    launch = tensor_queue.launch(me, entry, address, owner, begun_ns)
             if launch is None:
                 tensor_queue.start_request(entry, address, owner, True)
             else:
@@ -385,8 +386,8 @@ class Engine:
         """
         entries = launch.entries
         assert entries is not None
-        rest = iter(entries)
-        alone = entries[0] if len(entries) == 1 else None
+        alone: Any = entries[0] if len(entries) == 1 and entries[0].__class__ is PersistentRequest else None
+        rest = iter(entries) if alone is None else None
         tensor_queue, position, meter = self._tensor_queue, launch.position, self._meter
         kind = position.planned.kind
         with tensor_queue.lock:
@@ -398,7 +399,7 @@ class Engine:
             meter.nbytes[kind] += position.nbytes
             meter.busy_ns += took_ns
             meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
-            if alone.__class__ is PersistentRequest:  # complete it here: a single small tensor is worth the trouble
+            if rest is None:  # complete the request here: a single small tensor is worth the trouble
                 del tensor_queue.launches[launch.number]
                 alone.index = -1
                 alone.source.owner = None

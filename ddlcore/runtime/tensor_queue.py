@@ -71,7 +71,10 @@ class TensorQueue:
         self._unanswered = False  # at most one request is unanswered; entries that come later go into the next
         self._serial = 0
         self._epoch = 0
-        self._moving = False  # between Freeze and the next epoch: no request is sent then
+        # Between Freeze and the next epoch: no request is sent then, and a bucket that completes waits until Drain has
+        # decided on it. It may be read without the lock: a bucket that was complete before the freeze is valid, whether
+        # it is delivered before the freeze or just after it.
+        self.frozen = False
         self._freeze_at = -1  # an epoch that must be frozen as soon as it is entered
         self._anonymous: dict[int, int] = {}
         self._generation = 0  # how often all ranks have joined
@@ -129,7 +132,7 @@ class TensorQueue:
                 self._placing = entries
                 self.behind = True
                 self._place_all(waits)
-                wake = bool(self._unsent) and not self._unanswered and not self._moving
+                wake = bool(self._unsent) and not self._unanswered and not self.frozen
             if wake:
                 self._wake()
         except BaseException:
@@ -209,7 +212,7 @@ class TensorQueue:
                         self.work.notify()
                     if self._waits_since_s is None and (not ready or self.launches):  # see ``_place``
                         self._waits_since_s = time.monotonic()
-                wake = self.behind or (bool(self._unsent) and not self._unanswered and not self._moving)
+                wake = self.behind or (bool(self._unsent) and not self._unanswered and not self.frozen)
             if wake:
                 self._wake()
         except BaseException:
@@ -398,7 +401,7 @@ class TensorQueue:
         with self.lock:
             if self.behind:
                 self.catch_up()
-            if self._unanswered or self._moving or not self._unsent:
+            if self._unanswered or self.frozen or not self._unsent:
                 return None
             self._unanswered = True
             self._serial += 1
@@ -412,7 +415,7 @@ class TensorQueue:
             return None
         with self.lock:
             pause, self._pause = self._pause, None
-            return None if self._moving else pause
+            return None if self.frozen else pause
 
     def answered(self, serial: int) -> None:
         """Note that request ``serial`` has been answered, so the next one may be sent."""
@@ -496,7 +499,7 @@ class TensorQueue:
         # Launches and this run under the same lock. So each launch either comes before the freeze, and Frozen reports
         # it, or does not happen. Drain relies on that: a launch that Frozen does not report would wait in a collective
         # that the other ranks never enter.
-        self._moving = True
+        self.frozen = True
         self._open = None
         return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
 
@@ -600,7 +603,7 @@ class TensorQueue:
         All earlier launches have been judged valid or void by now.
         """
         self._epoch = epoch
-        self._moving = False
+        self.frozen = False
         self._pause = None
         self._to_pause = False
         self._unanswered = False
@@ -613,23 +616,20 @@ class TensorQueue:
         if self._unsent:
             self._wake()
 
-    @property
-    def frozen(self) -> bool:
-        """Return whether a bucket that completes now must wait until Drain has decided on it.
-
-        It may be read without the lock: a bucket that was complete before the freeze is valid, whether it is delivered
-        before the freeze or just after it.
-        """
-        return self._moving
-
     def launch(
-        self, runner: int = 0, alone: PersistentRequest | None = None, address: int = 0, owner: object = None
+        self,
+        runner: int = 0,
+        alone: PersistentRequest | None = None,
+        address: int = 0,
+        owner: object = None,
+        at_ns: int = 0,
     ) -> Launch[Entry] | None:
         """Launch the next bucket of the schedule and return it; else return None and change nothing.
 
         The caller holds the lock. Without ``alone``, the bucket must be ready. With ``alone``, that request must be the
         next bucket by itself; it is started on the tensor at ``address`` (see ``start_request``) and launched in one
-        step. ``runner``: the user's thread that will run the bucket, which must be resumable then; 0: the engine's.
+        step; ``at_ns`` is the present time, which such a caller knows already. ``runner``: the user's thread that will run
+        the bucket, which must be resumable then; 0: the engine's.
         """
         replay = self._replay
         if replay is None:
@@ -648,16 +648,19 @@ class TensorQueue:
             return None
         if runner and not getattr(position.run, "resumable", False):
             return None
-        at_ns = time.monotonic_ns()
-        now_s = at_ns * 1e-9
         number = self._launched + 1
         usual_s = None
+        now_s = 0.0
         leaves_room = False
         observed = self._completion.observed
         if alone is None:
+            now_s = time.monotonic()
+            at_ns = int(now_s * 1e9)
             if self._waits_since_s is not None:
                 usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
             leaves_room = replay.queued or replay.filled_ragged_slots
+        elif replay.filled:
+            now_s = time.monotonic()
         launch, fresh, following, current, paused, turn_at = replay.step(number, alone)
         # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
         # completely or not at all. ``own`` and ``running`` belong to the same sequence of stores. If they came later,

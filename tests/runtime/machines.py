@@ -515,7 +515,7 @@ class Machines:
                 if node.can_do(thread):
                     may(f"user {rank}.{thread}", lambda node=node, thread=thread: node.do(thread))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
             tensor_queue = node.tensor_queue
-            if tensor_queue._unsent and not tensor_queue._unanswered and not tensor_queue._moving:
+            if tensor_queue._unsent and not tensor_queue._unanswered and not tensor_queue.frozen:
                 may(f"ask {rank}", node.ask)
             if tensor_queue._pause is not None:
                 may(f"pause {rank}", node.pause)

@@ -107,6 +107,6 @@ def test_what_a_thread_has_run_waits_for_the_end_of_a_freeze() -> None:
     assert tensor_queue.freeze(1) is not None
     assert not engine._land_here(launch, 0, True)
     assert (entry.pending, entry.source.owner, list(tensor_queue.launches.values())) == (True, "owner", [launch])
-    tensor_queue._moving = False
+    tensor_queue.frozen = False
     assert engine._land_here(launch, 0, True)
     assert (entry.pending, entry.source.owner, tensor_queue.launches, tensor_queue.running) == (False, None, {}, 0)
