@@ -88,6 +88,7 @@ class Engine:
         self._outbox = outbox
         self._events = events
         self._queue: deque[Todo] = deque()
+        self._after: deque[Callable[[], None]] = deque()  # functions of callers, to be called when no lock is held
         self._held: list[tuple[Launch[Entry], Deliver]] = []
         self.in_flight = in_flight
         self._since_ns = 0  # when the last bucket, or the last wait for a bucket, ended
@@ -414,8 +415,9 @@ class Engine:
                 meter.alone_ns += took_ns  # this thread's ``Waiter.waited_s`` does not count it
                 if self._queue or self._stopped or tensor_queue.is_ready():
                     tensor_queue.work.notify()
-        if self._landing is not None:
-            self._finish_landing()
+        if rest is not None:
+            tensor_queue.delivered(launch)
+            self._complete(entries, repeat(None), rest, -1, self._queue)
         elif self._completion.waiting:
             self._completion.announce()
         if self._events.on:
@@ -425,11 +427,11 @@ class Engine:
         return True
 
     def _finish_landing(self) -> None:
-        """Deliver the remaining entries of ``_landing``, no matter which thread began to deliver them."""
+        """Deliver the remaining entries of ``_landing``, which an interrupted thread had begun to deliver."""
         launch = self._landing
         assert launch is not None and launch.entries is not None
         self._tensor_queue.delivered(launch)
-        self._complete(launch.entries, repeat(None), self._rest, -1)
+        self._complete(launch.entries, repeat(None), self._rest, -1, self._queue)
 
     def _complete(
         self,
@@ -437,6 +439,7 @@ class Engine:
         outcomes: Iterable[Outcome | None],
         rest: Iterator[Entry | None],
         index: int,
+        after: deque[Any],
     ) -> None:
         """Complete a bucket's entries, of which ``rest`` are left, and wake the threads that wait for them.
 
@@ -457,7 +460,7 @@ class Engine:
                 for entry, outcome in zip(entries, outcomes):
                     if entry is not None and entry.__class__ is not PersistentRequest:
                         entry.handle.complete(entry.number, outcome, index)
-                        entry.handle.pass_on(self._queue)  # callers' functions run later and without the lock
+                        entry.handle.pass_on(after)
             self._landing = None
         self._completion.announce()
 
@@ -608,7 +611,10 @@ class Engine:
 
     def _deliver(self, entries: Sequence[Entry | None], outcomes: Sequence[Outcome | None], index: int) -> None:
         self._mixed = False
-        self._complete(entries, outcomes, iter(entries), index)
+        after = self._after
+        self._complete(entries, outcomes, iter(entries), index, after)
+        while after:
+            after.popleft()()
 
     def fail(self, entries: Sequence[Entry | None], error: BaseException | None, index: int = -1) -> None:
         """End the entries' handles with ``error``, or with the failure of the job if ``error`` is None."""

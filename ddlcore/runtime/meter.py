@@ -87,7 +87,7 @@ class Meter:
         self.stalls = 0  # written by the control thread
         self.pulses = 0  # written by the control thread
         self.divergences = 0  # written by a waiting thread, once per epoch
-        self.commits = 0  # this and all below: written by the engine's thread
+        self.commits = 0  # this and all below: written by the thread that runs buckets
         self.negotiated = 0
         self.replayed = 0
         self.void = 0

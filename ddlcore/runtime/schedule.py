@@ -175,7 +175,7 @@ class Position(Generic[T]):
         self.index = index
         self.planned = planned
         self.mine = mine
-        self.run: Any = None  # set by the executor: how to run the bucket
+        self.run: Any = None  # set by the dispatcher when the bucket runs for the first time: how to run it
         self.nbytes = 0  # known with ``run``
         self.usual_s: float | None = None  # how long its first entry usually waits for the launch; None: not known yet
         self.set_id = planned.set_id

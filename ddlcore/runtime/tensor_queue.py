@@ -650,6 +650,7 @@ class TensorQueue:
             return None
         number = self._launched + 1
         usual_s = None
+        waits_since_s: float | None = None  # since when what stays in the slots waits: its time begins anew
         now_s = 0.0
         leaves_room = False
         observed = self._completion.observed
@@ -659,8 +660,8 @@ class TensorQueue:
             if self._waits_since_s is not None:
                 usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
             leaves_room = replay.queued or replay.filled_ragged_slots
-        elif replay.filled:
-            now_s = time.monotonic()
+        elif replay.filled or replay.filled_ragged_slots:
+            waits_since_s = time.monotonic()
         launch, fresh, following, current, paused, turn_at = replay.step(number, alone)
         # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
         # completely or not at all. ``own`` and ``running`` belong to the same sequence of stores. If they came later,
@@ -692,7 +693,9 @@ class TensorQueue:
         if usual_s is not None:
             position.usual_s = usual_s
             self._usual[position.index] = usual_s
-        self._waits_since_s = now_s if replay.filled else None  # others wait behind it: their time begins anew
+        if alone is None and replay.filled:
+            waits_since_s = now_s
+        self._waits_since_s = waits_since_s
         if leaves_room:
             self.behind = True
         if runner:
@@ -757,13 +760,13 @@ class TensorQueue:
         No effect for a ragged slot that was drained. Takes no lock: only the thread that runs buckets calls this, and
         no other thread removes these names.
         """
-        self.launches.pop(launch.number, None)
         in_flight = self._in_flight
         if in_flight:
             for entry in launch.entries or ():
                 key = (entry.set_id, entry.name)
                 if in_flight.get(key) is entry:  # else a thread that was interrupted had already delivered it
                     in_flight.pop(key, None)
+        self.launches.pop(launch.number, None)  # last: ``close`` returns the entries in flight that no launch holds
 
     # --- the end
 

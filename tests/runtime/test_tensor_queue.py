@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddlcore.errors import MismatchError
-from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
+from ddlcore.messages import Arranged, Bucket, Planned, Resume, Spec, encode
 from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import IDLE, PENDING, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch
@@ -140,3 +141,47 @@ def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
     with tensor_queue.lock:
         assert tensor_queue.launch(RUNNER, entry, 64) is None  # nothing is launched any more
     assert not tensor_queue.is_ready()
+
+
+def test_a_ragged_slot_that_waits_behind_a_tensor_is_watched_when_that_is_launched_alone() -> None:
+    """Its bucket may have to wait for a tensor that comes only after it: the wait must be noticed."""
+    completion, ragged = Completion(), Spec(Kind.ALLGATHER, DType.F32, ())
+    tensor_queue = TensorQueue(completion, Outbox(lambda: None))
+    waiter = waiter_of(completion)
+    planned = (
+        Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),
+        Planned(0, Kind.ALLREDUCE, ("y",), (encode(SPEC),), False),
+        Planned(0, Kind.ALLGATHER, ("r",), (encode(ragged),), True),
+    )
+    tensor_queue.learn(Arranged(0, b"", planned))
+    tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+    x, y = (
+        PersistentRequest(waiter, 0, name, SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))) for name in ("x", "y")
+    )
+    for request in (x, y):  # they get their slots
+        tensor_queue.start_request(request, 64, None)
+    replay = tensor_queue._replay
+    assert replay is not None
+    for request in (x, y):
+        launch = tensor_queue.launch()
+        assert launch is not None
+        tensor_queue.delivered(launch)
+        request.complete(0, None, -1)
+        launch.position.run = Here()
+
+    def gather() -> None:
+        handle = Handle(waiter, 1, list)
+        tensor_queue.submit([Entry(handle, 0, 0, "r", ragged, encode(ragged), rows=(1,))])
+        assert tensor_queue.take_request() is not None
+        tensor_queue.answered(tensor_queue._serial)
+        assert tensor_queue.fill(Bucket(1, 0, Kind.ALLGATHER, ("r",)))
+
+    gather()
+    launch = tensor_queue.launch()
+    assert launch is not None
+    assert launch.bucket is not None
+    tensor_queue.delivered(launch)
+    gather()  # of the next period, before its x and y
+    with tensor_queue.lock:
+        assert tensor_queue.launch(RUNNER, x, 64) is not None
+    assert tensor_queue._waits_since_s is not None

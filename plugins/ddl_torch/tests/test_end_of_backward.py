@@ -8,6 +8,7 @@ from typing import Any
 import ddl_torch as ddl
 import pytest
 import torch
+from ddl_torch.rounds import Round
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -471,3 +472,56 @@ def test_an_interrupt_while_a_round_is_opened(monkeypatch: pytest.MonkeyPatch) -
         return begin
 
     agree(train)
+
+
+def test_no_pass_begins_while_the_last_one_waits_for_its_round(overlap: str) -> None:
+    """After an interrupt at the end of a pass, another ``backward()`` raises; ``synchronize()`` goes on with the step."""
+
+    def train(part: Part) -> None:
+        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            if part.size > 1 and part.rank == step % 2:
+                passes = optimizer._ddl.passes
+                passes._end = interrupting_first(passes._end, [])
+                with pytest.raises(KeyboardInterrupt):
+                    backward(part.loss(step))
+                del passes._end
+                kept = [grad.clone() for grad in gradients(part)]
+                with pytest.raises(RuntimeError, match=r"call optimizer.synchronize\(\)"):
+                    backward(part.loss(step))
+                for grad, before in zip(gradients(part), kept):
+                    grad.copy_(before)  # autograd had added a part of what that backward has computed
+                optimizer.synchronize()
+            else:
+                backward(part.loss(step))
+            optimizer.step()
+
+    if overlap == "off":
+        agree(train)
+
+
+def test_a_round_that_was_half_opened_when_the_next_step_began() -> None:
+    """The slots take the requests of the right round, although the count of rounds began anew in between."""
+
+    class Exchanged:
+        def __init__(self, strikes: bool) -> None:
+            self.turns: list[int] = []
+            self.strikes = strikes
+
+        def change_round(self, turn: int) -> None:
+            self.turns.append(turn)
+            if self.strikes:
+                self.strikes = False
+                raise KeyboardInterrupt
+
+    round = Round()
+    slots: list[Any] = [Exchanged(False), Exchanged(True)]
+    round.begin(slots)
+    round.of_step = 1
+    with pytest.raises(KeyboardInterrupt):
+        round.begin(slots)
+    round.of_step = 0
+    round.begin(slots)
+    assert [slot.turns[-1] for slot in slots] == [0, 0]
+    assert round.name_of("x") == "x"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import ddl_torch as ddl
@@ -138,6 +139,51 @@ def test_a_backward_that_fails_on_one_of_three_ranks(first: int, monkeypatch: py
     assert results[0] == results[1] == results[2]
     assert results[0][2] == results[0][6] < 1.0
     assert results[0][0] == 1.0
+
+
+def test_an_interrupt_while_a_failed_step_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank whose backward has failed tells the others once, however often its ``synchronize()`` is interrupted."""
+    monkeypatch.setenv("DDL_OVERLAP", "on")
+    met = threading.Barrier(2)
+
+    def play(rank: int, job: Any) -> list[float]:
+        table = torch.nn.Embedding(5, 2, sparse=True)
+        first, weight = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+        torch.nn.init.ones_(table.weight)
+        named = [("table", table.weight), ("first", first), ("w", weight)]
+        optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD([one for _, one in named], 0.1), named)
+
+        def fail(_: torch.Tensor) -> None:
+            raise ArithmeticError("planted")
+
+        x = table(torch.tensor([1, 3])).sum(0) * first
+        if rank == 0:
+            x.register_hook(fail)  # ``w`` has its gradient then, and the others have not
+            with pytest.raises(ArithmeticError):
+                (x * weight).sum().backward()
+            monkeypatch.setattr("ddl_torch.reducer.wait", strike)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.synchronize()
+            monkeypatch.undo()
+            met.wait(60)  # only now the other rank asks, so that what was sent is still in flight
+            with pytest.raises(ddl.IncompleteGradients):
+                optimizer.synchronize()
+        else:
+            met.wait(60)
+            with pytest.raises(ddl.MismatchError, match="a backward pass that did not come to its end"):
+                (x * weight).sum().backward()
+        for _ in range(3):
+            optimizer.zero_grad()
+            (table(torch.tensor([1, 3])).sum(0) * first * weight).sum().backward()
+            optimizer.step()
+        return [*table.weight.detach().flatten().tolist(), *weight.tolist()]
+
+    def strike(sender: Any) -> None:
+        raise KeyboardInterrupt
+
+    results = run_world(2, play)
+    assert results[0] == results[1]
+    assert results[0][2] < 1.0
 
 
 @pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])

@@ -69,10 +69,10 @@ class TorchAdapter(Adapter):
         return buffer
 
     def address(self, tensor: Any, like: Buffer) -> int | None:
-        # Every attribute that is read costs time, up to microseconds after a pause. So the device is not looked at if
-        # the address is the same as last time, because then the memory is on the same device.
+        # Reading an attribute costs time, up to microseconds after a pause. So the device is not read if the address
+        # is the same as last time, because then the memory is on the same device.
         if like.device is not CPU:
-            return None  # ``buffer`` must also mark when the tensor is ready
+            return None  # ``buffer`` must also record when the tensor is ready
         if isinstance(tensor, torch.Tensor) and like.strides is None and tensor.layout is torch.strided:
             address = tensor.data_ptr()
             if (

@@ -22,7 +22,10 @@ from ddlcore.types import Average
 
 
 class TorchOperations(Operations):
-    """The collectives over torch's tensors. ``noting`` records the handles that an interrupted call has submitted."""
+    """The collectives for torch tensors. Within ``noting`` they also record the handles that they submit.
+
+    A caller that was interrupted learns from these handles what it has submitted.
+    """
 
     def __init__(self) -> None:
         super().__init__(ADAPTER)
@@ -30,7 +33,10 @@ class TorchOperations(Operations):
 
     @contextmanager
     def noting(self, handles: list[Handle]) -> Iterator[None]:
-        """Return a context within which this thread appends each handle to ``handles`` before it is submitted."""
+        """Return a context in which each operation of this thread appends its handle to ``handles``.
+
+        The handle is appended just before the operation is submitted.
+        """
         self._thread.noted = handles
         try:
             yield
@@ -99,7 +105,7 @@ def broadcast(call: Call, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
 
 
 def alltoall(call: Call, tensor: torch.Tensor, splits: list[int] | None) -> tuple[torch.Tensor, list[int]]:
-    """Return the rows that were sent to this member, and how many came from each member."""
+    """Return the rows that were sent to this member, and the number of rows from each member."""
     if _needs_gradient((tensor,)):
         received: list[int] = []
         return _applied(_Alltoall, call, splits, received, tensor)[0], received
@@ -129,7 +135,10 @@ def _applied(function: type[torch.autograd.Function], *args: Any) -> tuple[torch
 
 
 def _dense(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return row-major gradients: autograd's may be expanded tensors, or differ in layout between ranks."""
+    """Return ``gradients`` as row-major tensors.
+
+    Those of autograd may be expanded tensors, or have different layouts on different ranks.
+    """
     return [gradient.contiguous() for gradient in gradients]
 
 

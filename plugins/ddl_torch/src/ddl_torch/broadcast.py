@@ -1,4 +1,4 @@
-"""Copies one rank's state to all ranks: parameters, the state of an optimizer, any object. Never takes a step."""
+"""Copies one rank's state to all ranks: parameters, the state of an optimizer, any object. Never calls ``step``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ddlcore.errors import InvalidArgument
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrite every tensor in ``params`` with its values on ``root_rank``.
+    """Overwrite every tensor in ``params`` with the values that it has on ``root_rank``.
 
     ``params``: a ``state_dict()``, ``named_parameters()``, or another iterable of (name, tensor) pairs. Every rank must
-    call it with the same names. Raises ValueError for anything else.
+    call it with the same names. Raises ValueError if ``params`` is anything else.
     """
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     handles = []
@@ -86,7 +86,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return a copy of ``value`` with a placeholder for every tensor, and put the tensors into ``tensors``."""
+    """Return a copy of ``value`` with a placeholder for every tensor, and add the tensors to ``tensors``.
+
+    The key of a tensor in ``tensors`` is made of ``path`` and its place in ``value``.
+    """
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach()
         return _Place(path, tuple(value.shape), value.dtype, value.is_cpu)
@@ -99,7 +102,10 @@ def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _restored(state: dict[str, Any], groups: Sequence[Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Return a state dict with an empty tensor for every placeholder, on the devices of this rank's own parameters."""
+    """Return ``state`` with an uninitialized tensor for every placeholder, and add these tensors to ``tensors``.
+
+    They are on the devices of this rank's own parameters, which are listed in ``groups``.
+    """
     homes = [[param.device for param in group["params"]] for group in groups]
     by_key = {"state": [home for group in homes for home in group], "param_groups": [_first(group) for group in homes]}
     whole = {}
@@ -123,7 +129,10 @@ def _first(homes: Sequence[torch.device]) -> torch.device:
 
 
 def _put_back(value: Any, home: torch.device, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return ``value`` with an empty tensor for every placeholder, and put these tensors into ``tensors`` too."""
+    """Return ``value`` with an uninitialized tensor for every placeholder, and add these to ``tensors``.
+
+    They are on the device ``home``, or in host memory if the original was there.
+    """
     if isinstance(value, _Place):
         device = torch.device("cpu") if value.on_host else home
         tensors[value.name] = torch.empty(value.shape, dtype=value.dtype, device=device)

@@ -2,7 +2,7 @@
 
 Autograd may give the gradients of two parameters the same storage, and may still read a gradient's storage while
 backward goes on: the parameters of ``a.view(-1) + b.view(-1)`` share a storage, and so does ``pos.unsqueeze(0)`` with
-the tensor that it was added to. A storage has a reference count, so one look tells whether it may be written.
+the tensor that it was added to. The reference count of a storage tells whether it may be written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", _count
 
 
 def _count_of_one() -> int:
-    """Return the use count of a storage that only one tensor uses, including the Python object that asks for it."""
+    """Return the use count of a storage that only one tensor uses.
+
+    The Python object by which the count is read is included in the count.
+    """
     tensor = torch.empty(1)  # a variable, so that it lives while its storage is counted
     return max(use_count(tensor.untyped_storage()._cdata), 0)
 
@@ -39,10 +42,11 @@ def is_alone(storage: torch.UntypedStorage) -> bool:
 
 
 def pin_size(tensor: torch.Tensor) -> None:
-    """Make ``resize_`` of the tensor, or of its storage, raise from now on: it would free memory that is in flight.
+    """Make ``resize_`` of the tensor, or of its storage, raise an error from now on.
 
-    Holding the storage protects against ``set_`` and ``.data =``, which give the tensor another storage, but not
-    against ``resize_``, which gives the storage other memory. torch refuses to resize a storage that NumPy has seen.
+    ``resize_`` would free memory that an operation in flight uses. Holding the storage protects against ``set_`` and
+    ``.data =``, which give the tensor another storage, but not against ``resize_``, which gives the storage other
+    memory. torch refuses to resize a storage that NumPy has seen.
     """
     try:
         tensor.numpy()

@@ -1,4 +1,4 @@
-"""Offers the collectives for torch tensors under Horovod's names and argument orders; the core carries them out.
+"""Offers the collectives for torch tensors under Horovod's names and argument orders; the core runs them.
 
 Every function is a collective: all members of ``process_set`` must call it with the same name, or, without a name, in
 the same order. Any thread may call it, and the caller owns the results. Invalid arguments raise ValueError at once. A
@@ -31,16 +31,16 @@ from ddlcore.types import Average, ReduceOp
 
 
 def _touched(*tensors: torch.Tensor) -> None:
-    """Tell autograd that these tensors were written, so that it raises instead of using saved values that are gone."""
+    """Tell autograd that these tensors were written, so that backward raises an error if it needs the old values."""
     for tensor in tensors:
         increment_version(tensor)
 
 
 def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
-    """Wrap the handle of an operation that writes to ``tensors`` between now and the end of its wait.
+    """Return a handle like ``handle``, and tell autograd that the operation of ``handle`` writes to ``tensors``.
 
-    The wrapper tells autograd of the write now and again after the wait: values that autograd saved before the call are
-    gone, and so are values that it saved between the two moments.
+    Autograd is told now, and again when the wait for the new handle ends. So backward raises an error if it needs
+    values of these tensors that autograd saved before the end of the wait, because they may be overwritten.
     """
     _touched(*tensors)
 
@@ -81,7 +81,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Return a new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``. Differentiable."""
+    """Return a new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``. It is differentiable."""
     wire, user = wire_compression(compression)
     reduce_op = resolve_op(op, average)
     call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
@@ -103,7 +103,7 @@ def allreduce_async(
 ) -> Waitable:
     """Start an allreduce and return a handle; ``synchronize(handle)`` returns the new, reduced tensor.
 
-    ``tensor`` is only read. The caller must not change it before that.
+    ``tensor`` is only read, but the caller must not change it before ``synchronize`` has returned.
     """
     return OPERATIONS.allreduce_async(
         tensor,
@@ -153,7 +153,8 @@ def allreduce_async_(
 ) -> Waitable:
     """Start to reduce ``tensor`` in place and return a handle; ``synchronize(handle)`` returns ``tensor``.
 
-    ``tensor`` must be neither read nor written before that. It cannot be resized any more, as after ``tensor.numpy()``.
+    The caller must neither read nor write ``tensor`` before ``synchronize`` has returned. ``tensor`` cannot be resized
+    any more, as after ``tensor.numpy()``.
     """
     _hold_memory([tensor])
     handle = OPERATIONS.allreduce_async(
@@ -178,9 +179,9 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Return the reduced tensors as new tensors. Differentiable.
+    """Reduce all ``tensors`` as one group, and return the results as new tensors. They are differentiable.
 
-    They are one group: none of them is reduced before all members have submitted all of them.
+    None of the tensors is reduced before all members have submitted all of them.
     """
     wire, user = wire_compression(compression)
     reduce_op = resolve_op(op, average)
@@ -272,9 +273,9 @@ def _grouped_in_place(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the tensors of all members, concatenated along the first dimension in rank order. Differentiable.
+    """Return the tensors of all members, concatenated along the first dimension in rank order.
 
-    The tensors may differ in the size of the first dimension only.
+    The tensors may differ in the size of the first dimension only. The result is differentiable.
     """
     return autograd.allgather(Call(current_job(), process_set, name), tensor)
 
@@ -289,7 +290,7 @@ def allgather_async(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Return the ``allgather`` of each tensor, run as one group. Differentiable."""
+    """Return the ``allgather`` of each tensor, run as one group. The results are differentiable."""
     return autograd.grouped_allgather(Call(current_job(), process_set, name), tensors)
 
 
@@ -306,7 +307,7 @@ def grouped_allgather_async(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return a new tensor with the values of the root. Differentiable."""
+    """Return a new tensor with the values that ``tensor`` has on ``root_rank``. It is differentiable."""
     return autograd.broadcast(Call(current_job(), process_set, name), tensor, root_rank)
 
 
@@ -320,7 +321,7 @@ def broadcast_async(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Overwrite ``tensor`` with the values of the root, and return it."""
+    """Overwrite ``tensor`` with the values that it has on ``root_rank``, and return it."""
     result: torch.Tensor = start_broadcast(tensor, root_rank, name, process_set).wait()
     return result
 
@@ -328,7 +329,7 @@ def broadcast_(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """Start to overwrite ``tensor`` with the root's values, and return a handle.
+    """Start to overwrite ``tensor`` with the values that it has on ``root_rank``, and return a handle.
 
     ``synchronize(handle)`` returns ``tensor``, which cannot be resized any more, as after ``tensor.numpy()``.
     """
@@ -339,7 +340,7 @@ def broadcast_async_(
 def start_broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """Start the same as ``broadcast_async_``, but leave ``tensor`` resizable.
+    """Start the same operation as ``broadcast_async_`` and return a handle, but leave ``tensor`` resizable.
 
     The caller must wait for the handle before any other code can resize the tensor.
     """
@@ -356,10 +357,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` rows to member r, or equally many to each member without ``splits``. Differentiable.
+    """Send ``splits[r]`` rows of ``tensor`` to member r, and return the rows that this member receives.
 
-    Returns the received rows, ordered by the rank of the sender. With ``splits`` it returns a pair: these rows, and an
-    int32 tensor of how many rows came from each member.
+    Without ``splits``, every member is sent the same number of rows. The received rows are ordered by the rank of the
+    sender, and are differentiable. With ``splits``, the function returns a pair: these rows, and an int32 tensor with
+    the number of rows received from each member.
     """
     rows, received = autograd.alltoall(Call(current_job(), process_set, name), tensor, _splits(splits))
     return rows if splits is None else (rows, torch.tensor(received, dtype=torch.int32))
@@ -409,7 +411,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return this member's rows of the reduced tensor. Differentiable.
+    """Return this member's rows of the reduced tensor. They are differentiable.
 
     If the rows do not divide evenly, the first members get one row more than the others.
     """
@@ -450,7 +452,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Return the ``reducescatter`` of each tensor, run as one group. Differentiable."""
+    """Return the ``reducescatter`` of each tensor, run as one group. The results are differentiable."""
     wire, user = wire_compression(compression)
     call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
     if user is None:

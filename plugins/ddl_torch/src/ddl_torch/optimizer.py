@@ -1,8 +1,8 @@
-"""Makes any torch optimizer step on reduced gradients; knows nothing of how they are reduced (see reducer.py).
+"""Makes any torch optimizer step on reduced gradients; does not know how they are reduced (see reducer.py).
 
 The wrapped optimizer stays the same object with a changed class: its state, schedulers made before or after,
-``state_dict()`` and ``isinstance`` work as before. A hook before ``step`` synchronizes, and a closure is wrapped so
-that it synchronizes after its backward pass.
+``state_dict()`` and ``isinstance`` work as before. A hook before ``step`` reduces the gradients that are not reduced
+yet. A closure is wrapped so that it reduces the gradients that it computes.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ def DistributedOptimizer(
     Every rank must wrap its optimizer with the same arguments, after ``init()``. When ``backward()`` returns (each
     ``backward_passes_per_step``-th time), ``.grad`` of every parameter is the reduced gradient: clip it, unscale it or
     log it, as in one process. A parameter that got no gradient on this rank takes part with zeros and gets the reduced
-    gradient of the other ranks; if no rank has computed a gradient, it gets zeros. Several backward passes before a
-    step accumulate, and each is reduced. Within ``no_sync()`` they accumulate on each rank alone, and the next pass
-    outside reduces the sum. Ranks outside ``process_set`` step on their own gradients. If a parameter already belongs
-    to another DistributedOptimizer, this one reduces its gradients from now on.
+    gradient of the other ranks; if no rank has computed a gradient, it gets zeros. If several backward passes precede
+    a step, their gradients add up, and those of each pass are reduced. Within ``no_sync()`` gradients accumulate on
+    each rank alone, and the next pass outside of it reduces their sum. Ranks outside ``process_set`` step on their own
+    gradients. If a parameter already belongs to another DistributedOptimizer, the new one reduces its gradients from
+    now on.
 
     * ``named_parameters``: (name, parameter) pairs; ranks match parameters by name, and without names by position.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
-      it, the setting ``compression`` decides.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
+      None, the setting ``compression`` decides.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum, and by size / f after it.
     * ``groups``: the number of groups into which parameters are divided, or a list of lists of parameters. The
       gradients of a group are reduced together.
@@ -75,7 +76,7 @@ def DistributedOptimizer(
     * ``device_dense``, ``device_sparse``: "cpu" stages the dense or the sparse gradients of a GPU in host memory.
 
     Added methods: ``no_sync()``, ``set_backward_passes_per_step(n)``, and for Horovod scripts ``synchronize()``
-    and ``skip_synchronize()``, which have nothing to do after ``backward()``. A mixed precision ``GradScaler`` finds
+    and ``skip_synchronize()``, which are not needed after ``backward()``. A mixed precision ``GradScaler`` finds
     the same gradients on all ranks, so all ranks skip the same steps. A copy or an unpickled optimizer is not
     distributed. After ``shutdown()`` and another ``init()`` this optimizer continues in the new world. Raises
     ValueError for invalid arguments, and NotInitialized before ``init()``.
@@ -113,22 +114,22 @@ def DistributedOptimizer(
 
 
 class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin
-    """The methods that wrapping adds to an optimizer, or changes."""
+    """The mixin with the methods that ``DistributedOptimizer`` adds to the optimizer's class, or replaces in it."""
 
     _ddl: Reducer
     _parameter_names: dict[torch.Tensor, str]
-    _checked: list[torch.Tensor]  # the parameters of all groups when they were last known to be reduced
+    _checked: list[torch.Tensor]  # the parameters of all groups at the last ``_check_parameters``
     _skip = False
     _asked = False  # whether the user has called ``synchronize`` (a GradScaler does not count)
 
     def synchronize(self) -> None:
         """Reduce the gradients of this step that ``backward()`` has not reduced, including those missing on this rank.
 
-        Has no effect after ``backward()``. If a signal handler raised an exception (Ctrl-C, a watchdog) at the end of
-        ``backward()``, in ``step()`` or in this method, it continues the same step. Raises IncompleteGradients if that
-        exception kept ``backward()`` from computing all gradients. If some of them had been sent, the other ranks raise
-        MismatchError. Then all ranks may call ``zero_grad()`` and compute the step again. Raises PeerLost or another
-        DdlInternalError if the job has failed.
+        Has no effect after ``backward()``. If a signal handler (Ctrl-C, a watchdog) raised an exception at the end of
+        ``backward()``, in ``step()`` or in this method, this method continues the same step. Raises IncompleteGradients
+        if that exception kept ``backward()`` from computing all gradients. If some gradients had been sent before the
+        exception, the other ranks raise MismatchError. Then all ranks may call ``zero_grad()`` and compute the step
+        again. Raises PeerLost or another DdlInternalError if the job has failed.
         """
         goes_on = self._ddl.open
         self._ddl.synchronize()
@@ -147,16 +148,17 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
     def no_sync(self) -> Iterator[None]:
         """Return a context within which ``backward()`` accumulates gradients on this rank and reduces nothing.
 
-        The next ``backward()`` outside of it reduces the sum, as with DistributedDataParallel.no_sync. If there is none
-        before ``step()``, ``step()`` reduces the sum. Every rank must use it for the same passes.
+        The next ``backward()`` outside of the context reduces the sum, as with DistributedDataParallel.no_sync. If no
+        ``backward()`` follows before ``step()``, ``step()`` reduces the sum. All ranks must run the same passes within
+        the context.
         """
         with self._ddl.no_sync():
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Make every ``passes``-th backward pass reduce gradients, from the next one on. All ranks must do the same.
+        """Make every ``passes``-th backward pass reduce gradients, counted from the next one on.
 
-        Raises ValueError for a number below 1, and within ``backward()``.
+        All ranks must call it. Raises ValueError if ``passes`` is below 1, or if it is called within ``backward()``.
         """
         _check_passes(passes)
         if self._ddl.open:
@@ -199,13 +201,13 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups, as in torch.
 
-        GradScaler reads them to unscale the gradients and to check them for infinities, and must find reduced ones.
-        They are reduced after ``backward()``. A rank that has not called ``backward()`` takes part in the reduction
-        here, so that the scalers of all ranks come to the same decision.
+        A GradScaler reads this property to unscale the gradients and to check them for infinities, so they must be
+        reduced by then. After ``backward()`` they are. A rank that has not called ``backward()`` takes part in the
+        reduction when the scaler reads the property, so that the scalers of all ranks come to the same decision.
         """
         if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # torch offers no hook for this
             self._ddl.synchronize()
-            self._ddl.begin_names_anew()  # if the scaler skips the step, ``step`` does not do it
+            self._ddl.begin_names_anew()  # ``step`` does this too, but the scaler may skip the step
         groups: list[dict[str, Any]] = self.__dict__["param_groups"]
         return groups
 
@@ -223,7 +225,11 @@ def _bare(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Reduce the gradients before every ``step``, or wrap the closure that computes them so that it reduces them."""
+    """Reduce the gradients before ``step``; if ``step`` gets a closure, wrap the closure instead, so that it does so.
+
+    torch calls it with the arguments of ``step``. Returns the arguments with the wrapped closure, or None without a
+    closure.
+    """
     reducer: Reducer = optimizer._ddl
     _check_parameters(optimizer)
     asked, optimizer._asked = optimizer._asked, False
@@ -245,12 +251,18 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _after_step(optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Begin the next step after every ``step``. An interrupted step does not come here: its gradients stay reduced."""
+    """Begin the next step when ``step`` has returned.
+
+    An interrupted ``step`` does not call this, so its gradients still count as reduced.
+    """
     optimizer._ddl.next_step()
 
 
 def _reducing(closure: Callable[[], Any], optimizer: torch.optim.Optimizer, reducer: Reducer) -> Callable[[], Any]:
-    """Return a closure that also reduces the gradients, and for L-BFGS, whose steps depend on it, the loss."""
+    """Return a closure that calls ``closure`` and reduces the gradients that it has computed.
+
+    For L-BFGS the new closure reduces the loss too, because the steps of L-BFGS depend on it.
+    """
 
     def reduced() -> Any:
         loss = closure()
@@ -270,7 +282,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _check_parameters(optimizer: Any) -> None:
-    """Raise ValueError if the user has put a parameter into ``param_groups`` directly: its gradient is not reduced."""
+    """Raise ValueError if the user has put a parameter into ``param_groups`` directly, so that no hook reduces it."""
     now = _parameters(optimizer)
     if len(now) == len(optimizer._checked) and all(map(is_, now, optimizer._checked)):
         return
@@ -317,7 +329,8 @@ def _stage_on_host(argument: str, device: str) -> bool:
 def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Tensor]] | None) -> Named:
     """Return all parameters of the optimizer with their names, in the optimizer's order.
 
-    Raises ValueError if ``given`` has duplicate names, lacks a parameter, or is no sequence of pairs.
+    ``given``: the user's (name, parameter) pairs; None: ``_names_in_group`` names them. Raises ValueError if ``given``
+    has duplicate names, lacks a parameter, or is no sequence of pairs.
     """
     params = [(i, j, p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
     if given is None:
@@ -343,16 +356,19 @@ def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Te
 
 
 def _names_in_group(index: int, group: dict[str, Any]) -> Named:
-    """Return the parameters of a group with the names that torch knows, or with names made of their positions."""
+    """Return the parameters of a group with the names that torch has for them, or with names made of their positions.
+
+    ``index`` is the position of ``group`` in the optimizer.
+    """
     names = group.get("param_names") or [f"noname.{index}.{place}" for place in range(len(group["params"]))]
     return list(zip(names, group["params"], strict=True))
 
 
 def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
-    """Form the same groups of slots on every rank, in the order in which the set's first member has its parameters.
+    """Form the same groups of slots on every rank, with the slots ordered as on the first member of the process set.
 
-    Every member must call it. Raises ValueError if the ranks have different parameters, or if a group given by the user
-    has parameters on several devices.
+    Every member must call it. ``groups``: the number of groups, or lists of parameters. Raises ValueError if the ranks
+    have different parameters, or if a group given by the user has parameters on several devices.
     """
     process_set = reducer.reduction.process_set
     root = process_set.ranks[0] if process_set is not global_process_set else 0
@@ -382,7 +398,7 @@ def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]
 
 
 def _by_device(slots: Sequence[Slot]) -> dict[torch.device, list[Slot]]:
-    """Divide slots by the device of their parameters, because all tensors of a bucket must be on one device."""
+    """Return the slots of each device as a list, because all tensors of a bucket must be on one device."""
     found: dict[torch.device, list[Slot]] = {}
     for slot in slots:
         found.setdefault(slot.param.device, []).append(slot)

@@ -2,7 +2,8 @@
 
 torch has no public event for the end of ``backward()``. The first hook of a pass queues a callback with autograd's
 engine, as DistributedDataParallel does. The engine holds that callback while the pass runs. If the pass succeeds, the
-engine calls it; if the pass fails, the engine drops it without a call, which a weak reference to the callback reports.
+engine calls it. If the pass fails, the engine deletes it without a call. Then an object that only the callback holds is
+freed, and a weak reference to this object reports that.
 """
 
 from __future__ import annotations
@@ -25,38 +26,45 @@ INCOMPLETE = (
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Make autograd's engine call ``callback`` at the end of the running pass; ``backward()`` raises what it raises."""
+    """Make autograd's engine call ``callback`` at the end of the running pass; ``backward()`` raises its exceptions."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 class PassOwner(Protocol):
-    """An object that ``BackwardPasses`` notifies of the begin and the end of each backward pass."""
+    """An object that ``BackwardPasses`` notifies of the beginning and the end of each backward pass."""
 
     def pass_begins(self) -> bool:
-        """Note the first gradient of a pass; return whether gradients may be sent as they arrive.
+        """Prepare for a pass whose first gradient is complete; return whether gradients may be sent as they arrive.
 
         An exception from this method makes ``backward()`` fail.
         """
 
     def pass_ended(self) -> None:
-        """Note that a pass has succeeded; ``BackwardPasses.arrived`` lists the slots that it has completed."""
+        """Handle a pass that has succeeded; ``BackwardPasses.arrived`` lists the slots that it has completed."""
 
     def pass_failed(self) -> None:
-        """Note that a pass has failed; ``BackwardPasses.arrived`` lists the slots that it has completed before."""
+        """Handle a pass that has failed; ``BackwardPasses.arrived`` lists the slots that it had completed."""
 
 
 class _Pass:
-    """Stands for one backward pass. Only the engine's callback holds it, so it is freed when the pass fails."""
+    """An object for one backward pass. Only the engine's callback holds it, so it is freed if the pass fails."""
 
     __slots__ = ("__weakref__",)
 
 
 class BackwardPasses:
-    """Follows the backward passes that compute gradients of some parameters. Hooks may run on autograd's threads."""
+    """An observer of the backward passes that compute gradients of some parameters.
+
+    Its hooks may run on autograd's threads.
+    """
 
     def __init__(self, owner: PassOwner) -> None:
         self.owner = owner
         self.arrived: list[Slot] = []  # the slots whose gradients the running pass has completed
+        self.finished: list[Slot] = []  # the slots whose gradients the last pass has completed, until a round has ended
+        # Whether the gradients of the last pass wait for a round. An interrupt at the end of a pass leaves this True, and
+        # the next pass must not begin then: it would send its gradients when the other ranks expect the last ones.
+        self.unsent = False
         # The parameters of these slots. The hook that appends them is ``list.append`` itself. It runs no Python code,
         # so no signal handler can interrupt it. If an interrupt hits the first ``Slot.on_gradient`` of a pass, this
         # list is the only trace of the pass.
@@ -64,18 +72,20 @@ class BackwardPasses:
         self.sends = False  # whether gradients of the running pass may be sent as they arrive
         self.incomplete = False  # whether a pass has begun and has not ended successfully
         self.current: weakref.ref[_Pass] | None = None  # the pass that runs
-        # The pass whose end has not been dealt with, and the node of the pass in which it is nested (None: in none). The
-        # callback that fills it runs no Python code either: an interrupt at the end of a pass cannot make it look failed.
+        # Empty, or the pass that has ended and whose end is not recorded yet, followed by the node of the outer pass in
+        # which it is nested (None: not nested) and by the slots that it has completed. The callbacks that fill this list
+        # and empty ``arrived`` run no Python code either, so an interrupt at the end of a pass can make neither this
+        # pass look failed nor the next one look begun.
         self._over: list[Any] = []
         self._partial: list[tuple[Slot, torch.Tensor, int]] = []  # the gradients of a failed pass, and their versions
         self._inner = False  # whether a nested pass has ended and its outer pass still runs
         self._before: list[Slot] = []  # the slots that nested passes have completed
 
     def begin(self) -> None:
-        """Note the first gradient of a pass. ``Slot.on_gradient`` calls it."""
+        """Record that the first gradient of a pass is complete. ``Slot.on_gradient`` calls it."""
         self.settle()
         # Only a live reference means that a pass runs: when a pass fails, Python clears the reference before it calls
-        # ``_failed``, so for a moment ``current`` refers to a pass that is gone.
+        # ``_failed``, so for a moment ``current`` refers to a pass that no longer exists.
         if self.current is not None and self.current() is not None:
             return  # the hook of another device has begun this pass at the same moment, on its own thread
         if not self._inner:  # otherwise this is another nested pass, or the rest of the outer pass
@@ -83,11 +93,14 @@ class BackwardPasses:
         self._queue()
 
     def settle(self) -> None:
-        """Deal with the last pass, if an interrupt kept ``_end`` or ``_failed`` from it. Every part may run twice."""
+        """Record the end of the last pass, if an interrupt has kept ``_end`` or ``_failed`` from doing it.
+
+        An interrupt may also end this method; each part of it may safely run twice.
+        """
         if self._over:
             if self._over[1] is None:
                 self._close()
-            else:  # the exception went through the pass in which that pass was nested
+            else:  # the exception has also ended the pass in which that pass was nested
                 self._give_up()
         elif self.current is not None and self.current() is None:
             self._give_up()
@@ -107,28 +120,28 @@ class BackwardPasses:
         """Forget all passes, because their gradients have been cleared."""
         self.current = None
         self._over.clear()
-        self.seen.clear()
         self.arrived.clear()
-        self._before.clear()
+        self.round_ended()
         self._partial = []
-        self._inner = self.incomplete = False
+        self.incomplete = False
 
     def round_ended(self) -> None:
         """Forget which gradients have arrived, because they are reduced."""
-        self._inner = False
-        self._before.clear()
         self.seen.clear()
-        self.arrived.clear()
+        self._inner = self.unsent = False
+        self.finished = []
+        self._before = []
 
     def _queue(self) -> None:
         this = _Pass()
         self.current = weakref.ref(this, self._failed)
         node = starmap(torch._C._current_autograd_node, ((),))  # asked when the callback runs; torch has no public name
-        at_end_of_backward(partial(self._over.extend, chain((this,), node)))
+        at_end_of_backward(partial(self._over.extend, chain((this,), node, (self.arrived,))))
+        at_end_of_backward(partial(setattr, self, "arrived", []))
         at_end_of_backward(self._end)
 
     def _end(self) -> None:
-        """Deal with the end of a pass. The engine calls it."""
+        """Record the end of a pass, and tell the owner unless an outer pass goes on. Autograd's engine calls it."""
         if not self._over:
             return
         node = self._over[1]
@@ -138,19 +151,22 @@ class BackwardPasses:
         self.owner.pass_ended()
 
     def _close(self) -> None:
-        self.arrived[:0] = self._before
-        self._before.clear()
-        self._inner = False
         self.seen.clear()
-        self.incomplete = False
+        slots = [*self._before, *self._over[2]]
+        # No interrupt can come between these lines, as they call nothing; else a second run would lose ``_before``.
+        self.finished = self._over[2] = slots
+        self._before = []
+        self.unsent = self.sends
+        self._inner = self.incomplete = False
         self.current = None
         self._over.clear()
 
     def _goes_on(self, node: Any) -> bool:
-        """Return whether the pass that has ended was nested in the pass that runs ``node``, and that pass goes on.
+        """Return whether the pass that has ended was nested in an outer pass that goes on after ``node``.
 
-        Re-entrant checkpointing does that. The outer pass continues with the graph nodes that follow ``node``. A hook
-        on these nodes queues other callbacks, so that ``_end`` is called again when the outer pass ends.
+        Re-entrant checkpointing nests passes in this way. The outer pass continues with the graph nodes that follow
+        ``node``. This method adds a hook to these nodes. The hook queues new callbacks, so that ``_end`` is called
+        again when the outer pass ends.
         """
         # The engine runs the callbacks that were queued in a nested pass at the end of that nested pass, so there is no
         # callback yet for the end of the outer pass. None can be queued from here either: the nested pass still counts
@@ -169,29 +185,32 @@ class BackwardPasses:
                 handles.append(behind.register_prehook(go_on))
         if not handles:
             return False
-        self._inner = True
-        self._before += self.arrived
-        self.arrived.clear()
+        slots = [*self._before, *self._over[2]]
+        self._inner = True  # from here to the last line nothing is called, see ``_close``
+        self._before = slots
+        self._over[2] = []
         self.current = None
         self._over.clear()
         return True
 
     def _failed(self, this: weakref.ref[_Pass]) -> None:
-        """Note that a pass has failed. Python calls it when the engine drops the callback of that pass uncalled.
+        """Handle a failed pass. Python calls it when the engine deletes the callback of that pass without calling it.
 
-        An exception here, as that of an interrupt, is lost: ``settle`` does again what it has kept from being done.
+        Python does not raise an exception of this method, such as that of an interrupt, anywhere. ``settle`` later
+        completes what the exception has prevented.
         """
         if self.current is this:
             self._give_up()
 
     def _give_up(self) -> None:
-        self._inner = False
-        self.arrived += self._before
-        self._before.clear()
-        grads = [(slot, slot.param.grad) for slot in self.arrived]
+        slots = [*(self._over[2] if self._over else self.arrived), *self._before]
+        grads = [(slot, slot.param.grad) for slot in slots]
         if grads:
             self._partial = [(slot, grad, grad._version) for slot, grad in grads if grad is not None]
         self.owner.pass_failed()
         self.arrived.clear()
+        self.finished = []
+        self._before = []
+        self._inner = False
         self.current = None
         self._over.clear()

@@ -3,7 +3,7 @@
 The path of one gradient: autograd calls ``Slot.on_gradient`` when the gradient is complete. At the end of the backward
 pass, ``BackwardPasses`` calls ``Reducer.pass_ended``. That calls ``Sender.send_all`` (sending.py), which sends every
 gradient, and zeros for the gradients that this rank has not computed. Then results.py waits for the results and puts
-them where they belong. If gradients are reduced while backward runs (with ``job.overlaps``, and always on devices),
+them into ``.grad``. If gradients are reduced while backward runs (with ``job.overlaps``, and always on devices),
 ``Slot.on_gradient`` sends each gradient as it arrives. The host never waits for a device, neither in a hook nor at the
 end of the pass: the current streams wait instead.
 
@@ -41,14 +41,18 @@ UNFINISHED = (
 
 
 class UnfinishedBackward(AssertionError, RuntimeError):
-    """A backward pass was interrupted after it had sent gradients; ``synchronize`` must end its round first."""
+    """The error for a call that is not allowed while the round of an interrupted backward pass is open.
+
+    That pass had sent gradients; ``synchronize`` must end its round first.
+    """
 
 
 class Reducer:
-    """Reduces all gradients of one optimizer. The thread that trains uses it; hooks may run on autograd's threads.
+    """An object that reduces all gradients of one optimizer.
 
-    A reducer belongs to the job that was current when it was created. After ``shutdown()`` and another ``init()`` it
-    switches to the new job at the next step, unless a round was open.
+    Only the thread that trains may call it, but its hooks may run on autograd's threads. A reducer belongs to the job
+    that was current when it was created. After ``shutdown()`` and another ``init()`` it switches to the new job at the
+    next step, unless a round was open.
     """
 
     def __init__(self, reduction: Reduction, passes_per_round: int) -> None:
@@ -73,7 +77,7 @@ class Reducer:
         return self.round.open
 
     def _follow_binding(self) -> None:
-        """Copy the sender's binding into attributes: the job, and whether this rank takes part."""
+        """Copy values of the sender's binding, such as the job, into attributes of the reducer."""
         binding = self._sender.binding
         self.job = binding.job
         self.active = binding.active
@@ -83,7 +87,10 @@ class Reducer:
     # --- parameters
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]], sparse: bool = False) -> list[Slot]:
-        """Reduce the gradients of these parameters too. ``sparse``: their optimizer accepts only sparse gradients."""
+        """Reduce the gradients of the (name, parameter) pairs in ``named`` too, and return their slots.
+
+        ``sparse``: the optimizer of these parameters accepts only sparse gradients.
+        """
         added = [Slot(param, name, self.passes) for name, param in named]
         for slot in added:
             slot.sparse_dims = int(sparse)
@@ -96,7 +103,7 @@ class Reducer:
         return added
 
     def add_group(self, slots: Sequence[Slot]) -> None:
-        """Send the gradients of these slots as one group from now on."""
+        """Make the gradients of these slots a group: from now on, they are sent together."""
         group = Group(slots)
         for slot in slots:
             slot.group = group
@@ -107,7 +114,7 @@ class Reducer:
     def give_up(self, slot: Slot) -> None:
         """Stop reducing the gradient of ``slot``, whose parameter was given to a newer DistributedOptimizer.
 
-        Only one of the two optimizers may reduce it. Raises UnfinishedBackward while a round is open.
+        Only one of the two optimizers may reduce this gradient. Raises UnfinishedBackward while a round is open.
         """
         if self.open:
             raise UnfinishedBackward(UNFINISHED)
@@ -130,9 +137,9 @@ class Reducer:
             group.name = "group." + group.slots[0].name
 
     def _name_devices(self, slots: Sequence[Slot]) -> None:
-        """Register the devices with the job, in the order of the parameters.
+        """Register the devices of the parameters with the job, which numbers them in the order of the parameters.
 
-        The hooks of each device run on a thread of their own, in no fixed order, so they could not number the devices.
+        The hooks cannot do it: those of each device run on a thread of their own, so their order is not fixed.
         """
         for where in dict.fromkeys(ADAPTER.streams.place(slot.param) for slot in slots):
             if self.active and where is not None and where is not CPU:
@@ -149,7 +156,8 @@ class Reducer:
             owner = getattr(other.passes, "owner", None) if isinstance(other, Slot) else None
             if not isinstance(other, Slot) or not isinstance(owner, Reducer):
                 continue
-            # Where ranks are threads of one process, the other reducer may belong to another rank: that one keeps it.
+            # Where ranks are threads of one process, the other reducer may belong to another rank. Then it keeps its
+            # hooks.
             if owner.job is self.job or owner.job.closed:
                 owner.give_up(other)
         required = param.requires_grad
@@ -163,7 +171,7 @@ class Reducer:
             param.requires_grad_(False)
 
     def release(self) -> None:
-        """Remove all hooks. Otherwise parameters, hooks and slots would keep each other alive."""
+        """Remove all hooks, because parameters, hooks and slots would otherwise keep each other alive."""
         for slot in self.slots:
             if slot.hook is not None:
                 _unhook(slot)
@@ -186,13 +194,13 @@ class Reducer:
         self.passes_per_round = self._passes_left = passes
 
     def pass_begins(self) -> bool:
-        """Prepare for a pass whose first gradient has arrived; return whether gradients may be sent as they arrive.
+        """Prepare for a pass whose first gradient is complete; return whether gradients may be sent as they arrive.
 
         ``BackwardPasses`` calls it. Raises UnfinishedBackward if the round of an earlier pass is still open.
         """
         if self.job.closed:
             self._rebind()
-        if self.round.open:
+        if self.round.open or self.passes.unsent:
             raise UnfinishedBackward(UNFINISHED)
         self.passes.expect_end()
         self.failed = None
@@ -203,9 +211,10 @@ class Reducer:
         return sends
 
     def pass_ended(self) -> None:
-        """Send the gradients of the pass that has ended. ``BackwardPasses`` calls it; ``backward()`` raises its errors.
+        """Send the gradients of the pass that has ended, unless the pass only accumulates gradients.
 
-        A pass that only accumulates gradients (``no_sync``, ``passes_per_round``) sends nothing.
+        A pass only accumulates within ``no_sync``, or if ``passes_per_round`` is not reached yet. ``BackwardPasses``
+        calls this method; ``backward()`` raises its errors. A callback that it queues waits for the results.
         """
         if self.passes.sends:
             self._send()
@@ -218,14 +227,14 @@ class Reducer:
             return
         if self._local == 0:
             self._passes_left -= 1
-        self.passes.arrived.clear()
+        self.passes.finished = []
 
     def pass_failed(self) -> None:
-        """Decide what becomes of the round when a pass has ended with an exception. ``BackwardPasses`` calls it.
+        """Close the round of a pass that has ended with an exception, if none of its gradients was sent.
 
-        If no gradient was sent, the round is closed: the program may skip the step or compute it again. If some
-        gradients were sent, other ranks wait for the rest. Then the round stays open, and ``synchronize`` ends it with
-        an error on all ranks.
+        ``BackwardPasses`` calls it. When the round is closed, the program may skip the step or compute it again. If
+        some gradients were sent, other ranks wait for the rest. Then the round stays open, and ``synchronize`` ends it
+        with an error on all ranks.
         """
         round = self.round
         if round.open and not round.has_sent(self.slots):
@@ -242,7 +251,7 @@ class Reducer:
         """Reduce the gradients that have not been reduced; do nothing if every ``.grad`` is reduced already.
 
         Waits until all operations have ended, then raises the first error of any gradient. Later calls raise the same
-        error again, until gradients are computed again.
+        error again, until the gradients are cleared or computed again.
         """
         self.passes.settle()
         if self.failed is not None:
@@ -266,15 +275,15 @@ class Reducer:
             return
         if not self.round.open:
             self._sender.begin_round()
-        # An interrupt may leave a settled round half closed. What it knew of its gradients is gone then in part, and
-        # ``send_all`` would take those that were reduced into private memory for gradients that it has not sent yet.
+        # An interrupt may leave a settled round half closed: a part of its records is deleted. ``send_all`` would then
+        # take gradients that were reduced into private memory for gradients that it has not sent yet.
         if self.round.settled:
             return
-        self._sender.send_all(self.passes.arrived, self.passes.incomplete)
+        self._sender.send_all(self.passes.finished, self.passes.incomplete)
 
     def _complete(self) -> None:
-        """Wait for all results of the round, put them in their places, and end the round."""
-        wait(self._sender, self.passes.incomplete)
+        """Wait for all results of the round, put them into ``.grad``, and end the round."""
+        wait(self._sender)
         place(self.round, self.slots, self._repeatable)
         self.round.settled = True
         self._end_round()
@@ -286,7 +295,7 @@ class Reducer:
         failure = round.failure
         if round.ended and (
             failure is None or isinstance(failure, MismatchError)
-        ):  # it told the other ranks to raise that
+        ):  # this rank made the others raise it
             failure = IncompleteGradients(INCOMPLETE)
         if round.written:
             mark_written(round.written)
@@ -296,14 +305,14 @@ class Reducer:
                 slot.holds_result = slot.round == round.number
         round.clear(self.groups)
         passes.round_ended()
-        if self.job.overlaps is not self._overlaps:  # a search has changed it
+        if self.job.overlaps is not self._overlaps:  # a search has changed the setting
             self._overlaps = self.job.overlaps
             for slot in self.slots:
                 slot.submit = self._sender.way_out(slot, slot.param)
         # Python runs signal handlers, which may raise, at calls and at backward jumps only. An interrupt above this
         # comment leaves the round open, and the next ``synchronize`` runs this method again, so everything above may
-        # run twice. The lines below close the round by plain stores without a call. Hence no interrupt can come between
-        # them and leave, for example, a round that is closed but not counted. Keep calls out of these lines.
+        # run twice. The lines below close the round by plain assignments without a call. Hence no interrupt can come
+        # between them and leave, for example, a round that is closed but not counted. Keep calls out of these lines.
         passes.current = None
         round.failure = None
         round.entered = round.open = round.ended = round.settled = self.touched = False
@@ -316,13 +325,16 @@ class Reducer:
             raise failure
 
     def next_step(self) -> None:
-        """Note that the optimizer has stepped: the gradients to come belong to the next step."""
+        """Begin the next step, because the optimizer has stepped: gradients computed from now on belong to it."""
         self.begin_names_anew()
         self.reduced = self.touched = False
         self._passes_left = self.passes_per_round
 
     def begin_names_anew(self) -> None:
-        """Name the next round as the first of a step. Every rank must do so at the same place."""
+        """Give the operations of the next round the same names as those of the first round of a step.
+
+        All ranks must call it before the same round.
+        """
         self.round.of_step = 0
 
     def discard(self) -> None:
@@ -342,7 +354,7 @@ class Reducer:
     # --- jobs
 
     def _rebind(self) -> None:
-        """Switch to the job that is current now. Raises NotInitialized if the old job ended while a round was open."""
+        """Switch to the job that is current now. Raises NotInitialized if a round was open when the old job ended."""
         if self.open:
             self._forget()
             raise NotInitialized(LOST)

@@ -60,7 +60,10 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def verify_steps(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-    """Compare the parameters of a DistributedOptimizer between ranks after its steps, as often as the settings say."""
+    """Make ``optimizer``, a DistributedOptimizer, compare its parameters between ranks after its steps.
+
+    The settings say after which steps.
+    """
     vars(optimizer)[SEEN] = True
     mine = weakref.ref(optimizer)  # weak: the job holds the verifier, which must not keep the parameters alive
 
@@ -89,7 +92,7 @@ def _replicas(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[Replica]:
 def _host(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
     """Return the address of the tensor's elements in row-major host memory, and the tensor that owns that memory.
 
-    It is the tensor's own memory if possible, otherwise a copy.
+    That memory is the tensor's own if possible, otherwise a copy.
     """
     dense = tensor.detach()
     if dense.layout is not torch.strided:
@@ -117,7 +120,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Ten
 def _any_stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     """Report the first step of each optimizer that is not wrapped, so that its parameters are compared.
 
-    torch calls this after every step of every optimizer in the process. All steps but the first cost one lookup.
+    torch calls this after every step of every optimizer in the process. After the first step of an optimizer, a call
+    costs only one lookup.
     """
     seen = vars(optimizer).get(SEEN)
     if seen is True or not is_initialized():

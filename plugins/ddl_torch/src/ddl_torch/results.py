@@ -1,4 +1,4 @@
-"""Waits for the reduced gradients of a round, and puts them into ``.grad`` or into the memory that others read."""
+"""Waits for the reduced gradients of a round, and puts them into ``.grad`` or into memory that other code reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddlcore.contracts import Event, PersistentRequest
 from ddlcore.errors import DdlInternalError
 
 
-def wait(sender: Sender, incomplete: bool) -> None:
+def wait(sender: Sender) -> None:
     """Wait for all operations of the round.
 
     An operation's error is kept for the end of the round. Any other exception is an interrupt and is raised at once.
@@ -25,13 +25,14 @@ def wait(sender: Sender, incomplete: bool) -> None:
     while in_flight:
         last = len(in_flight) - 1
         request = in_flight[last]
-        if not request.succeeded():  # most have: the last one's wait ran the bucket that they share
+        if not request.succeeded():  # most have succeeded: one wait runs a whole bucket
             try:
                 request.wait()
             except (DdlInternalError, ValueError) as error:
                 _operation_failed(sender, request, error)  # it may append another request
-        # What was sent once more goes to the front and is waited for last. The ranks find out in different orders which
-        # gradients they must send again, and a rank that waited for one before it has sent the others would block them.
+        # Requests that were appended, because they were sent again, go to the front and are waited for last. The ranks
+        # find out in different orders which gradients they must send again. If a rank waited for one such gradient
+        # before it has sent the others, the ranks could wait for each other forever.
         if len(in_flight) > last + 1:
             in_flight[:] = in_flight[last + 1 :] + in_flight[:last]
         else:
@@ -46,7 +47,7 @@ def wait(sender: Sender, incomplete: bool) -> None:
                     _note_result(round, slot, attempt.handle.wait())
                 except (DdlInternalError, ValueError) as error:
                     if sender.send_otherwise(slot, attempt.handle, error):
-                        continue  # wait for it when all others have been sent again as well, for the same reason
+                        continue  # wait for it when all others have been sent again too, for the reason above
                     round.failure = round.failure or error
             attempt.done = True
     answers = [handle for answer in round.answers.values() for handle in answer.handles]
@@ -61,7 +62,7 @@ def _operation_failed(sender: Sender, request: PersistentRequest, error: Excepti
             return
         sender.round.results.pop(slot, None)
     elif any(request is one for one in sender.round.replaced):
-        return  # it was sent again before an interrupt, which came before it was removed from those in flight
+        return  # it was sent again, then an interrupt came before it was removed from ``in_flight``
     sender.round.failure = sender.round.failure or error
 
 
@@ -102,7 +103,10 @@ def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
 
 
 def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
-    """Put all results where they belong. An interrupt may come at any call, so each part may safely run twice."""
+    """Put all results into ``.grad``, and into the memory of the gradient if other code uses it.
+
+    An interrupt may come at any call, so each part may safely run twice. ``repeatable``: see ``Binding``.
+    """
     results, placed = round.results, round.placed
     if not repeatable:
         for slot in slots:
@@ -123,7 +127,7 @@ def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
                 grad.copy_(value)
             value = grad
         # No signal handler can run between these assignments: Python runs handlers at calls and at backward jumps only.
-        # If an interrupt could come behind ``slot.kept = None``, the second run would lose the kept result.
+        # If an interrupt could come after ``slot.kept = None``, the second run would lose the kept result.
         slot.agreed = True
         slot.param.grad = value
         slot.kept = None

@@ -19,7 +19,7 @@ MOST_ROUNDS = 64  # how many rounds of one step have separate names: a loop that
 
 
 class Result(NamedTuple):
-    """The result of a gradient that is not reduced in place, and the tensor that it belongs to."""
+    """The result ``value`` of the reduction of ``grad``, which ``place`` (results.py) puts into ``.grad``."""
 
     grad: torch.Tensor
     value: torch.Tensor
@@ -27,7 +27,10 @@ class Result(NamedTuple):
 
 
 class Attempt:
-    """The operations that send a gradient or group without a persistent request; resumable after an interrupt."""
+    """The record of the operations that send a gradient or group without a persistent request.
+
+    With this record, sending can be continued after an interrupt.
+    """
 
     __slots__ = ("context", "done", "handle", "handles")
 
@@ -38,7 +41,10 @@ class Attempt:
         self.handle: Waitable | None = None  # gives the result; set when everything was submitted
 
     def go_on(self) -> list[Handle]:
-        """Return the handles of the operations that were submitted before an interrupt, in order."""
+        """Return the handles of the operations that were submitted before an interrupt, in order.
+
+        Drops the handles of operations that were about to be submitted.
+        """
         self.handles[:] = [handle for handle in self.handles if handle.submitted]
         return self.handles
 
@@ -63,20 +69,21 @@ class Round:
         self.answers: dict[Slot, Attempt] = {}  # operations for which other ranks wait, and whose results nobody needs
         self.ends: dict[
             Slot, tuple[PersistentRequest, torch.Tensor]
-        ] = {}  # the requests by which other ranks are told, and their memory
-        self.ended = False  # other ranks were told that some gradients will not come
+        ] = {}  # the requests of ``Sender._send_end``, and their tensors
+        self.ended = False  # other ranks were told that this rank will not send some gradients
         self.results: dict[Slot, Result] = {}
-        self.placed: set[Slot] = set()  # the slots whose results are where they belong
+        self.placed: set[Slot] = set()  # the slots whose results are in ``.grad``
         self.written: list[torch.Tensor] = []  # gradients that were reduced in place
         self.absent: set[Slot] = set()  # the slots for which this rank sends zeros
-        self.replaced: list[Any] = []  # requests that failed so and that another request has taken the place of
+        self.replaced: list[Any] = []  # requests and handles that failed and for which others were started
         self.repeated: set[Slot] = set()  # sent again because ranks disagreed on whether the gradient is sparse
         self.failure: Exception | None = None  # the first error of any gradient
 
     def begin(self, slots: list[Slot]) -> None:
-        """Open the next round."""
+        """Open the next round, and make ``slots`` use the persistent requests for it."""
         turn = self.of_step % MOST_ROUNDS
         if turn != self.turn:  # each round of a step has its own names: ranks may run different numbers of rounds
+            self.turn = -1  # an interrupt in the loop leaves it so, and the next call goes through the loop again
             for slot in slots:
                 slot.change_round(turn)
             self.turn = turn
@@ -89,16 +96,22 @@ class Round:
         return name if self.turn == 0 else f"{name}.backward{self.turn + 1}"
 
     def attempt(self, slot: Slot) -> Attempt:
-        """Return the attempt to send this gradient that an interrupt left in this round, or a new attempt."""
+        """Return the Attempt to send the gradient of ``slot`` in this round.
+
+        It is the one that an interrupt has left in this round, or a new one.
+        """
         slot.round = self.number
         return self.attempts.setdefault(slot, Attempt())
 
     def has_sent(self, slots: list[Slot]) -> bool:
-        """Return whether any gradient was sent in this round, or was about to be sent."""
+        """Return whether at least one gradient was sent in this round, or was about to be sent."""
         return any(slot.round == self.number for slot in slots)
 
     def clear(self, groups: list[Group]) -> None:
-        """Drop everything that the round holds. It stays open, because an interrupt may come between these calls."""
+        """Drop the records of the gradients, but leave the round open.
+
+        An interrupt may come between these calls; then the round is ended again.
+        """
         for group in groups:
             group.begin()
         for kept in (self.results, self.attempts, self.answers, self.ends, self.replaced):

@@ -1,8 +1,8 @@
 """Sends each gradient of a round, in the fastest way that its memory, its layout and its device allow.
 
-If a gradient looks like the gradient of the previous step and nothing else uses its memory, its persistent request is
-started, which reduces it in place. Any other gradient is described again, is reduced into separate memory, or is
-gathered (sparse gradients).
+If a gradient has the type, layout and device of the parameter's last gradient, and nothing else uses its memory, its
+persistent request is started: that reduces the gradient in place. Otherwise the gradient is described again, or reduced
+into separate memory, or, if it is sparse, gathered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ACCUMULATED_AGAIN = (
 
 @dataclass(frozen=True)
 class Binding:
-    """What one optimizer uses of one job: names, functions, and whether this rank takes part."""
+    """The names and functions with which one optimizer uses one job, and whether this rank takes part."""
 
     job: JobService
     active: bool  # this rank is a member of the process set, and the set has other members
@@ -48,7 +48,7 @@ class Binding:
 
 
 def bind(reduction: Reduction) -> Binding:
-    """Return what ``reduction`` uses of the current job.
+    """Return the names and functions with which the optimizer of ``reduction`` uses the current job.
 
     Raises NotInitialized if there is no current job, and ValueError if the process set is not registered.
     """
@@ -83,7 +83,8 @@ def bind(reduction: Reduction) -> Binding:
     )
 
 
-# The same questions that ``looks_alike`` asks of one gradient, as functions of C that ``map`` can call.
+# These functions read the properties that ``looks_alike`` compares. They are implemented in C, and ``map`` calls them
+# for all gradients.
 _count_of, _is_contiguous, _is_neg = torch.Tensor.numel, torch.Tensor.is_contiguous, torch.Tensor.is_neg
 _dtype_of, _is_cpu, _is_sparse = (getattr(torch.Tensor, name).__get__ for name in ("dtype", "is_cpu", "is_sparse"))
 _storage_of, _address_of, _address_of_storage = (
@@ -94,7 +95,10 @@ _storage_of, _address_of, _address_of_storage = (
 
 
 class _Usual:
-    """The gradients of the last round, in the order in which they arrived, where all were row-major and started together."""
+    """The description of the last round's gradients, in the order in which they arrived.
+
+    It is empty unless all of them were row-major and were started together.
+    """
 
     def __init__(self, slots: list[Slot]) -> None:
         self.slots = slots if all(slot.strides is None for slot in slots) else []
@@ -102,7 +106,10 @@ class _Usual:
         self._dtypes = [slot.dtype for slot in self.slots]
 
     def looks_alike(self, grads: list[Any]) -> bool:
-        """Return whether ``grads`` differ from the last ones by values and addresses at most. Raises TypeError for None."""
+        """Return whether ``grads`` have last round's types and sizes, and are row-major tensors in host memory.
+
+        Raises TypeError if one of ``grads`` is None.
+        """
         return (
             list(map(_count_of, grads)) == self._counts
             and list(map(_dtype_of, grads)) == self._dtypes
@@ -114,7 +121,7 @@ class _Usual:
 
 
 class Sender:
-    """Sends the gradients of one optimizer, either from hooks while backward runs or all at the end of the pass."""
+    """The part that sends the gradients of one optimizer: from hooks while backward runs, or at the end of the pass."""
 
     def __init__(self, reduction: Reduction, round: Round, slots: list[Slot], groups: list[Group]) -> None:
         self.reduction = reduction
@@ -125,17 +132,17 @@ class Sender:
         self.eager = False  # whether any gradient is sent while backward runs
         self._start: Callable[..., Any] = self.binding.job.start_request
         self._usual = _Usual([])
-        self._resumed = False  # an interrupt has ended an earlier attempt to send this round
 
     def begin_round(self) -> None:
-        """Open a round."""
-        self._start = self.binding.job.start_request  # it is another function while a timeline is recorded
+        """Open the next round."""
+        self._start = self.binding.job.start_request  # of another job after shutdown() and init()
         self.round.begin(self.slots)
 
     def way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
-        """Return the function that sends the gradient as it arrives, or None if it must wait for the end of backward.
+        """Return the function that sends the gradient of ``slot`` while backward runs; None: it is sent at the end.
 
-        ``tensor``: the parameter or a gradient of it, which tells the device.
+        ``tensor`` is the parameter or its gradient; whether it is in host memory or on a device decides. Sets ``eager``
+        if gradients are sent while backward runs.
         """
         on_device = ADAPTER.streams.place(tensor) is not CPU
         overlaps = self.binding.job.overlaps
@@ -149,10 +156,10 @@ class Sender:
     # --- one gradient, while backward runs
 
     def _send(self, slot: Slot) -> None:
-        """Send a gradient in host memory as it arrives.
+        """Send the gradient of ``slot``, which is in host memory and has just been computed.
 
-        This runs once for each parameter and step, so the usual case, a gradient that looks like the last one, is kept
-        as short as possible.
+        This runs once for each parameter and step. So the usual case, a gradient with the type and layout of the last
+        one, is kept as short as possible.
         """
         round = self.round
         if slot.round == round.number:
@@ -174,7 +181,10 @@ class Sender:
             pin_size(grad)
 
     def _send_on_device(self, slot: Slot) -> None:
-        """Send a gradient on a device as it arrives. The device may not have computed it yet, so it is marked."""
+        """Send the gradient of ``slot``, which is on a device, as soon as its computation is queued.
+
+        The device may not have computed it yet, so an event on its stream records when it is ready.
+        """
         round = self.round
         if slot.round == round.number:
             raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
@@ -193,7 +203,7 @@ class Sender:
         self._try_to_send(slot, grad)
 
     def _send_member(self, slot: Slot) -> None:
-        """Send the group of this gradient if no gradient of the group is missing any more."""
+        """Send the group of ``slot`` if this gradient was the last one for which the group waited."""
         group, grad = slot.group, slot.param.grad
         assert group is not None and grad is not None
         if group.round == self.round.number:
@@ -211,33 +221,35 @@ class Sender:
     def send_all(self, arrived: Sequence[Slot], incomplete: bool) -> None:
         """Send all gradients that were not sent in this round, and zeros for those that this rank has not computed.
 
-        ``incomplete``: backward was interrupted or has failed, so tell the other ranks that the rest will not come.
+        ``arrived``: the slots whose gradients the pass has computed. ``incomplete``: backward was interrupted or has
+        failed. Then this rank sends no zeros, but tells the other ranks that it will not send the missing gradients.
         """
         round = self.round
-        self._resumed = round.entered
-        if round.entered:
+        resumed = round.entered
+        if resumed:
             self._resume()
         round.entered = True
-        self._send_arrived(arrived)
+        if resumed or self.eager or not self._send_as_usual(arrived):
+            self._send_arrived(arrived)
         self._send_missing(incomplete)
 
     def _resume(self) -> None:
-        """Complete the state of a round whose sending was interrupted.
+        """Complete the records of a round whose sending was interrupted.
 
         A gradient that was about to be sent counts as sent if its request was started; otherwise it is sent now.
         """
-        # Each gradient is sent in three steps: note the round in ``slot.round``, start the request, append the request
-        # to a list of what is to be waited for. An interrupt may come before or after each of them. The first note
-        # alone does not tell whether the start took place, so ``slot.starts`` keeps the request's counter from before:
-        # an unchanged counter means that nothing was started, and starting again is safe. A changed counter means that
-        # peers may read the gradient already; it must not be sent a second time, only be waited for.
+        # Each gradient is sent in three steps: store the round's number in ``slot.round``, start the request, append
+        # the request to a list of requests to wait for. An interrupt may come before or after each step. ``slot.round``
+        # alone does not tell whether the request was started, so ``slot.starts`` holds the request's counter from
+        # before the start. If the counter is unchanged, nothing was started, and starting again is safe. If it has
+        # changed, peers may read the gradient already: it must not be sent a second time, only be waited for.
         round = self.round
         waited = {id(request) for request in (*round.in_flight, *round.on_devices)}
         for group in self.groups:
             if group.round == round.number and group.attempt is not None and group.attempt.handle is None:
                 self._send_group(group)
         for slot in self.slots:
-            if slot.round != round.number or slot.group is not None:
+            if slot.round != round.number or slot.group is not None or slot in round.ends:
                 continue
             grad = slot.param.grad
             attempt, result = round.attempts.get(slot), round.results.get(slot)
@@ -263,8 +275,6 @@ class Sender:
         round = self.round
         now = round.number
         slots = [*arrived]
-        if slots == self._usual.slots and not self.eager and not self._resumed and self._send_as_usual():
-            return
         bucket = []
         written = []
         others = []
@@ -287,16 +297,19 @@ class Sender:
             self._start_all(bucket, written)
         self._usual = _Usual(slots if len(bucket) == len(slots) else [])
         for slot, grad in others:
-            if slot.round != now:  # it may have arrived twice
+            if slot.round != now:  # a slot may be in ``arrived`` twice
                 self._try_to_send(slot, grad)
 
-    def _send_as_usual(self) -> bool:
-        """Send what has arrived as in the last round, if nothing but addresses and values has changed. Return whether it was sent.
+    def _send_as_usual(self, arrived: Sequence[Slot]) -> bool:
+        """Send the gradients by last round's persistent requests if those still fit; return whether they were sent.
 
-        Asks each question of all gradients in one pass in C: a loop in Python takes twice as long (0.5 ms for 402 gradients).
+        They fit if the same slots have gradients of the same types and sizes again. Reads each property of all
+        gradients in one pass in C: a loop in Python takes twice as long (0.5 ms for 402 gradients).
         """
         usual = self._usual
         slots = usual.slots
+        if slots != arrived:
+            return False
         grads: list[Any] = [slot.param.grad for slot in slots]
         requests: list[Any] = [slot.request for slot in slots]
         if None in requests:
@@ -316,14 +329,19 @@ class Sender:
         return True
 
     def _start_all(self, started: Sequence[RequestStart], written: list[torch.Tensor]) -> None:
-        """Start persistent requests together: (request, address of the gradient, its storage)."""
+        """Start persistent requests together, and keep an error for the end of the round.
+
+        Each of ``started`` is (request, address of the gradient, its storage); ``written`` lists the gradients
+        themselves.
+        """
         round = self.round
         try:
             self.binding.job.start_all(started)
         except (DdlInternalError, ValueError) as error:
             round.failure = round.failure or error
         round.written += written
-        round.in_flight += [request for request, _, _ in started]  # a refused request stays idle: its wait returns
+        # The wait for a request that was not started because of an error returns at once.
+        round.in_flight += [request for request, _, _ in started]
 
     def _send_missing(self, incomplete: bool) -> None:
         round = self.round
@@ -349,9 +367,10 @@ class Sender:
             self._try_to_send(slot, self._zeros(slot) if grad is None else grad)
 
     def _send_end(self, slot: Slot, name: str) -> None:
-        """Tell the ranks that wait for this gradient that it will not come.
+        """Tell the ranks that wait for the gradient of ``slot`` that this rank will not send it.
 
-        This rank requests the same name with another description, so that the other ranks raise a MismatchError.
+        This rank starts an allreduce of the same ``name`` with another description, so that it fails with a
+        MismatchError.
         """
         round = self.round
         round.ended = True
@@ -369,7 +388,7 @@ class Sender:
         slot.round = round.number
 
     def _answer_indices(self, slot: Slot) -> None:
-        """Take part with nothing in the allgather of a sparse gradient's indices, for which other ranks wait."""
+        """Contribute no rows to the allgather of a sparse gradient's indices, for which other ranks wait."""
         answer = self.round.answers.setdefault(slot, Attempt())
         if answer.go_on():
             return
@@ -386,7 +405,10 @@ class Sender:
     # --- one gradient that does not look like the last one
 
     def _try_to_send(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Send one gradient, and keep its error for the end of the round: other ranks wait for the other gradients."""
+        """Send one gradient; if the call fails, only record the error, which the end of the round raises.
+
+        If the error were raised at once, the other gradients, for which other ranks wait, would not be sent.
+        """
         try:
             self._send_anew(slot, grad)
         except (DdlInternalError, ValueError) as error:
@@ -394,9 +416,10 @@ class Sender:
             self.round.failure = self.round.failure or error
 
     def _send_anew(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Send a gradient for which ``_send`` has no short way.
+        """Send a gradient in the general way, which makes no assumption about it.
 
-        It is the first of its parameter, or looks different from the last one, or something else uses its memory.
+        It is used if the gradient is the first one of its parameter, or has another type or layout than the last one,
+        or if something else uses its memory.
         """
         round = self.round
         if slot.holds_result:  # this pass has computed no gradient: ``.grad`` is still the last result
@@ -416,7 +439,7 @@ class Sender:
         slot.look_like(grad)
         storage = grad.untyped_storage()
         what = {"name": round.name_of(slot.name)}
-        if slot.sparse_dims:  # a rank that has never computed this gradient learns from it that others have it sparse
+        if slot.sparse_dims:  # tells a rank that has never computed this gradient that it is sparse
             what["part_of"] = SPARSE
         if is_alone(storage):
             if slot.request is None:
@@ -474,9 +497,9 @@ class Sender:
         attempt.handle = Mapped(attempt.handles[0], partial(compressor.decompress, ctx=attempt.context))
 
     def _send_group(self, group: Group) -> None:
-        """Send the gradients of a group together.
+        """Send the gradients of a group together, and zeros for those that this rank has not computed.
 
-        Sparse gradients are made dense, because a rank that has not computed one cannot know that it is sparse.
+        Sparse gradients are made dense, because a rank that has not computed a gradient cannot know that it is sparse.
         """
         now = self.round.number
         if group.round != now and (group.attempt is None or group.attempt.handle is not None):
@@ -526,7 +549,7 @@ class Sender:
         attempt.handle = attempt.handles[0]
 
     def _zeros(self, slot: Slot) -> torch.Tensor:
-        """Set ``.grad`` to zeros and return it, for a parameter whose gradient this rank has not computed."""
+        """Set ``.grad`` to zeros and return them, for a parameter whose gradient this rank has not computed."""
         param = slot.param
         self.round.absent.add(slot)
         if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
@@ -541,22 +564,23 @@ class Sender:
     # --- sending again
 
     def slot_of(self, request: PersistentRequest) -> Slot | None:
-        """Return the slot whose gradient ``request`` sends; None if another request has taken its place."""
+        """Return the slot whose gradient ``request`` sends, or None if that slot uses another request by now."""
         for slot in self.slots:
             if request is slot.request or request is slot.private or request is self.round.ends.get(slot, (None,))[0]:
                 return slot
         return None
 
     def send_otherwise(self, slot: Slot, failed: Any, error: Exception) -> bool:
-        """Send a gradient again if it failed because ranks disagreed on whether it is sparse; return whether it did.
+        """Send a gradient again if its reduction failed because ranks disagreed on whether it is sparse.
 
-        A rank that has never computed this gradient takes it for a dense one. The MismatchError tells it that others
-        have a sparse one; then this rank and the ranks with sparse gradients send again. ``failed``: what failed.
+        Returns whether it was sent again. A rank that has never computed this gradient takes it for a dense one. The
+        MismatchError tells that rank that the gradient is sparse on other ranks; then it and those ranks send again.
+        ``failed``: the request or handle whose wait raised ``error``.
         """
         round = self.round
         if not isinstance(error, MismatchError) or slot.group is not None:
             return False
-        if ENDED in error.parts:  # a rank whose backward did not come to its end would not send it again
+        if ENDED in error.parts:  # the rank whose backward did not end would not send it again
             if isinstance(failed, SparseHandle):
                 round.answers[slot] = round.attempts[slot]  # its indices are still in flight
             elif "allgather" in error.kinds:
@@ -573,8 +597,9 @@ class Sender:
         unknown = slot in round.absent and not slot.sparse_dims
         if not unknown and (grad is None or not slot.sparse_dims or not self.reduction.sparse_as_dense):
             return False
-        # An interrupt may strike at any call. Before the next run of plain stores, the error is raised and handled once
-        # more; behind it, ``_resume`` finds that the gradient has no request, and sends it.
+        # An interrupt may come at any call. If it comes before the plain assignments below, the next wait raises the
+        # same error, and this method runs again. If it comes after them, ``_resume`` finds that the gradient has no
+        # request, and sends it.
         round.replaced.append(failed)
         if unknown:
             slot.sparse_dims = 1  # all sparse gradients that torch makes have one sparse dimension

@@ -20,7 +20,7 @@ _Request = PersistentRequest | None
 
 @dataclass(frozen=True)
 class Reduction:
-    """How all gradients of one optimizer are reduced."""
+    """The options with which all gradients of one optimizer are reduced."""
 
     op: ReduceOp
     prescale_factor: float
@@ -34,17 +34,17 @@ class Reduction:
 
 
 class Passes(Protocol):
-    """What a parameter's hook needs to know of the running backward pass."""
+    """The part of ``BackwardPasses`` that a parameter's hook uses."""
 
     arrived: list[Slot]  # the slots whose gradients the pass has completed
     sends: bool  # whether gradients of the pass may be sent as they arrive
 
     def begin(self) -> None:
-        """Note the first gradient of a backward pass."""
+        """Record that the first gradient of a backward pass is complete."""
 
 
 class Slot:
-    """One parameter's gradient: how it is named, what it looked like last, and what reduces it."""
+    """The record of one parameter's gradient: its name, its last type and layout, and the requests that reduce it."""
 
     __slots__ = (
         "agreed",
@@ -79,7 +79,7 @@ class Slot:
         self.label = label  # the name of the parameter
         self.name = label  # the name under which it is reduced
         self.passes = passes
-        self.submit: Callable[[Slot], None] | None = None  # sends it while backward runs; None: it waits for the end
+        self.submit: Callable[[Slot], None] | None = None  # sends it while backward runs; None: sent at the end
         self.group: Group | None = None
         self.first_hook: RemovableHandle | None = None
         self.hook: RemovableHandle | None = None
@@ -88,11 +88,11 @@ class Slot:
         self.agreed = False  # whether a round has placed its result, so that the ranks agree on whether it is sparse
         self.round = -1  # the last round in which it was sent
         self.starts = -1  # ``starts`` of its persistent request, just before it was sent in that round
-        # The persistent requests that all its gradients use as long as they look alike. ``request`` reduces in place;
-        # ``private`` reduces into a separate tensor, for gradients whose memory something else uses.
+        # The persistent requests that all its gradients use as long as their type and layout stay the same. ``request``
+        # reduces in place; ``private`` reduces into a separate tensor, for gradients whose memory something else uses.
         self.request: _Request = None
         self.private: _Request = None
-        self.turn = 0  # for which round of a step they are
+        self.turn = 0  # the round of a step for which these two requests are
         self.others: dict[int, tuple[_Request, _Request]] = {}  # the same two requests for other rounds of a step
         self.dtype: torch.dtype | None = None
         self.shape: torch.Size | None = None
@@ -105,7 +105,7 @@ class Slot:
         self.kept: torch.Tensor | None = None  # that result, while the gradient of the next pass is reduced
 
     def on_gradient(self, _param: torch.Tensor) -> None:
-        """Note that the gradient is complete, and send it if it may be sent now.
+        """Record that the gradient is complete, and send it if it may be sent now.
 
         Autograd calls this once for each parameter and backward pass, so it is kept as short as possible.
         """
@@ -118,9 +118,10 @@ class Slot:
             self.submit(self)
 
     def before_gradient(self, _grad: torch.Tensor | None) -> None:
-        """Put a reduced result aside before autograd adds this pass's gradient to ``.grad``. Autograd calls it.
+        """Move an earlier reduced result out of ``.grad``, before autograd adds this pass's gradient to ``.grad``.
 
-        The new gradient must be reduced alone: reducing the result a second time would change it.
+        Autograd calls it. The new gradient must be reduced alone, because reducing the earlier result again would
+        change that.
         """
         if self.holds_result:
             self.kept, self.param.grad = self.param.grad, None
@@ -132,7 +133,7 @@ class Slot:
         self.others = {}
 
     def look_like(self, grad: torch.Tensor) -> None:
-        """Note the type, shape, strides and device of ``grad``; if one has changed, drop the persistent requests."""
+        """Store the type, shape, strides and device of ``grad``; if one has changed, drop the persistent requests."""
         look = (grad.dtype, grad.shape, None if grad.is_contiguous() else grad.stride(), grad.device)
         if look != (self.dtype, self.shape, self.strides, self.device):
             self.forget_look()
@@ -141,12 +142,15 @@ class Slot:
             self.mark = None
 
     def change_round(self, turn: int) -> None:
-        """Take the persistent requests for the round ``turn`` of a step. After an interrupt it may be called again."""
+        """Switch to the persistent requests for the round ``turn`` of a step.
+
+        After an interrupt, it may be called again with the same ``turn``.
+        """
         if self.turn != turn:
             self.others[self.turn] = (self.request, self.private)
             found = self.others.get(turn, (None, None))
-            # No interrupt can come between these lines, as they call nothing: else the requests of one round would be
-            # kept as those of another.
+            # These lines call nothing, so no interrupt can come between them. An interrupt there would make the next
+            # call store the requests of one round as those of another.
             self.request, self.private = found
             self.turn = turn
 
@@ -165,14 +169,14 @@ class Group:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to wait for all gradients of the group again."""
+        """Begin to wait for all gradients of the group, as at the start of each round."""
         self._waiting = sum(slot.param.requires_grad for slot in self.slots)
         self._came: set[Slot] = set()
 
     def is_complete(self, slot: Slot) -> bool:
-        """Note that the gradient of ``slot`` is complete, and return whether none of the group is missing.
+        """Record that the gradient of ``slot`` is complete, and return whether all gradients of the group are complete.
 
-        The count is a quick first test only: parameters may have been frozen or unfrozen since ``begin``.
+        The counter is only a quick first test, because parameters may have been frozen or unfrozen since ``begin``.
         """
         self._came.add(slot)
         self._waiting -= 1
@@ -181,7 +185,7 @@ class Group:
     def note(self, slot: Slot, grad: torch.Tensor, mark: Callable[[], Mark]) -> None:
         """Record, by an event on the current stream, when the gradient of ``slot`` is ready on its device.
 
-        Other gradients of the group may become ready on other streams.
+        Other gradients of the group may become ready on other streams. ``mark`` returns a new Mark.
         """
         if slot.mark is None or slot.device != grad.device:
             slot.mark, slot.device = mark(), grad.device
@@ -190,7 +194,8 @@ class Group:
     def events_of_others(self, last: Slot) -> list[int]:
         """Return the events to wait for before the group may be sent on the stream of ``last``.
 
-        These are the latest event of each other stream on which gradients of the group became ready.
+        ``last`` is the slot whose gradient was completed last. For each other stream on which gradients of the group
+        became ready, the list has the latest event.
         """
         if last not in self._moments:
             return []
@@ -221,7 +226,7 @@ def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
 
 
 def looks_alike_there(grad: torch.Tensor, slot: Slot) -> bool:
-    """Return the same as ``looks_alike``, for a gradient on a device."""
+    """Return the same as ``looks_alike`` for a gradient on a device, where the shape must be equal too."""
     return (
         grad.dtype is slot.dtype
         and grad.device == slot.device

@@ -37,9 +37,9 @@ class SparseHandle:
         return self._indices.poll() and self._values.poll()
 
     def wait(self) -> torch.Tensor:
-        """Wait, and return the reduced tensor; it is coalesced only for an average of integers.
+        """Wait for the operation and return the reduced tensor. Raises the error of the operation.
 
-        Raises the error of the operation.
+        The result is coalesced only if it is an average of integers.
         """
         values: torch.Tensor = (
             self._values.wait()
@@ -56,7 +56,7 @@ class SparseHandle:
     def send_values_again(self) -> None:
         """Gather the values again after a MismatchError, because another rank took the tensor for a dense one.
 
-        The indices are still in flight, because that rank has not submitted them yet.
+        The indices are still in flight, because that other rank has not submitted them yet.
         """
         self._values = self._gather_values()
 
@@ -86,8 +86,8 @@ def sparse_allreduce_async(
 ) -> SparseHandle:
     """Start the Sum or Average of sparse COO tensors of equal shape; the ranks may store different entries.
 
-    Every member must call it; any thread may. The handle's result is a new sparse tensor, which is not coalesced.
-    Raises ValueError for another operation or layout.
+    All members must call it. Any thread may call it. ``wait`` of the returned handle returns a new sparse tensor, which
+    is coalesced only if it is an average of integers. Raises ValueError for another operation or layout.
     """
     return start_sparse(current_job(), tensor, name, resolve_op(op), process_set)
 
@@ -101,7 +101,7 @@ def start_sparse(
     stage_on_host: bool = False,
     submitted: Sequence[Waitable] = (),
 ) -> SparseHandle:
-    """Start the same as ``sparse_allreduce_async`` in the world of ``job``.
+    """Start the same operation as ``sparse_allreduce_async``, in the world of ``job``.
 
     ``stage_on_host``: gather a device's tensor through host memory. ``submitted``: the handles of the operations that
     an interrupted call with the same arguments has submitted, in order; they are not submitted again.

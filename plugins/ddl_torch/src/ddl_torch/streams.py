@@ -1,7 +1,7 @@
 """Orders ddl's work and torch's work on CUDA streams; no other file of this package touches streams.
 
 It records when a tensor is ready, and makes torch's streams wait for events of ddl's own device stream. torch cannot
-wait for an event that it has not created, so that one call goes to the CUDA driver.
+wait for an event that it has not created, so the CUDA driver is called for this wait.
 """
 
 from __future__ import annotations
@@ -30,28 +30,35 @@ CAPTURING = (
 
 
 class Mark(Protocol):
-    """A reusable event that records a moment of a stream, and can be recorded again and again."""
+    """A reusable device event that records when a tensor is ready. It can be recorded any number of times."""
 
     def set(self, what: Buffer | PersistentRequest) -> None:
-        """Mark a tensor as ready after all work that the calling thread has queued on its current stream so far."""
+        """Record on the calling thread's current stream when the tensor that ``what`` describes is ready.
+
+        It is ready when the device has done all work that the thread has queued on this stream so far.
+        """
 
 
 class Streams(Protocol):
-    """What an adapter needs of one kind of device. Any thread may call it."""
+    """The stream functions that an adapter needs for one kind of device. Any thread may call them."""
 
     def place(self, tensor: torch.Tensor) -> Device | None:
         """Return where the tensor is: CPU, a device of this kind, or None for any other device."""
 
     def mark(self, device: Device) -> Mark:
-        """Return a new mark for that device."""
+        """Return a new object that can record on a stream of ``device`` when a tensor is ready."""
 
     def hold(self, device: Device, owner: object) -> tuple[object, Mark]:
-        """Return an object that keeps ``owner`` alive, and a pooled mark that is reused when that object is freed."""
+        """Return an object that keeps ``owner`` alive, and a Mark from a pool for a tensor on ``device``.
+
+        When the object is freed, the Mark returns to the pool.
+        """
 
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Make the calling thread's current streams wait for the event with that handle; the host does not wait.
+        """Make the calling thread's current streams wait for the device event with the handle ``event``.
 
-        ``tensors``: the tensors that are used after that. Without any, the streams of all known devices wait.
+        The host does not wait. ``tensors``: the tensors that are used after the event; the streams of their devices
+        wait. If it is empty, the streams of all devices on which tensors have been seen wait.
         """
 
 
@@ -99,7 +106,7 @@ class CudaStreams(Streams):
 
 
 class _CudaMark(Mark):
-    """A mark made of a torch event, which torch creates when it is first recorded."""
+    """A Mark made of a torch event, which torch creates when it is first recorded."""
 
     __slots__ = ("_event", "_index", "_lock", "_orders")
 
@@ -123,7 +130,7 @@ class _CudaMark(Mark):
 
 
 class _Held:
-    """A tensor together with its mark; when this object is freed, the mark returns to the pool."""
+    """A tensor together with its Mark; when this object is freed, the Mark returns to the pool."""
 
     __slots__ = ("_free", "_mark", "tensor")
 
@@ -137,9 +144,10 @@ class _Held:
 
 
 def _refuse_capture() -> None:
-    """Raise InvalidArgument while a CUDA graph is captured.
+    """Raise InvalidArgument if a CUDA graph is being captured.
 
-    An event recorded in a capture is no real event of the device, and a stream that waited for it would join the graph.
+    An event recorded in a capture is no real event of the device, and a stream that waits for such an event becomes a
+    part of the capture.
     """
     if torch.cuda.is_current_stream_capturing():
         raise InvalidArgument(CAPTURING)
@@ -166,7 +174,7 @@ def _driver() -> Any:
 
 @cache
 def _context(index: int) -> ctypes.c_void_p:
-    """Return the primary context of a GPU, in which torch works."""
+    """Return the CUDA context that torch uses on the GPU ``index``, which is its primary context."""
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _check(driver, driver.cuDeviceGet(ctypes.byref(device), index))

@@ -21,10 +21,10 @@ from ddlcore.types import Sum
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalizes like ``torch.nn.BatchNorm1d/2d/3d``, but over the batches of all ranks together.
+    """A layer that normalizes like ``torch.nn.BatchNorm1d/2d/3d``, but over the batches of all ranks together.
 
-    All ranks must run it in the same order. Input: (rows, num_features, ...); the number of rows may differ between
-    ranks, and may be 0. In evaluation and in a world of one rank, it does the same as torch's layers. Without
+    All ranks must run their layers in the same order. Input: (rows, num_features, ...); the number of rows may differ
+    between ranks, and may be 0. In evaluation and in a world of one rank, it does the same as torch's layers. Without
     ``track_running_stats``, evaluation uses the statistics of this rank's batch. ``momentum=None`` keeps the plain
     average over all batches.
     """
@@ -78,7 +78,7 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, call: Call, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, ...]:
         mean, variance, count = _statistics(call, x)
-        few = x.numel() <= x.shape[1]  # only then read the count of all ranks, for which a GPU must be waited for
+        few = x.numel() <= x.shape[1]  # read the count of all ranks only then: that waits for the GPU
         if few and int(count) <= 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         kind = mean.dtype

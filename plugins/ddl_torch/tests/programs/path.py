@@ -11,9 +11,17 @@ import torch
 
 OURS = ("/ddlcore/", "/ddl_torch/", "/ddl_gloo/", "/ddl_mpi/")
 # The places that a gradient comes to: noted when complete, put into its slot, launched, reduced, completed, in ``.grad``.
-MILESTONES = ("on_gradient", "start_all", "launch", "try_run_atomic", "_land_here", "place")
+MILESTONES = (
+    "Slot.on_gradient",
+    "TensorQueue.start_all",
+    "TensorQueue.launch",
+    "_PreparedBucket.try_run_atomic",
+    "Engine._land_here",
+    "Engine._complete",
+    "place",
+)
 path: dict[str, None] = {}
-reached: list[str] = []
+reached: dict[str, None] = {}
 
 
 def ours(file: str) -> bool:
@@ -21,19 +29,24 @@ def ours(file: str) -> bool:
     return "/tests/" not in file and any(part in file for part in OURS)
 
 
+def name_of(frame: FrameType) -> str:
+    """Return the name of the function, with its class in front."""
+    owner = frame.f_locals.get("self")
+    return frame.f_code.co_name if owner is None else f"{type(owner).__name__}.{frame.f_code.co_name}"
+
+
 def follow(frame: FrameType, event: str, arg: Any) -> None:
     """Note the functions of ddl on the stack whenever the gradient comes to one of the places."""
-    code = frame.f_code
-    if event != "call" or code.co_name not in MILESTONES or not ours(code.co_filename):
+    if event != "call" or not ours(frame.f_code.co_filename) or name_of(frame) not in MILESTONES:
         return
-    reached.append(code.co_name)
+    reached[name_of(frame)] = None
     stack = []
     caller: FrameType | None = frame
     while caller is not None:
         name = caller.f_code.co_filename
         for part in OURS:
             if part in name and ours(name):
-                stack.append(f"{part[1:]}{name.rpartition(part)[2]}: {caller.f_code.co_name}")
+                stack.append(f"{part[1:]}{name.rpartition(part)[2]}: {name_of(caller)}")
         caller = caller.f_back
     path.update(dict.fromkeys(reversed(stack)))
 
@@ -42,7 +55,7 @@ if __name__ == "__main__":
     ddl.init()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 4, bias=False)
+    model = torch.nn.Linear(4, 4)  # two gradients in one bucket
     optimizer = ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     for step in range(80):
         optimizer.zero_grad()
@@ -50,10 +63,10 @@ if __name__ == "__main__":
         reached.clear()
         path.clear()
         sys.setprofile(follow if step >= 40 else None)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        loss.backward()
         sys.setprofile(None)
         optimizer.step()
-        if reached == list(MILESTONES):  # this thread has run the bucket itself, in replay
+        if tuple(reached) == MILESTONES:  # this thread has run the bucket itself, in replay
             break
     if ddl.rank() == 0:
         print("reached", *reached)
