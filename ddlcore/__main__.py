@@ -1,4 +1,4 @@
-"""Run ``ddl`` as ``python -m ddlcore``, for systems on which the script is not on PATH."""
+"""Run ``ddl`` as ``python -m ddlcore``, for systems on which the script ``ddl`` is not on PATH."""
 
 from __future__ import annotations
 

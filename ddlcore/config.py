@@ -1,7 +1,7 @@
-"""Hold the one table of settings, read the environment, and decide which source of a value wins.
+"""Define the table of all settings, read the environment, and decide which source of a value has priority.
 
-Flags, ``DDL_*`` variables and the keys of a TOML file are all derived from the table. A flag wins over the environment,
-the environment over the file, and the file over the default. No other module reads the environment.
+Flags, ``DDL_*`` variables and the keys of a TOML file are all derived from the table. A flag has priority over the
+environment, the environment over the file, and the file over the default. No other module reads the environment.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from pathlib import Path
 
 from ddlcore.types import Placement, Value
 
-CHILD_MARK = "DDL_INIT_PID"  # in the environment of a rank's child processes: these are not ranks
+CHILD_MARK = "DDL_INIT_PID"  # set for the child processes of a rank, which are not ranks themselves
 
 
 @dataclass(frozen=True)
 class Setting:
     """One row of the table of settings.
 
-    ``name`` ends in its unit; the names of the variable and of the flag are derived from it.
+    ``name`` ends with the unit of the value, if there is one. The names of the variable and of the flag are derived
+    from ``name``.
     """
 
     name: str
@@ -43,9 +44,10 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def parse(self, raw: object, where: str) -> Value:
-        """Return the value that ``raw`` (text, or a value from TOML) stands for.
+        """Return the value for which ``raw`` stands: a text, or a value from a TOML file.
 
-        Raises ValueError with ``where`` (the flag, variable or key that it came from) if ``raw`` is not a valid value.
+        Raises ValueError if ``raw`` is not a valid value. The message contains ``where``, the flag, variable or key
+        from which ``raw`` came.
         """
         value = self._convert(raw, where)
         if self.choices and value not in self.choices:
@@ -272,7 +274,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 class Settings(Mapping[str, Value]):
-    """The settings of one job: ``settings["fusion_bytes"]``. Immutable; ``source(name)`` says where a value came from."""
+    """The settings of one job, as an immutable mapping: ``settings["fusion_bytes"]``."""
 
     def __init__(self, values: Mapping[str, Value], sources: Mapping[str, str]) -> None:
         self._values = dict(values)
@@ -288,7 +290,10 @@ class Settings(Mapping[str, Value]):
         return len(self._values)
 
     def source(self, name: str) -> str:
-        """Return where the value came from: "flag", "env", "file", "default" or, while a search runs, "tuner"."""
+        """Return from where the value of ``name`` came.
+
+        This is "flag", "env", "file", "default" or, if a search has chosen the value, "tuner".
+        """
         return self._sources[name]
 
     def text(self, name: str) -> str:
@@ -307,9 +312,9 @@ class Settings(Mapping[str, Value]):
     def overlaps(self, hosts: int) -> bool:
         """Return whether buckets in host memory run while the step still computes, for a job on ``hosts`` hosts.
 
-        With "auto" they do so on more than one host, or if the user has set a bucket size. On a single host they would
-        take cores from the computation, and a single host has little communication to hide. Raises ValueError for an
-        unknown value.
+        If the setting ``overlap`` is "auto", they do so on more than one host, or if the user has set a bucket size. On
+        a single host they would take cores from the computation, and there is little communication for which this would
+        pay. Raises ValueError for an unknown value of ``overlap``.
         """
         wanted = self.text("overlap")
         if wanted not in ("auto", "on", "off"):
@@ -318,11 +323,11 @@ class Settings(Mapping[str, Value]):
         return wanted == "on" or (wanted == "auto" and (hosts > 1 or chosen))
 
     def changed(self, values: Mapping[str, Value]) -> Settings:
-        """Return a copy of these settings with ``values`` changed; the source of these is "tuner"."""
+        """Return a copy of these settings with the new ``values``, whose source is "tuner"."""
         return Settings({**self._values, **values}, {**self._sources, **dict.fromkeys(values, "tuner")})
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the parts of a comma-separated setting."""
+        """Return the parts of the comma-separated setting ``name``."""
         return tuple(part.strip() for part in self.text(name).split(",") if part.strip())
 
 
@@ -332,10 +337,10 @@ def load_settings(
     flags: Mapping[str, object] | None = None,
     rows: Iterable[Setting] = SETTINGS,
 ) -> Settings:
-    """Return the settings of one job. ``rows`` may hold the settings of plugins in addition to the core's.
+    """Return the settings of one job from their sources. ``rows``: the core's settings, or also those of plugins.
 
-    Raises ValueError, with the variable, file key or flag in its message, for a value that cannot be parsed and for a
-    key of the file that is no setting.
+    Raises ValueError for a value that is not valid and for a key of the file that is no setting. The message contains
+    the variable, key or flag.
     """
     table = {row.name: row for row in rows}
     file = _renamed(file or {}, table)
@@ -361,7 +366,10 @@ def load_settings(
 
 
 def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mapping[str, object]:
-    """Return the contents of a config file with former names of settings replaced; warn about each former name."""
+    """Return the contents of a config file in which former names of settings are replaced by the present ones.
+
+    Warns about each former name.
+    """
     former = {row.former: row.name for row in table.values() if row.former in file}
     for old, new in former.items():
         _warn_former(f"config file: {old}", new)
@@ -369,7 +377,10 @@ def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mappin
 
 
 def _renamed_variables(environ: Mapping[str, str], table: Mapping[str, Setting]) -> Mapping[str, str]:
-    """Return ``environ`` with former names of settings replaced by the present ones; warn about each former name."""
+    """Return ``environ`` with the present variables of settings in addition to their former ones.
+
+    Warns about each former name. A present variable that is set keeps its value.
+    """
     found = {f"DDL_{row.former.upper()}": row.env for row in table.values() if row.former}
     former = {old: new for old, new in found.items() if old in environ}
     for old, new in former.items():
@@ -382,9 +393,9 @@ def _warn_former(old: str, new: str) -> None:
 
 
 def read_toml(path: str | Path) -> dict[str, object]:
-    """Return the keys of a config file.
+    """Return the keys and values of a config file.
 
-    Raises ValueError with a message of one line if it is missing or not valid TOML.
+    Raises ValueError with a message of one line if the file cannot be read or is not valid TOML.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -405,10 +416,10 @@ def read_toml(path: str | Path) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the launcher has told this process by environment variables.
+    """The values that the launcher has passed to this process by environment variables.
 
-    ``job_file`` is the path of the file with endpoint and keys, see control/credentials.py. ``address`` is this host's
-    own address on the route to the launcher; it is "" if all ranks are on one host.
+    ``job_file`` is the path of the file with the launcher's endpoint and keys, see control/credentials.py. ``address``
+    is this host's own address on the route to the launcher; it is "" if all ranks are on one host.
     """
 
     placement: Placement
@@ -421,9 +432,10 @@ class Environment:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment | None:
-        """Return what the launcher has told this process, or None if ``ddl run`` or ``ddlcore.run`` has not started it.
+        """Return the values that the launcher has passed; None if no launcher of ddl has started this process.
 
-        Raises ValueError if only a part of the variables is set.
+        The launchers of ddl are ``ddl run`` and ``ddlcore.run``. Raises ValueError if only some of the variables are
+        set.
         """
         if "DDL_JOB_FILE" not in environ:
             return None
@@ -437,19 +449,19 @@ class Environment:
 
     @staticmethod
     def child_of() -> str:
-        """Return the process id of the rank that started this process after its ``init``; "" if there is none."""
+        """Return the process id of the rank that has started this process after the rank's ``init``; "" if no rank has."""
         mark = os.environ.get(CHILD_MARK, "")
         return "" if mark == str(os.getpid()) else mark
 
     @staticmethod
     def announce(placement: Placement, ports: Sequence[Sequence[int]], addresses: Sequence[str]) -> None:
-        """Set the environment variables that scripts of other libraries expect, if the launcher has not set them.
+        """Set the environment variables that scripts of other libraries expect, unless they are set already.
 
-        They are those that `ddl run` sets. ``ports``: (size, 2), two free ports for each rank. ``addresses``: (size,),
+        ``ddl run`` sets the same variables. ``ports``: (size, 2), two free ports for each rank. ``addresses``: (size,),
         the address of each rank's host.
         """
         if not all(len(two) == 2 for two in ports):
-            return  # one host found no free ports: any address set here would be wrong
+            return  # a host found no free ports, so there is no right address to set
         rank = placement.rank
         own = {
             "RANK": rank,
@@ -471,7 +483,7 @@ class Environment:
 
     @staticmethod
     def mark_children(on: bool, external: bool = False) -> None:
-        """Mark in the environment (or stop marking) that processes which this rank starts are not ranks themselves.
+        """Set the variable that tells processes started by this rank that they are not ranks; remove it if not ``on``.
 
         ``external``: another launcher has started this rank.
         """
@@ -481,7 +493,7 @@ class Environment:
             del os.environ[CHILD_MARK]
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that ``read`` understands."""
+        """Return these values as environment variables, from which ``read`` makes an equal Environment."""
         hosts = ",".join(map(str, self.placement.hosts))
         return {
             "DDL_RANK": str(self.placement.rank),

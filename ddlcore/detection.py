@@ -1,4 +1,4 @@
-"""Ask the cluster plugins which rank this process is, if `ddl run` has not said so."""
+"""Ask the cluster plugins which rank this process is, for a process that ``ddl run`` has not started."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger("ddl")
 
 
 def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
-    """Return this process as a rank of another launcher, and the registry of plugins that was used.
+    """Return this process as a rank of another launcher, and the registry of plugins in which the launcher was found.
 
-    The rank is None if no other launcher has started this process, or if it has started only this one. Raises
-    ValueError with a message of one line if what a launcher has set is incomplete or contradictory.
+    The rank is None if no other launcher has started this process, or if the launcher has started only this process.
+    Raises ValueError with a message of one line if the launcher's variables are incomplete or contradictory.
     """
     settings, registry = settings_of(environ)
     around = Surroundings(environ, socket.gethostname(), lineage)

@@ -1,7 +1,7 @@
-"""Define every error that ddl raises by name.
+"""Define all error classes of ddl.
 
 A wrong argument raises ``InvalidArgument`` at the call: a ``ValueError`` that is also a ``RuntimeError``. Errors of a
-running job derive from ``DdlInternalError``, which Horovod's scripts know as ``HorovodInternalError``.
+running job are derived from ``DdlInternalError``, which is called ``HorovodInternalError`` in Horovod's scripts.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ __all__ = [
 
 
 class DdlInternalError(RuntimeError):
-    """The job cannot go on as asked; the base class of all errors of a running job."""
+    """The error that the job cannot continue; the base class of all errors of a running job."""
 
 
 HorovodInternalError = DdlInternalError
 
 
 class PeerLost(DdlInternalError):
-    """Another rank died, raised an exception, or left while it was still needed.
+    """The error that another rank has died, has raised an exception, or has left while it was still needed.
 
-    ``ranks`` are the world ranks that are gone. ``reason`` says what is known about the end of the first of them, and
-    ``during`` is the operation that failed ("" if unknown).
+    ``ranks`` are the world ranks that were lost. ``reason`` says why the first of them ended, as far as it is known,
+    and ``during`` names the operation that failed ("" if unknown).
     """
 
     def __init__(self, ranks: Iterable[int], reason: str, during: str = "") -> None:
@@ -60,14 +60,14 @@ class PeerLost(DdlInternalError):
 
 
 class Closed(DdlInternalError):
-    """This rank itself ended the job (``shutdown``) while the operation was in flight."""
+    """The error that this rank itself ended the job (``shutdown``) while the operation was in flight."""
 
 
 class MismatchError(DdlInternalError):
-    """The ranks asked for different things under one name; the message holds a table of what each rank asked.
+    """The error that the ranks requested different operations under one name.
 
-    ``kinds`` are the operations that they asked for ("allreduce", "allgather"), ``parts`` what the callers said that
-    their tensors are part of ("" if a caller said nothing).
+    The message contains a table of what each rank requested. ``kinds`` are the different operations ("allreduce",
+    "allgather"). ``parts`` are the different texts that callers passed as ``part_of`` ("" if a caller passed none).
     """
 
     def __init__(self, text: str, kinds: Iterable[str] = (), parts: Iterable[str] = ()) -> None:
@@ -77,17 +77,17 @@ class MismatchError(DdlInternalError):
 
 
 class IncompleteGradients(RuntimeError):
-    """A backward pass ended with an exception, so its gradients must not be used for a step; compute them again."""
+    """The error that a backward pass ended with an exception, so its gradients must not be used: compute them again."""
 
 
 class ReplicasDiffer(DdlInternalError):
-    """The ranks' copies of the parameters differ in at least one bit; the message says where, and what to do.
+    """The error that the ranks' copies of the parameters differ in at least one bit.
 
-    ``tensor`` is the first parameter that differs, in the order of the parameters ("" if the ranks do not have the same
-    parameters). ``groups`` are groups of world ranks whose copies agree, the largest group first. ``step`` counts the
-    steps of the optimizer; ``agreed_step`` is the last step at which all copies were found equal (-1: none). Both are
-    -1 for ``verify``, which knows no steps. ``distances`` holds by rank the largest absolute difference from the lowest
-    rank's copy, where it is known.
+    The message says where they differ, and what to do. ``tensor`` is the first parameter that differs, in the order of
+    the parameters ("" if the ranks do not have the same parameters). ``groups`` are groups of world ranks whose copies
+    are equal, the largest group first. ``step`` counts the steps of the optimizer; ``agreed_step`` is the last step
+    after which all copies were equal (-1: none). Both are -1 for ``verify``, which does not belong to a step.
+    ``distances`` holds, by rank, the largest absolute difference from the copy of the lowest rank, where it is known.
     """
 
     def __init__(
@@ -112,52 +112,58 @@ class ReplicasDiffer(DdlInternalError):
 
 
 class DeadlineExceeded(DdlInternalError, TimeoutError):
-    """A wait with a deadline has reached it; the message names what or which ranks it waited for."""
+    """The error that a wait has reached its deadline; the message says for what or for which ranks it waited."""
 
 
 class TransportError(DdlInternalError):
-    """The data path failed in a way that does not identify a dead rank; the cause is chained."""
+    """The error that a transport failed, where it is not known whether a rank has died. Its cause is chained."""
 
 
 class DeviceError(DdlInternalError):
-    """An accelerator, its driver or its memory failed; the message says what to do, and the cause is chained."""
+    """The error that an accelerator, its driver or its memory failed.
+
+    The message says what to do, and the cause is chained.
+    """
 
 
 class ObjectDigestError(DdlInternalError):
-    """The bytes of an object do not match the digest that the sending rank announced, so they were not unpickled."""
+    """The error that an object's bytes do not have the digest that the sending rank announced.
+
+    They were not unpickled.
+    """
 
 
 class InvalidArgument(ValueError, RuntimeError):
-    """An argument of a collective is wrong on this rank: nothing was sent, and the job goes on.
+    """The error that an argument of a call is wrong on this rank: nothing was sent, and the job goes on.
 
-    It is also a RuntimeError, because scripts for Horovod catch that. It is not a DdlInternalError: the same call would
-    fail again, so code that restarts a job after a DdlInternalError must not catch it.
+    It is also a RuntimeError, because Horovod's scripts catch that. It is not a DdlInternalError: after such an error a
+    script may restart the job, and here the same call would fail again.
     """
 
-    # Frameworks that trace the user's code raise its errors again, with the place in that code added. They keep the
-    # class of the error only if its constructor is Exception's own.
+    # A framework that traces the user's code catches an error and raises it again with the place in the code added. It
+    # keeps the class of the error only if that class has the constructor of Exception.
     __init__ = Exception.__init__
 
 
 class NotInitialized(ValueError):
-    """A function of ddl was called before ``init()`` or after ``shutdown()``."""
+    """The error that a function of ddl was called before ``init()`` or after ``shutdown()``."""
 
 
 class ReentrantCall(RuntimeError):
-    """A signal handler or a finalizer called ddl while its thread was inside ddl.
+    """The error that a signal handler or a finalizer called ddl while its thread was executing a call of ddl.
 
-    The call had no effect; the job goes on.
+    The refused call had no effect; the job goes on.
     """
 
 
 class PluginError(RuntimeError):
-    """A plugin cannot be used; the message names its distribution and says what to do."""
+    """The error that a plugin cannot be used; the message names its distribution and says what to do."""
 
 
 class RankFailed(RuntimeError):
-    """A rank of ``ddlcore.run`` raised or died.
+    """The error that a rank of ``ddlcore.run`` raised an exception or died.
 
-    ``rank`` is the first that did; the exception that it raised is the cause.
+    ``rank`` is the rank that failed first; if it raised an exception, that exception is the cause.
     """
 
     def __init__(self, rank: int, text: str) -> None:

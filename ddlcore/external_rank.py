@@ -1,6 +1,7 @@
 """Connect a rank that another launcher has started with the other ranks and with their coordinator.
 
-`ddl run` tells its ranks all this by environment variables; here the ranks find it out by themselves.
+``ddl run`` tells its ranks by environment variables how to connect. Ranks of another launcher find that out by
+themselves.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from ddlcore.types import Placement
 
 log = logging.getLogger("ddl")
 LOOPBACK = "127.0.0.1"
-_LOOK_S = (0.01, 0.5)  # pause between two looks for the file: the first, and the longest
-_ANSWER_S = 3.0  # time for an endpoint to prove that it holds the keys; another program does not answer
-_REMIND_S = 1.0  # after waiting so long, a rank sends its Arrive again
+_LOOK_S = (0.01, 0.5)  # pauses between two searches for the file: the first, and the longest
+_ANSWER_S = 3.0  # how long an endpoint may take to prove that it knows the keys; another program never does
+_REMIND_S = 1.0  # a rank that waits for the others repeats its Arrive so often
 
 
 class ExternalRank:
-    """A process that another launcher has started as one of several ranks. One thread uses it."""
+    """A process that another launcher has started as one of several ranks. Only one thread may use the object."""
 
     def __init__(
         self, cluster: str, rank_info: RankInfo, settings: Settings, registry: Registry, environ: Mapping[str, str]
     ) -> None:
-        """Prepare to find the other ranks.
+        """Prepare to find the other ranks. ``cluster``: the name of the launcher that has started this process.
 
-        Raises ValueError if the launcher gives this launch no name and no rendezvous directory is set for it.
+        Raises ValueError if the launcher gives this launch no name and the setting ``rendezvous_dir`` is empty.
         """
         wanted = settings.text("rendezvous_dir")
         if not rank_info.launch and not wanted:
@@ -69,8 +70,9 @@ class ExternalRank:
     def job(self, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
         """Wait until all ``ranks`` (None: all of the launch) have arrived, and return this rank's Job, not yet started.
 
-        Raises DeadlineExceeded after ``start_timeout_s``, with the ranks that have arrived; PeerLost if a rank died
-        meanwhile; DdlInternalError if there is no directory for the file by which the ranks find each other.
+        ``ordinal``: how many times this rank has asked for a world of these ranks, with this time. Raises
+        DeadlineExceeded after ``start_timeout_s``, with the ranks that have arrived; PeerLost if a rank died meanwhile;
+        DdlInternalError if there is no directory for the file by which the ranks find each other.
         """
         chosen = tuple(range(self.rank_info.size)) if ranks is None else ranks
         channel, store, arrived = self._join(chosen, time.monotonic() + self._settings.number("start_timeout_s"))
@@ -94,9 +96,10 @@ class ExternalRank:
         )
 
     def close(self, reason: str, patient: bool) -> None:
-        """Release everything at the end of the process.
+        """Release everything at the end of the process. ``reason``: why this process ends, for the other ranks.
 
-        Rank 0, if ``patient``, first waits until the other ranks have left.
+        ``patient``: if this is rank 0, first wait until the other ranks have left, because the coordinator is in this
+        process.
         """
         if self._embedded_server is not None and os.getpid() == self._pid:
             self._embedded_server.close(reason, patient)
@@ -105,13 +108,16 @@ class ExternalRank:
     # --- reaching rank 0
 
     def _join(self, ranks: Sequence[int], deadline_s: float) -> tuple[Channel, JobStore, dict[int, Arrive]]:
-        """Connect to the coordinator, wait until all ``ranks`` have arrived, and return connection and ranks."""
+        """Connect to the coordinator, and wait until all ``ranks`` have arrived.
+
+        Returns the channel, the store, and the Arrive of each rank.
+        """
         while True:
             channel, store = connect_with(self._reach(deadline_s), self.rank_info.rank)
             try:
                 return channel, store, self._meet(channel, ranks, deadline_s)
             except _Taken as taken:
-                self._access = None  # that is another launch of the same name: ours has yet to begin
+                self._access = None  # we have reached another launch of the same name: ours has not begun yet
                 channel.close()
                 store.close()
                 if self._embedded_server is not None or time.monotonic() > deadline_s:
@@ -129,7 +135,7 @@ class ExternalRank:
         if self._access is None:
             if self.rank_info.rank == 0:
                 invitation = self._invite(deadline_s)
-                self._access = at(invitation.access, invitation.endpoints[-1])  # the last one is local
+                self._access = at(invitation.access, invitation.endpoints[-1])  # the last endpoint is for this host
             else:
                 self._access = self._find(deadline_s)
         return self._access
@@ -148,13 +154,13 @@ class ExternalRank:
         return self._embedded_server.invitation
 
     def _sessions(self, settings: Settings) -> Sessions:
-        """Return the sessions, or sessions that refuse every rank if settings that only rank 0 uses are invalid.
+        """Return the sessions. If settings that only rank 0 uses are invalid, the sessions refuse every rank.
 
-        An exception in rank 0 alone would leave the other ranks waiting for it.
+        If rank 0 raised an exception instead, the other ranks would wait for it.
         """
         driver = None
         try:
-            if settings["autotune"]:  # its tuner takes time of this rank's process: `ddl run` avoids that
+            if settings["autotune"]:  # the tuner takes time from this rank's process; with `ddl run` it does not
                 hosts = (0,) * self.rank_info.size if self.rank_info.on_one_host else None
                 driver = build_search_driver(settings, self._registry, hosts)
             return build_sessions(self.rank_info.size, settings, self._registry, driver)
@@ -162,7 +168,10 @@ class ExternalRank:
             return build_sessions(self.rank_info.size, load_settings({}), self._registry, refuses=str(error))
 
     def _find(self, deadline_s: float) -> Access:
-        """Return the keys from the first file whose writer answers; skip files whose writer has ended or is silent."""
+        """Wait for a file by which rank 0 publishes its endpoints, and return the keys for one endpoint that answers.
+
+        Files whose writer has ended or does not answer are skipped. Raises DeadlineExceeded.
+        """
         pause_s, own, why = _LOOK_S[0], kin(), ""
         while True:
             found, refused = look(self._places, self._name)
@@ -191,10 +200,13 @@ class ExternalRank:
     # --- meeting the others
 
     def _meet(self, channel: Channel, ranks: Sequence[int], deadline_s: float) -> dict[int, Arrive]:
-        """Return the ranks and their Arrive when all have arrived."""
+        """Wait until all ``ranks`` have arrived, and return the Arrive of each rank.
+
+        Raises DeadlineExceeded at ``deadline_s``, with the ranks that are missing.
+        """
         arrive = self._arrive(ranks)
         while (left_s := deadline_s - time.monotonic()) > 0:
-            channel.send(arrive)  # repeated: another process with the same rank may have taken our line
+            channel.send(arrive)  # repeated, because another process with our rank may have got the answer
             arrivals = self._listen(channel, ranks, min(_REMIND_S, left_s))
             if arrivals is not None:
                 return dict(arrivals.arrived)
@@ -246,11 +258,11 @@ class ExternalRank:
 
 
 class _Taken(Exception):
-    """Another process has arrived with the rank of this process."""
+    """The error that another process has already arrived with the rank of this process."""
 
 
 def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
-    """Return the host index of each rank, shape (size,), in order of first appearance.
+    """Return the host index of each rank, shape (size,). Hosts are numbered in the order of their first ranks.
 
     A rank that has not arrived gets a host of its own.
     """
@@ -260,9 +272,9 @@ def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
 
 
 def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int, str]:
-    """Return by rank, in order, the address of the host of each rank that has arrived.
+    """Return, for each rank that has arrived, the address of its host. The dict is in the order of the ranks.
 
-    For rank 0's host, it is the address by which ranks of other hosts have reached it.
+    For rank 0's host, this is the address by which ranks on other hosts have reached it.
     """
     if len({hosts[rank] for rank in arrived}) == 1:
         return dict.fromkeys(sorted(arrived), LOOPBACK)
@@ -271,9 +283,9 @@ def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int,
 
 
 class _ExternalChannel(Channel):
-    """A channel that reports a closed connection as the loss of rank 0, which is number ``rank`` in this world.
+    """A channel that reports a closed connection as the loss of the launch's rank 0, whose process has the coordinator.
 
-    ``rank`` -1: rank 0 is not in this world, or is this process.
+    ``rank`` is the number of that process in this world. -1: it is not in this world, or it is this process.
     """
 
     def __init__(self, channel: Channel, rank: int) -> None:

@@ -1,7 +1,7 @@
-"""Define the hook specifications and their marker. A plugin's hooks return providers, which are plain data.
+"""Define the hooks that a plugin may implement. A plugin's hooks return providers, which are plain data.
 
-A provider names its class as ``"module:Class"``, so that a list of twenty plugins imports none of their frameworks.
-Entry points in the group ``ddlcore.plugins.v2`` name the module that holds a plugin's hooks.
+A provider names its class as a text, ``"module:Class"``. So the plugins can be listed without an import of their
+frameworks. Entry points in the group ``ddlcore.plugins.v2`` name the module that contains a plugin's hooks.
 """
 
 from __future__ import annotations
@@ -37,105 +37,107 @@ __all__ = [
 ]
 
 ENTRY_POINT_GROUP = "ddlcore.plugins.v2"  # the number is the major version of the plugin contract
-FORMER_GROUPS = {"ddlcore.plugins": "1.0"}  # each with the contract version of the plugins in it
+FORMER_GROUPS = {"ddlcore.plugins": "1.0"}  # by group: the contract version of its plugins
 hookspec = pluggy.HookspecMarker("ddlcore")
 hookimpl = pluggy.HookimplMarker("ddlcore")
 
 
 @dataclass(frozen=True)
 class Provider:
-    """What a plugin offers at one extension point."""
+    """The description of one thing that a plugin adds at an extension point."""
 
     name: str
     target: str  # "module:Class", imported when it is first used
-    requires: tuple[str, ...] = ()  # modules that must be importable, found without importing them
-    install: str = ""  # exact command that installs them
-    platforms: tuple[str, ...] = ()  # values of sys.platform that it supports; empty: all
+    requires: tuple[str, ...] = ()  # modules that must be installed; ddl looks for them without importing them
+    install: str = ""  # exact command that installs the modules in ``requires``
+    platforms: tuple[str, ...] = ()  # values of sys.platform on which it works; empty: all
     probe: str = ""  # "module:function" without arguments: returns in one line why it cannot be used here, or ""
-    library: str = ""  # "module:function" without arguments: returns the loaded Library behind it, or None
+    library: str = ""  # "module:function" without arguments: returns the Library that it uses, or None
     settings: tuple[Setting, ...] = ()  # its own settings
-    knobs: tuple[Knob, ...] = ()  # those of its settings that a search may change while this is used
+    knobs: tuple[Knob, ...] = ()  # those of ``settings`` that a search may change while the plugin is used
     doc: str = ""
-    api_version: tuple[int, int] = (2, 0)  # version of the plugin contract that it was written for
+    api_version: tuple[int, int] = (2, 0)  # version of the plugin contract for which it was written
     suite: str = ""  # "module:Class" of its suite for `ddl conform`; empty: the standard suite of its kind
-    suite_over: str = ""  # what its suite uses instead of missing hardware or software, so that it runs anywhere
+    suite_over: str = ""  # what the suite uses instead of hardware or software that a machine may not have
 
 
 @dataclass(frozen=True)
 class TransportProvider(Provider):
-    """A way to move bytes between ranks. The target is a Transport, which is built without arguments.
+    """A transport, which moves bytes between ranks. The target is a Transport, which is built without arguments.
 
-    A target that ``composes`` is built from two arguments: a transport for the ranks of one host, and a function that
-    makes the transport across hosts, which the target calls if it needs one. Users do not select it by its own name.
+    If ``composes``, the target is built from two arguments: a transport for the ranks of one host, and a function that
+    returns the transport across hosts, which the target calls if it needs one. Users do not select such a transport by
+    its own name.
     """
 
     devices: tuple[str, ...] = ("cpu",)
-    priority: int = 0  # `auto` takes the highest that can be used
-    one_host: bool = False
+    priority: int = 0  # `auto` takes the transport with the highest priority that can be used
+    one_host: bool = False  # connects only ranks that share a host
     in_process: bool = False  # its ranks are threads of one process
-    spans_devices: bool = False  # handles ranks that share a host itself: no other transport is composed with it
+    spans_devices: bool = False  # also connects ranks that share a host: no other transport is composed with it
     launcher: str = ""  # name of the launcher that must start its ranks; empty: any
     composes: bool = False
-    own_device: bool = False  # each of its ranks needs a device of its own: it cannot be used if two share one
-    attended: bool = False  # when composed, opens only if also the ranks outside it call Transport.attend
+    own_device: bool = False  # cannot be used if two of its ranks share a device
+    attended: bool = False  # when composed, opens only if the ranks outside its group call Transport.attend
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
 
 
 @dataclass(frozen=True)
 class AdapterProvider(Provider):
-    """Support for the tensors of one framework. The target is an Adapter."""
+    """An adapter, which makes the tensors of one framework accessible. The target is an Adapter."""
 
     module: str = ""  # name of the module that the user imports
     framework: str = ""  # distribution whose version `ddl info` shows
-    loaders: tuple[str, ...] = ()  # modules of its data loaders: a thread inside them is waiting for input
+    loaders: tuple[str, ...] = ()  # modules of its data loaders: a thread that runs their code is waiting for input
 
 
 @dataclass(frozen=True)
 class KernelsProvider(Provider):
-    """Memory, streams and kernels of one kind of device.
+    """Support for one kind of device: its memory, streams and kernels.
 
     The target is a DeviceRuntime, which is built without arguments.
     """
 
     device: str = ""  # value of ``Device.kind``, such as cuda
-    priority: int = 0  # of several for one kind of device, the highest that can be used is taken
+    priority: int = 0  # of several for one kind of device, the one with the highest priority is taken
 
 
 @dataclass(frozen=True)
 class FusionProvider(Provider):
-    """A policy that decides which tensors share a bucket. The target is a class with the method of FusionPolicy."""
+    """A policy that decides which tensors share a bucket. The target is a class that implements FusionPolicy."""
 
 
 @dataclass(frozen=True)
 class TunerProvider(Provider):
-    """A search algorithm for good settings. The target is a Tuner."""
+    """A search algorithm that finds good settings. The target is a Tuner."""
 
 
 @dataclass(frozen=True)
 class CheckProvider(Provider):
-    """One check of `ddl doctor`. The target is a Check, which is built without arguments.
+    """One check of ``ddl doctor``. The target is a Check, which is built without arguments.
 
-    The module of a check is imported without its package, because the imports of the package may be what is broken.
+    The module of a check is imported without its package, because the imports of the package may fail: that may be what
+    the check looks for.
     """
 
 
 @dataclass(frozen=True)
 class CompressorProvider(Provider):
-    """A compressor, which sends fewer bytes. The target is a Compressor."""
+    """A compressor, by which fewer bytes are sent. The target is a Compressor."""
 
 
 @dataclass(frozen=True)
 class ClusterProvider(Provider):
-    """A launcher other than ddl's, whose ranks are recognized by variables that it sets. The target is a Cluster."""
+    """A launcher other than ddl's. Its ranks are recognized by variables that it sets. The target is a Cluster."""
 
-    priority: int = 0  # clusters are asked by falling priority; the first that has started the process is taken
+    priority: int = 0  # the highest is asked first; the first that has started the process is taken
 
 
 @dataclass(frozen=True)
 class LauncherProvider(Provider):
     """A way to start agents on hosts. The target is a Launcher."""
 
-    priority: int = 0  # `auto` takes the highest that can be used
+    priority: int = 0  # `auto` takes the launcher with the highest priority that can be used
     variables: tuple[str, ...] = ()  # `auto` takes it only if the environment has all of these
     optional: bool = False  # `auto` never takes it: the user or a transport must ask for it by name
     whole: bool = False  # it also starts the ranks on the launching process's own host
@@ -152,34 +154,37 @@ class CommunicatorsProvider(Provider):
 
 @dataclass(frozen=True)
 class BenchPeerProvider(Provider):
-    """Another library that ddl is measured against. The target is a BenchPeer."""
+    """Another library, with which ``ddl bench`` compares ddl. The target is a BenchPeer."""
 
     launcher: str = ""  # name of the launcher that must start its ranks; empty: any
 
 
 @dataclass(frozen=True)
 class CommandProvider(Provider):
-    """A subcommand of ``ddl``. The target is a click command."""
+    """A subcommand of ``ddl``. The target is a click command. ``aliases`` are other names of the subcommand."""
 
     aliases: tuple[str, ...] = field(default_factory=tuple)
 
 
 class Hooks:
-    """One method for each extension point. Each is called once, at start-up, and returns a sequence of providers."""
+    """The hooks of a plugin: one method for each extension point.
+
+    Each method is called once, at start-up, and returns a sequence of providers.
+    """
 
     @hookspec
     def ddl_transports(self) -> Sequence[TransportProvider]:
-        """Return ways to move bytes between ranks."""
+        """Return transports, which move bytes between ranks."""
         return ()
 
     @hookspec
     def ddl_adapters(self) -> Sequence[AdapterProvider]:
-        """Return support for the tensors of frameworks."""
+        """Return adapters, which make the tensors of a framework accessible."""
         return ()
 
     @hookspec
     def ddl_kernels(self) -> Sequence[KernelsProvider]:
-        """Return memory, streams and kernels of accelerators."""
+        """Return the support for kinds of accelerators: memory, streams and kernels."""
         return ()
 
     @hookspec
@@ -189,7 +194,7 @@ class Hooks:
 
     @hookspec
     def ddl_tuners(self) -> Sequence[TunerProvider]:
-        """Return search algorithms for good settings."""
+        """Return search algorithms that find good settings."""
         return ()
 
     @hookspec
@@ -199,12 +204,12 @@ class Hooks:
 
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
-        """Return compressors, which send fewer bytes."""
+        """Return compressors, by which fewer bytes are sent."""
         return ()
 
     @hookspec
     def ddl_clusters(self) -> Sequence[ClusterProvider]:
-        """Return launchers other than ddl's, whose ranks are recognized."""
+        """Return launchers other than ddl's, so that ddl recognizes their ranks."""
         return ()
 
     @hookspec
@@ -219,7 +224,7 @@ class Hooks:
 
     @hookspec
     def ddl_bench_peers(self) -> Sequence[BenchPeerProvider]:
-        """Return other libraries that ddl is measured against."""
+        """Return other libraries, with which ``ddl bench`` compares ddl."""
         return ()
 
     @hookspec

@@ -1,6 +1,6 @@
-"""The composition root: builds one rank's part of one world, and takes it down again.
+"""Connects the parts of one rank in one world to each other when the job starts, and takes them down at its end.
 
-Parts of one layer meet only here and in launch/, where objects are passed to each other.
+Parts of one layer know each other only here and in launch/, where objects are passed to each other.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ ABORT_WAIT_S = 2.0
 
 
 class Job:
-    """One rank's part of one world. Operations, handles, optimizers and hooks keep the job to which they belong."""
+    """One rank's part of one world.
+
+    Operations, handles, optimizers and hooks keep a reference to the job to which they belong.
+    """
 
     def __init__(
         self,
@@ -85,8 +88,10 @@ class Job:
         """Create the job; ``start`` connects it.
 
         ``launched``: where the launcher placed this process. ``ranks``: the launched ranks that are in this world.
-        ``address``: this host's own address, see Context.address. ``launched_by``: the launcher's name, which a
-        transport may require. ``timeline_dir``: where the launcher expects this rank's part of a timeline.
+        ``ordinal``: how many times this rank has asked for a world of these ranks, with this time. ``network`` connects
+        to the coordinator and the store. ``address``: this host's own address, see Context.address. ``launched_by``:
+        the launcher's name; some transports work only with one launcher. ``timeline_dir``: the directory in which the
+        launcher expects this rank's part of a timeline.
         """
         self.placement = launched.among(ranks)
         self.rank = self.placement.rank
@@ -107,17 +112,17 @@ class Job:
         self.companions = Companions(self)
         self.persistent_requests: dict[
             Any, PersistentRequest
-        ] = {}  # requests of blocking calls, by name, made at the first call
+        ] = {}  # requests of blocking calls, by name and process set; made at the first call
         self._verifiers: dict[tuple[int, str], Verifying] = {}  # by process set and label
-        self._told = False  # whether digests were sent whose difference would end the job
-        self._shown = False  # whether a user thread has got the reason why the job is over
+        self._told = False  # whether digests were sent for which a difference ends the job
+        self._shown = False  # whether an exception has told a user thread why the job is over
         self._failure = JobFailure()
         self._meter = Meter()
         self._lock = Lock()
         self._ordinals: Counter[str] = Counter()
         self._started = False
         self._reopened = 0
-        self._deafen: Callable[[], None] = lambda: None  # stops listening to the signal
+        self._deafen: Callable[[], None] = lambda: None  # stops listening to the signal of the setting flight_signal
         self._observers: list[Observer] = []
         _jobs.add(self)
 
@@ -144,14 +149,14 @@ class Job:
     # --- begin
 
     def start(self) -> None:
-        """Meet the other ranks and open the global communicator. All ranks of the world call this.
+        """Wait for the other ranks, and open the global communicator with them. All ranks of the world must call this.
 
         Raises PeerLost if a rank dies meanwhile, DeadlineExceeded after ``start_timeout_s``, and TransportError if no
-        transport serves these ranks.
+        transport can connect these ranks.
         """
         log_at(self.settings.text("log_level"))
         switch_ms = self.settings.number("switch_interval_ms")
-        if switch_ms > 0:  # a thread that wakes while another runs Python code waits this long for the interpreter lock
+        if switch_ms > 0:  # so long a thread that wakes waits for the interpreter lock, if another thread holds it
             sys.setswitchinterval(switch_ms / 1000)
         channel, store = self._network()
         self._build(channel, store)
@@ -206,7 +211,7 @@ class Job:
         self.start_request = self.tensor_queue.start_request
         self.start_all = self.tensor_queue.start_all
         self.start_and_wait = self._engine.start_and_wait
-        # What adapters use of these parts (contracts/framework.py) is bound here, so that it costs no further call.
+        # Adapters use these two methods (contracts/framework.py). They are bound here to save a further call.
         self.members = self.sets.members
         self.name_entries = self.tensor_queue.name
         self._control_thread: ControlThread = ControlThread(
@@ -228,17 +233,20 @@ class Job:
         )
 
     def _ranges(self) -> Ranges | None:
-        """Return what marks ranges in the profilers of the frameworks that run here, if the settings ask for it."""
+        """Return the function that shows buckets as ranges in the profilers of the frameworks that this process uses.
+
+        Returns None if the setting ``profiler_ranges`` is off.
+        """
         if not self.settings["profiler_ranges"]:
             return None
         providers = [one for one in self.registry.adapters.values() if one.module != "ddlcore"]
-        # A default argument binds ``one`` now; the lambda is called when the generator is already further.
+        # The default argument keeps this ``one``: when the lambda is called, the generator has already taken the next.
         return ranges_of(in_use((one.module, lambda one=one: self.registry.load(one)()) for one in providers))  # type: ignore[misc]
 
     def _adjust(self, values: Mapping[str, Value]) -> None:
-        """Apply new settings of a search.
+        """Apply the new values that a search has chosen for some settings.
 
-        Runs on the engine's thread, at the same point of the total order on all ranks.
+        Runs on the engine's thread, on all ranks between the same two buckets.
         """
         if "overlap" in values:
             self.overlaps = values["overlap"] == "on"
@@ -250,7 +258,10 @@ class Job:
             self.sets.reopen(replace(self._opener(self._session_store), generation=self._reopened))
 
     def _observe(self) -> None:
-        """Start the observers. Raises ValueError if what was asked for is impossible; then no observer runs."""
+        """Start the observers for which the settings ask.
+
+        If one of them cannot run, no observer runs, this rank leaves the job, and ValueError is raised.
+        """
         try:
             self._observers += observers(self)
         except BaseException as error:
@@ -260,7 +271,8 @@ class Job:
     def tell(self, message: Pulse | Profile | Digests) -> None:
         """Send the launcher a report about this rank. Any thread may call this; it returns immediately.
 
-        For digests whose difference would end the job, raises the reason why the job is over, if it is.
+        If ``message`` contains digests for which a difference ends the job, and the job has already ended, raises the
+        error that says why it ended.
         """
         if self.forked:
             return
@@ -271,13 +283,14 @@ class Job:
         self._outbox.say(message)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """Return 8 bytes for each region of host memory with the given address and size; see ``CpuKernels.digests``."""
+        """Return 8 bytes for each range of host memory, given by its address and size; see ``CpuKernels.digests``."""
         return self._kernels.digests(addresses, sizes)
 
     def add_verifier(self, set_id: int, kind: str, verifier: Verifying) -> str:
-        """Return the name that the ranks use for the optimizer of ``verifier``.
+        """Add ``verifier``, and return the name that all ranks use for its optimizer.
 
-        Every member adds its own in the same order.
+        ``kind``: the optimizer's name in messages. Verifiers of the same ``kind`` are numbered, so all members of the
+        process set must add their verifiers in the same order.
         """
         ordinal = 1 + sum(
             known == set_id and label.partition(" number ")[0] == kind for known, label in self._verifiers
@@ -290,14 +303,14 @@ class Job:
         verifier = self._verifiers.get((asked.set_id, asked.label))
         try:
             return Sample() if verifier is None else verifier.sample(asked)
-        except Exception as error:  # an error of the framework must not hide why the job ends
+        except Exception as error:  # an error of the framework must not replace the reason why the job ends
             log.debug("rank %d cannot show a tensor that differs: %r", self.rank, error)
             return Sample()
 
     def _settle_digests(self) -> ReplicasDiffer | None:
-        """Wait until the reported digests of parameters have been compared, and return the difference if there is one.
+        """Wait until the reported digests of parameters have been compared, and return the difference.
 
-        Waits as long as a rank may take to leave.
+        Returns None if there is no difference, or if the result has not come after ``leave_timeout_s``.
         """
         if not self._told or self._shown:
             return None
@@ -373,7 +386,7 @@ class Job:
         self._control_thread.engage("init(), opening the transport", open_global, has_deadline=True)
         while not opened.wait(0.1):
             timeout_s -= 0.1
-            if timeout_s < -5.0:  # the transport has its own deadline, but did not keep it
+            if timeout_s < -5.0:  # the transport has its own deadline, and has not kept it
                 self.sets.abort()
                 raise DeadlineExceeded("init: the transport did not open in time (DDL_OPEN_TIMEOUT_S)")
         if failure:
@@ -390,49 +403,55 @@ class Job:
     start_and_wait: Callable[..., None]
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
-        """Submit all entries or none. Any thread may call this. ``waits``: the caller waits for them next.
+        """Submit all entries or none. Any thread may call this. ``waits``: the caller will wait for these entries next.
 
-        Raises InvalidArgument (a ValueError) for a name in flight, the job's error after it has ended, and
-        ReentrantCall, see ``TensorQueue.submit``.
+        Raises InvalidArgument (a ValueError) if an operation of the same name is still in flight; the error of the job
+        if the job has ended; and ReentrantCall, see ``TensorQueue.submit``.
         """
         if self._engine.amid():
             raise reentrant("an operation")
         self.tensor_queue.submit(entries, waits)
 
     def check_stall(self, since_s: float) -> float:
-        """Do what ``TensorQueue.check_stall`` does, for a thread that waits outside ddl since ``since_s``."""
+        """Call ``TensorQueue.check_stall`` for a thread that has waited outside ddl since ``since_s``.
+
+        Returns after how many seconds at most that thread should call this again.
+        """
         return self.tensor_queue.check_stall(since_s)
 
     def companion(self, kind: type[C]) -> C:
-        """Return the job's companion of that class. The first call makes it."""
+        """Return the job's only object of class ``kind``. The first call creates it."""
         return self.companions.get(kind)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
-        """Record a timeline from now on; see ``TimelineSwitch.begin``."""
+        """Start to record a timeline; see ``TimelineSwitch.begin``."""
         self._refuse_inside("start_timeline()")
         place = Path(directory) if directory else None
         self._timeline.begin(Path(file), mark_cycles, place, self._control_thread.session)
 
     def stop_timeline(self, patience_s: float = 10.0) -> None:
-        """End the timeline, if one is recorded; see ``TimelineSwitch.end``."""
+        """Stop the recording of a timeline, if there is one; see ``TimelineSwitch.end``."""
         self._refuse_inside("stop_timeline()")
         self._timeline.end(patience_s)
 
     def stats(self) -> Stats:
         """Return what this rank has counted since init; see ``Stats`` for the keys.
 
-        Any thread, at any moment; takes no lock.
+        Any thread may call this at any moment. It takes no lock.
         """
         return self._meter.stats(self.waiter.waited_s, self.sets.routes(), self.tensor_queue.steps())
 
     def progress(self) -> tuple[int, int]:
-        """Return a pair of numbers that changes whenever an operation ends. Any thread may call this."""
+        """Return two counts: the buckets that were negotiated and those that were replayed on this rank since init.
+
+        A caller that compares two results sees whether any bucket was completed in between. Any thread may call this.
+        """
         return self._meter.negotiated, self._meter.replayed
 
     def inside(self) -> bool:
-        """Return whether the calling thread is one of ddl's own threads, or is inside a call of ddl.
+        """Return whether the calling thread is one of ddl's own threads, or is executing a call of ddl.
 
-        Such a thread must not begin another call that waits.
+        Such a thread must not begin another call that waits. A signal handler or a finalizer can run in such a thread.
         """
         return self._started and (self._engine.inside() or self._timeline.inside or self._lock.held())
 
@@ -444,9 +463,10 @@ class Job:
         self._control_thread.dump_wanted = True
 
     def dump_flight(self, reason: str, text: str) -> Path | None:
-        """Write what this rank did last to the directory of the setting flight_dir. Any thread may call this.
+        """Write the last actions of this rank to a file in the directory of the setting flight_dir.
 
-        Returns the path of the file, or None if none was written.
+        Any thread may call this. ``reason`` and ``text`` say why the file is written. Returns the path of the file, or
+        None if none was written.
         """
         directory = self.settings.text("flight_dir")
         if not directory or self.forked:
@@ -461,9 +481,9 @@ class Job:
         return self._flight.dump(Path(directory), self.rank, self.size, reason, text, groups, under_way, more)
 
     def next_ordinal(self, what: str) -> int:
-        """Return how often this was called for ``what`` before.
+        """Return how many times this was called for ``what`` before, and count this call.
 
-        Ranks that call in the same order get the same numbers.
+        Ranks that make these calls in the same order get the same numbers.
         """
         ordinal = self._ordinals[what]
         self._ordinals[what] += 1
@@ -472,13 +492,13 @@ class Job:
     def retire(self) -> None:
         """Forget all persistent requests of blocking calls.
 
-        Names that are never used again must not fill the memory.
+        Otherwise, requests whose names are never used again would fill the memory.
         """
         known, self.persistent_requests = self.persistent_requests, {}
         self.tensor_queue.retire(known.values())
 
     def disown(self) -> None:
-        """Make the job unusable in a process that was forked from the one that called ``init``."""
+        """Make the job unusable in this process, which was forked from the process that called ``init``."""
         self.forked = True
         tensor_queue = getattr(self, "tensor_queue", None)
         if tensor_queue is not None:
@@ -492,8 +512,8 @@ class Job:
     def compressor(self, name: str) -> Compressor:
         """Return this job's compressor of that name. Raises InvalidArgument for a name that no plugin offers.
 
-        If the name leaves the choice to the setting, returns the one that the setting names on this rank. Buckets do
-        not depend on that: the coordinator decides for them, see ``Spec.compressor_by``.
+        For the name "setting", returns the compressor that the setting ``compression`` names on this rank. Buckets do
+        not use that result: the coordinator chooses their compressor for all ranks, see ``Spec.compressor_by``.
         """
         if name == BY_SETTING:
             name = self.settings.text("compression")
@@ -512,16 +532,18 @@ class Job:
         return compressor
 
     def context(self, part: str) -> Context:
-        """Return a context as a communicator of all ranks gets it, with the part of the store that is called ``part``.
+        """Return a context for a further communicator of all ranks.
 
-        It is for what the ranks open beside the job's own transports, such as a peer of a benchmark.
+        The context has its own part of the store, called ``part``. It is for transports that the ranks open in addition
+        to the job's own, for example to measure them.
         """
         return self.sets.context(part)
 
     def _break(self, make: Callable[[str], BaseException]) -> None:
-        """End the job with an error: what is in flight raises it, and so do later calls.
+        """End the job with the error that ``make`` returns: operations in flight raise it, and so do later calls.
 
-        From any thread; only the first call counts.
+        Any thread may call this; only the first call has an effect. ``make`` gets the name of the call that raises the
+        error.
         """
 
         def shown(during: str) -> BaseException:
@@ -530,7 +552,7 @@ class Job:
             return make(during)
 
         # The order matters. The failure is given first, so that every thread that is woken below finds the reason. The
-        # dump is written before ``close``, which empties the list of pending operations. What is pending fails before
+        # dump is written before ``close``, which empties the list of pending operations. Pending operations fail before
         # the transports are aborted, because an abort may take a second, and the waiting threads need not wait for it.
         if not self._failure.give(shown):
             return
@@ -549,12 +571,14 @@ class Job:
     # --- end
 
     def shutdown(self, reason: str = "called shutdown()", settle: bool = False) -> None:
-        """Leave the world. Promised buckets run to their end; what is unfinished raises Closed. May be called again.
+        """Leave the world. It may be called again.
 
-        Other ranks need not call this at the same time: a call there that needs this rank raises PeerLost. ``settle``:
-        the user's program has ended, so first the companions' work is completed and the reported digests of parameters
-        are compared; raises ReplicasDiffer if they differ. Raises ReentrantCall and changes nothing if a signal handler
-        or a finalizer calls this inside a call of ddl.
+        Buckets that the coordinator has already announced run to their end; all other unfinished operations raise
+        Closed. Other ranks need not call this at the same time: a later call of another rank that needs this rank
+        raises PeerLost there. ``settle``: the user's program has ended. Then first the companions' work is completed
+        and the reported digests of parameters are compared; ReplicasDiffer is raised if they differ. Raises
+        ReentrantCall and changes nothing if a signal handler or a finalizer calls this while its thread is executing a
+        call of ddl.
         """
         if not self.closed:
             self._refuse_inside("shutdown()")
@@ -581,7 +605,7 @@ class Job:
         self._leave(reason, self.settings.number("leave_timeout_s"))
 
     def _leave(self, reason: str, patience_s: float) -> None:
-        """Say goodbye, let the engine finish what was promised within ``patience_s``, and close everything."""
+        """Send Bye, give the engine ``patience_s`` to run the buckets that were announced, and close everything."""
         self.closed = True
         while self._observers:
             self._observers.pop().close()
@@ -605,7 +629,7 @@ class Job:
 
 
 def log_at(level: str) -> None:
-    """Set the level of ddl's logger, and add a handler only if the user's program has configured none."""
+    """Set the level of ddl's logger. Add a handler only if the user's program has configured none."""
     log.setLevel(level)
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
@@ -614,7 +638,10 @@ def log_at(level: str) -> None:
 
 
 def build_transport(registry: Registry, route: Route) -> Transport:
-    """Return the transport of the route, not open yet. It makes by itself the parts that only some ranks need."""
+    """Return a transport for ``route`` that is not open yet.
+
+    Parts that only some ranks need are created later, on these ranks, by the transport itself.
+    """
     make: Callable[..., Transport] = registry.load(route.provider)
     if route.parts:
         local, cross = route.parts
@@ -629,31 +656,35 @@ def build_transport(registry: Registry, route: Route) -> Transport:
 
 
 class Verifying(Protocol):
-    """An object that reports the digests of one optimizer's parameters."""
+    """An object that keeps the digests of one optimizer's parameters. ``Job.add_verifier`` takes it."""
 
     def sample(self, asked: Explain) -> Sample:
-        """Return the requested values. Called on the control thread, so it must not wait for anything."""
+        """Return the values for which the coordinator asks. The control thread calls this, so it must not wait."""
 
 
 class _SessionStore(PrefixStore):
-    """The part of the store for one world, whose name is known only after all ranks have come."""
+    """The part of the store for one world. Its prefix is read at each call.
+
+    The name of the world, which is the prefix, is known only after all ranks have called ``init``.
+    """
 
     def __init__(self, session: Callable[[], str], base: Store) -> None:
         self._session = session
         self._base = base
 
     @property
-    def _prefix(self) -> str:  # type: ignore[override]  # computed where the base class keeps a constant
+    def _prefix(self) -> str:  # type: ignore[override]  # a property here, a constant in the base class
         return self._session() + "/"
 
 
 def build_sessions(
     size: int, settings: Settings, registry: Registry, driver: SearchDriver | None = None, refuses: str = ""
 ) -> Sessions:
-    """Return the coordinator's side for a launch of ``size`` ranks, which the launcher gives to its control server.
+    """Return the coordinator's side of a launch of ``size`` ranks. The launcher gives it to its control server.
 
-    ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: why no world can begin,
-    which every rank is told. Raises ValueError or PluginError, with a message of one line, for invalid settings.
+    ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: "", or a reason why no world
+    can begin in this launch; every rank that calls ``init`` gets that reason. Raises ValueError or PluginError, with a
+    message of one line, for invalid settings.
     """
     name = settings.text("fusion_policy")
     provider = registry.fusion_policies.get(name)
@@ -663,19 +694,22 @@ def build_sessions(
         )
     policy = registry.load(provider)()
     compression = settings.text("compression")
-    registry.named(Registry.compressors, compression)  # raises for an unknown name before anything starts
+    registry.named(Registry.compressors, compression)  # raises an error for an unknown name, before any rank starts
     return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), driver, compression, refuses)
 
 
 def patience_of(settings: Settings) -> Patience:
-    """Return what the settings say about stalls."""
+    """Return the settings about stalls as a ``Patience``."""
     return Patience(
         settings.number("stall_warning_s"), settings.number("stall_shutdown_s"), bool(settings["stall_stacks"])
     )
 
 
 def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
-    """Return this process's part of a world of ``ranks`` (None: all ranks) under `ddl run`."""
+    """Return this process's job in a world of ``ranks`` (None: all ranks) that ``ddl run`` has launched.
+
+    ``ordinal``: how many times this rank has asked for a world of these ranks, with this time.
+    """
     from ddlcore.control.client import connect  # imports ZeroMQ, which a world of one does not need
 
     settings, registry = settings_of(os.environ)
@@ -695,9 +729,9 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
 
 
 def lone_job(registry: Registry | None = None) -> Job:
-    """Return a world of one, without a launcher.
+    """Return the job of a world of one rank, without a launcher.
 
-    ``registry``: that of the plugins, if they have been loaded already.
+    ``registry``: the registry of the plugins if they have been loaded already; None loads them.
     """
     return local_jobs(1, backend="auto", registry=registry)[0]
 
@@ -711,9 +745,10 @@ def local_jobs(
     registry: Registry | None = None,
     driver: SearchDriver | None = None,
 ) -> list[Job]:
-    """Return a world within this process: jobs that are not started yet, one for each of ``size`` threads.
+    """Return ``size`` jobs that form a world within this process: each is for one thread, and none is started yet.
 
-    ``driver`` searches for better settings while the jobs run.
+    ``hosts``: the host index of each rank; None: all are on one host. ``driver`` searches for better settings while the
+    jobs run.
     """
     given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
     network = LocalNetwork(size, build_sessions(size, given, registry, driver))
@@ -730,7 +765,7 @@ _jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Make all jobs unusable in a forked child: it has none of ddl's threads, so every wait there would never end."""
+    """Make all jobs unusable in a forked child: it has none of ddl's threads, so any wait there would never end."""
     for job in list(_jobs):
         job.disown()
 

@@ -1,4 +1,4 @@
-"""Define the wire records of the control network: what ranks send to the coordinator and to the store, and the replies.
+"""Define the records of the control network: what ranks send to the coordinator and to the store, and the replies.
 
 The records are plain data, encoded by msgspec. A record that cannot be decoded raises an error that names its sender.
 """
@@ -17,7 +17,7 @@ BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides ho
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank asks for under one name; all ranks must ask for the same."""
+    """The description of an operation that a rank requests under one name. It must be equal on all ranks."""
 
     kind: Kind
     dtype: DType = DType.U8
@@ -29,24 +29,23 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     device: str = "cpu"
     strides: tuple[int, ...] | None = None
     compressor: str = "none"  # BY_SETTING: see ``compressor_by``
-    group: int = 0  # number of tensors in its grouped call; its name up to the last "[" is the name of that call
+    group: int = 0  # number of tensors in the grouped call, whose name is the tensor's up to the last "["
     ranks: tuple[int, ...] | None = None  # for ADD_SET the members; for REMOVE_SET (set id,)
-    part_of: str = ""  # caller's description of what it belongs to; must be the same on all ranks
+    part_of: str = ""  # caller's text that says of what the tensor is a part; must be equal on all ranks
 
     def nbytes(self, rows: tuple[int, ...] = ()) -> int:
         """Return the size of the tensor in bytes.
 
-        For ragged kinds, the spec does not contain the first dimension: ``rows`` holds the number of rows for each
-        member.
+        ``rows``: for ragged kinds, the number of rows from each member, because their spec does not contain the first
+        dimension.
         """
         return prod(self.shape) * self.dtype.itemsize * (sum(rows) if self.kind.is_ragged else 1)
 
     def compressor_by(self, setting: str) -> str:
-        """Return the name of the compressor for this tensor, where ``setting`` is the compressor in the job's settings.
+        """Return the compressor for this tensor, where ``setting`` is the compressor in the job's settings.
 
-        The setting applies only to specs whose compressor is BY_SETTING (gradients, unless the user has named a
-        compressor), and among these only to sums and averages of float32. For the others of these, the compressor is
-        "none".
+        A spec with any compressor but BY_SETTING keeps its own. A spec with BY_SETTING (gradients, unless the user has
+        named a compressor) gets ``setting`` if it is a sum or an average of float32, and "none" otherwise.
         """
         if self.compressor != BY_SETTING:
             return self.compressor
@@ -55,13 +54,13 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor that is ready on a rank."""
+    """A request of one rank for one tensor, which is ready on that rank."""
 
     set_id: int
     name: str
-    spec: bytes  # an encoded Spec: the coordinator compares bytes, and decodes each distinct value once
+    spec: bytes  # an encoded Spec: the coordinator compares bytes, and decodes each different value once
     rows: tuple[int, ...] = ()  # allgather: (rows,); alltoall: rows to each member; other kinds: ()
-    stamp: int = -1  # index of the last bucket that the user's code has seen complete
+    stamp: int = -1  # index of the last bucket whose completion the user's code has seen
     digest: bytes = b""  # digest of an object's bytes: receivers accept only bytes that match it
 
 
@@ -69,7 +68,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A rank enters ``init``.
+    """The message of a rank that enters ``init``.
 
     ``ranks`` is the world that it asks for. ``ordinal`` counts how many times this rank has asked for that world.
     """
@@ -79,19 +78,20 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     ordinal: int
     protocol: int
     version: str
-    fusion_bytes: int  # rank 0's value counts
+    fusion_bytes: int  # only the value of the world's rank 0 is used
     pid: int = 0
-    first_bucket_bytes: int = 0  # rank 0's value counts
-    overlap: bool = True  # rank 0's value counts
+    first_bucket_bytes: int = 0  # only the value of the world's rank 0 is used
+    overlap: bool = True  # only the value of the world's rank 0 is used
 
 
 class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
-    """A rank that another launcher has started registers with the coordinator, before its first Hello.
+    """The registration of a rank that another launcher has started.
 
-    If ``patient``, the answer comes after all of ``ranks`` have arrived; otherwise at once, with those that have.
+    It is sent to the coordinator before the first Hello. If ``patient``, the answer comes after all of ``ranks`` have
+    arrived. Otherwise it comes at once, and contains those ranks that have arrived so far.
     """
 
-    token: str  # random, one for each process: the same rank with another token belongs to another launch
+    token: str  # random, one for each process: an equal rank with another token is of another launch
     ranks: tuple[int, ...]  # ranks of the launch that it asks about
     host: str  # equal for two ranks if and only if they are on one host
     kin: str  # equal for ranks that see each other's process ids
@@ -103,13 +103,16 @@ class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
 
 
 class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag="arrivals"):
-    """The answer to Arrive: those of its ``ranks`` that have arrived; all of them if it was ``patient``."""
+    """The answer to Arrive: those of its ``ranks`` that have arrived. If it was ``patient``, these are all of them."""
 
     arrived: tuple[tuple[int, Arrive], ...]
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
-    """The tensors that became ready on a rank since its last request. A rank has at most one unanswered request."""
+    """The requests for all tensors that became ready on a rank since its last Request.
+
+    A rank has at most one unanswered Request.
+    """
 
     epoch: int
     serial: int
@@ -117,9 +120,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
 
 
 class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
-    """A rank leaves on its own: by ``shutdown()``, at the end of its script, or because of an exception.
+    """The message of a rank that leaves: by ``shutdown()``, at the end of its script, or because of an exception.
 
-    ``broken``: its data path has failed, so it will not run buckets that the coordinator has already announced.
+    ``broken``: its transport has failed, so it will not run buckets that the coordinator has already announced.
     """
 
     reason: str
@@ -129,16 +132,17 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """The last message of a rank, after Farewell.
 
-    It has run every announced bucket, so the end of its process is no failure.
+    The rank has run all announced buckets, so if its process ends now, this is no failure.
     """
 
 
 class ReplayStatus(msgspec.Struct, frozen=True, array_like=True, tag="replay_status"):
-    """The bucket of the schedule at which a rank is during replay; not counted as a control message.
+    """The bucket of the schedule that a rank has reached in replay; not counted as a control message.
 
-    A rank sends it on its own as an ``alarm`` if it has been at one bucket for long, and with ``moved`` when it has
-    gone on after an alarm. If ``launched``, the rank has launched the bucket at ``place`` and waits for the other
-    ranks. Otherwise that bucket is its next one, and ``missing`` are the tensors of it that were not yet submitted.
+    If ``launched``, the rank has launched the bucket at ``place`` and waits for the other ranks. Otherwise that bucket
+    is the next that it will launch, and ``missing`` are those tensors of the bucket that were not yet submitted. A rank
+    sends this as the answer to Where. It also sends it unasked: with ``alarm`` if it has been at one bucket for long,
+    and with ``moved`` when it has gone on after an alarm.
     """
 
     epoch: int
@@ -148,14 +152,15 @@ class ReplayStatus(msgspec.Struct, frozen=True, array_like=True, tag="replay_sta
     names: tuple[str, ...]  # names of the bucket's tensors
     missing: tuple[str, ...] = ()
     alarm: bool = False
-    moved: bool = False  # it has gone on since its alarm
-    waits_s: float = 0.0  # for how long it has been at this bucket
+    moved: bool = False  # the rank has gone on since its alarm
+    waits_s: float = 0.0  # how long the rank has been at this bucket
 
 
 class Busy(msgspec.Struct, frozen=True, array_like=True, tag="busy"):
-    """A rank's engine has been busy with one decided step for long; not counted as a control message.
+    """The report that a rank's engine has been busy with one step for long; not counted as a control message.
 
-    ``over``: that step has now ended. The same step has the same ``what`` and ``index`` on all ranks.
+    A step is a negotiated bucket, a drain, or other work of the engine. It has the same ``what`` and ``index`` on all
+    ranks. ``over``: the step, which was reported before, has now ended.
     """
 
     what: str  # description, such as "allreduce 'x'" or "leaving replay (Drain of epoch 3)"
@@ -164,19 +169,19 @@ class Busy(msgspec.Struct, frozen=True, array_like=True, tag="busy"):
     names: tuple[str, ...]  # names of its tensors
     waits_s: float = 0.0
     over: bool = False
-    has_deadline: bool = False  # the step ends on its own in the end: no stall while all ranks answer
+    has_deadline: bool = False  # the step has a time limit of its own: it is no stall while all ranks answer
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """The answer to Probe: a description of what this rank is doing; not counted as a control message."""
+    """The answer to Probe: a text that says what this rank is doing; not counted as a control message."""
 
     text: str
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """A rank in replay asks to leave replay, because its schedule does not fit what was submitted.
+    """A rank's request to leave replay, because what was submitted does not fit the schedule.
 
-    ``slow``: the rank only suspects this, because nothing has moved for long; the schedule may still fit.
+    ``slow``: the rank only suspects this, because it has launched no bucket for long; the schedule may still fit.
     """
 
     epoch: int
@@ -186,22 +191,19 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
 
 
 class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
-    """The answer to Freeze: the rank launches nothing more.
-
-    It says the last place that was launched in each process set.
-    """
+    """The answer to Freeze: the rank launches nothing more. ``launched`` is how far it has come."""
 
     epoch: int
-    launched: tuple[tuple[int, int], ...]  # (set id, place); place -1: nothing was launched
+    launched: tuple[tuple[int, int], ...]  # (set id, last launched place); place -1: none was launched
 
 
 class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
-    """Load and progress of a rank, sent every ``pulse_s`` seconds if that is set; not counted as a control message.
+    """The load and progress of a rank, sent every ``pulse_s`` seconds if that is set; not counted as a control message.
 
     Counts and times are totals since ``init``.
     """
 
-    at_s: float  # by the rank's own monotonic clock
+    at_s: float  # time by the rank's own monotonic clock
     steps: int
     user_s: float  # time that the user's threads have spent in ``wait``
     cpu_s: float
@@ -212,21 +214,24 @@ class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
-    """Where a rank's main thread spends its time, sent if the launcher asks; not counted as a control message."""
+    """A record of where a rank's main thread spends its time; not counted as a control message.
+
+    It is sent if the launcher asks for it.
+    """
 
     steps: int  # number of steps that were sampled
     seconds: float  # duration of these steps
-    input_s: float  # of these, time spent waiting for the next item of the loop's iterable
+    input_s: float  # part of ``seconds``: time spent waiting for the next item of the loop's iterable
     loop: str  # the loop that was found
-    lines: tuple[tuple[str, str, float, float], ...]  # file and number, text, seconds, of these input
+    lines: tuple[tuple[str, str, float, float], ...]  # file and line, text, seconds, input part of these
 
 
 class Digests(msgspec.Struct, frozen=True, array_like=True, tag="digests"):
-    """Digests of a rank's copies of the parameters after a step; not counted as a control message.
+    """The digests of a rank's copies of the parameters after a step; not counted as a control message.
 
-    Nobody waits for the outcome. ``label`` names the optimizer, and is the same on every member of the process set
-    ``set_id``. ``tensors`` describes the parameters in words and in their order. It is empty if a description with
-    the same ``described`` was sent before.
+    No rank waits for the result of the comparison. ``label`` names the optimizer, and is the same on every member of
+    the process set ``set_id``. ``tensors`` contains a description of each parameter, in order. It is empty if this rank
+    has sent these descriptions before, with the same ``described``.
     """
 
     set_id: int
@@ -240,20 +245,27 @@ class Digests(msgspec.Struct, frozen=True, array_like=True, tag="digests"):
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """The answer to Explain: the first elements of that tensor, as digested; empty if it has changed since."""
+    """The answer to Explain: the first elements of the requested tensor.
+
+    It is empty if the tensor no longer has the digest that was sent.
+    """
 
     dtype: str = ""
     data: bytes = b""
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag="settle"):
-    """A rank is about to leave. It gets Settled when its digests have been compared, or can no longer be compared."""
+    """The message of a rank that is about to leave.
+
+    The coordinator answers with Settled when the digests of this rank have been compared, or can no longer be compared.
+    """
 
 
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
-    """A rank has launched everything before ``Resume.until``, and launches no more in this epoch; only while tuning.
+    """The message of a rank that has launched everything before ``Resume.until``; sent only while a search runs.
 
-    ``periods_ns``: the duration of each period, without the first one after the Resume.
+    The rank launches no more in this epoch. ``periods_ns``: the duration of each period, without the first period after
+    the Resume.
     """
 
     epoch: int
@@ -291,19 +303,22 @@ ToCoordinator = (
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """All ranks of the world have arrived, and the world begins."""
+    """The message to each rank that the world begins, because all of its ranks have arrived."""
 
     session: str
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """This world cannot begin; ``text`` says why."""
+    """The message to each rank that this world cannot begin; ``text`` says why."""
 
     text: str
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
-    """One collective. Its ``index`` is its position in one order that is common to all process sets."""
+    """A bucket that the ranks must run, as one collective.
+
+    ``index`` is its position in the one order of all buckets of all process sets.
+    """
 
     index: int
     set_id: int
@@ -311,16 +326,16 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
     names: tuple[str, ...]
     rows: tuple[tuple[tuple[int, ...], ...], ...] = ()  # ragged kinds: [name][member] = rows of that member
     digests: tuple[tuple[bytes, ...], ...] = ()  # object collectives: [name][member]
-    specs: tuple[bytes, ...] = ()  # only if a member has joined: it needs them to take part with zeros
+    specs: tuple[bytes, ...] = ()  # only if a member has joined: that member needs them to take part with zeros
     result: int = -1  # ADD_SET: id of the new set; JOIN: the last rank that joined
-    compressor: str = ""  # compressor of the bucket, if its specs leave the choice to the setting
+    compressor: str = ""  # compressor of the bucket, if the compressor of its specs is BY_SETTING
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """The collectives with these names will not run.
+    """The decision that the collectives with these names will not run.
 
-    ``error`` is "mismatch", or "lost" if ranks are gone; these are ``ranks``. ``kinds`` and ``parts`` are what the ranks
-    asked for, if they disagree: the operations, and what the tensors are part of.
+    ``error`` is "mismatch" if the ranks disagree, or "lost" if ``ranks`` have left or died. For a mismatch, ``kinds``
+    are the different operations that the ranks requested, and ``parts`` the different texts ``Spec.part_of``.
     """
 
     set_id: int
@@ -335,7 +350,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 class Planned(msgspec.Struct, frozen=True, array_like=True):
     """One bucket of a schedule.
 
-    A ragged slot keeps its place but is negotiated each time, because its sizes or bytes differ from step to step.
+    A ragged slot keeps its place in the schedule, but is negotiated each time, because its sizes or bytes differ from
+    step to step.
     """
 
     set_id: int
@@ -343,12 +359,12 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     names: tuple[str, ...]  # "" for calls without a name, which are recognized by their specs
     specs: tuple[bytes, ...]
     ragged: bool = False
-    compressor: str = ""  # compressor of the bucket, if its specs leave the choice to the setting
-    commit: bool = False  # a set's last bucket on devices before a wait: after it the hosts confirm to each other
+    compressor: str = ""  # compressor of the bucket, if the compressor of its specs is BY_SETTING
+    commit: bool = False  # a set's last device bucket in a segment: then the hosts tell each other that all launched it
 
 
 class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
-    """A schedule, sent once: the buckets of one period, in the order in which the ranks launch them."""
+    """A schedule: the buckets of one period, in the order in which the ranks launch them. It is sent once."""
 
     schedule: int
     digest: bytes
@@ -356,44 +372,51 @@ class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
-    """From now on, the ranks replay ``schedule``.
+    """The order to replay ``schedule`` from now on.
 
-    A place is period * buckets + position. Launching begins at ``start``. For each process set, places up to
-    ``after[set]`` have run already.
+    Places are numbered through all periods: place = number of the period * number of buckets + position in the
+    schedule. Launching begins at place ``start``. ``after`` holds, for each process set, the last place that has
+    already run.
     """
 
     epoch: int
     schedule: int
     start: int
     after: tuple[tuple[int, int], ...] = ()
-    until: int = -1  # the end of a period: launch nothing from here on, then send Paused; -1: no limit
+    until: int = -1  # the end of a period: launch nothing from this place on, but send Paused; -1: no limit
 
 
 class Adjust(msgspec.Struct, frozen=True, array_like=True, tag="adjust"):
-    """Settings that apply from now on, on every rank. Communicators that depend on them are closed and opened again."""
+    """Values of settings that apply from now on, on every rank.
+
+    Communicators that depend on these settings are closed and opened again.
+    """
 
     values: tuple[tuple[str, str | int | float | bool], ...]
 
 
 class Freeze(msgspec.Struct, frozen=True, array_like=True, tag="freeze"):
-    """Tells a rank to launch nothing more, and to answer with Frozen."""
+    """The order to launch nothing more, and to answer with Frozen."""
 
     epoch: int
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
-    """Tells a rank to run everything up to ``highest``. Places up to ``lowest`` are valid, those after it are void."""
+    """The order to run all buckets up to place ``highest``.
+
+    Buckets up to place ``lowest`` are valid, later ones are void.
+    """
 
     epoch: int
     highest: tuple[tuple[int, int], ...]  # (set id, place)
     lowest: tuple[tuple[int, int], ...]
-    items: tuple[Bucket | Failure | Arranged | Resume | Adjust, ...] = ()  # what follows; (): negotiation
+    items: tuple[Bucket | Failure | Arranged | Resume | Adjust, ...] = ()  # what to do after the drain; (): negotiate
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
-    """Buckets and other decisions that became ready, in order.
+    """Buckets and other decisions of the coordinator, in the order in which they must be carried out.
 
-    ``serial`` is the serial of the request that it acknowledges, or 0 if it acknowledges none.
+    ``serial`` is the serial of the Request that it answers, or 0 if it answers none.
     """
 
     epoch: int
@@ -402,32 +425,44 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """Ranks that died: every collective that needs them has failed."""
+    """The message that ranks have died: every collective that needs them has failed."""
 
     ranks: tuple[int, ...]  # world ranks of the session
     reason: str
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
-    """The answer to Bye: no bucket will be sent after it."""
+    """The answer to Bye: the rank gets no bucket after it."""
 
 
 class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
-    """Asks a rank to answer with its ReplayStatus, because another rank has waited for too long."""
+    """The question at which bucket a rank is, which it answers with its ReplayStatus.
+
+    It is asked because another rank has waited for too long.
+    """
 
     epoch: int
 
 
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
-    """Asks a rank to answer with Alive: others wait for it, and there is no other sign that it is still running."""
+    """The question whether a rank is still running, which it answers with Alive.
+
+    It is asked because other ranks wait for this rank, and no other message has come from it.
+    """
 
 
 class Show(msgspec.Struct, frozen=True, array_like=True, tag="show"):
-    """Asks a rank to answer with its Stack, because others wait for it."""
+    """The request for the Python stack of a rank, which it answers with Stack.
+
+    It is sent if other ranks wait for it.
+    """
 
 
 class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
-    """The ranks' copies of the parameters differ and the job ends; the fields are those of ReplicasDiffer."""
+    """The message that the ranks' copies of the parameters differ and the job ends.
+
+    The fields are those of ReplicasDiffer.
+    """
 
     text: str
     tensor: str
@@ -438,7 +473,10 @@ class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
 
 
 class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
-    """Asks a rank to answer with a Sample of tensor number ``index``, because the ranks' copies of it differ."""
+    """The request for the values of tensor number ``index``, because the ranks' copies of it differ.
+
+    The rank answers with a Sample.
+    """
 
     set_id: int
     label: str
@@ -453,11 +491,11 @@ class Notice(msgspec.Struct, frozen=True, array_like=True, tag="notice"):
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """The answer to Settle: nothing of this rank is left to be compared."""
+    """The answer to Settle: the coordinator will compare no more digests of this rank."""
 
 
 class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
-    """Nothing has moved for so long that the job ends; ``text`` says what waits for which ranks."""
+    """The message that the job ends because of a stall; ``text`` says what waits for which ranks."""
 
     text: str
 
@@ -486,7 +524,7 @@ FromCoordinator = (
 
 
 class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """Stores a value under a key."""
+    """The request to store a value under a key."""
 
     serial: int
     key: str
@@ -494,9 +532,9 @@ class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
 
 
 class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
-    """Asks for the value of a key.
+    """The request for the value of a key.
 
-    The answer comes when the key exists, when ``timeout_s`` has passed, or when a rank is lost.
+    The reply comes when the key exists, when ``timeout_s`` has passed, or when a rank is lost.
     """
 
     serial: int
@@ -505,7 +543,7 @@ class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Adds ``amount`` to the integer that is stored under a key."""
+    """The request to add ``amount`` to the integer that is stored under a key."""
 
     serial: int
     key: str
@@ -513,20 +551,23 @@ class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
 
 class StoreDelete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """Deletes every key that begins with ``prefix`` from the store."""
+    """The request to delete all keys that begin with ``prefix``."""
 
     serial: int
     prefix: str
 
 
 class StoreClock(msgspec.Struct, frozen=True, array_like=True, tag="clock"):
-    """Asks for the time by the clock of the process that holds the store; it is answered at once."""
+    """The request for the time by the clock of the process that holds the store. The reply comes at once."""
 
     serial: int
 
 
 class StoreReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The answer to a store request. ``error`` is "", "timeout", "closed", or begins with "lost: " or "value: "."""
+    """The reply to a request to the store.
+
+    ``error`` is "", "timeout", "closed", or a text that begins with "lost: " or "value: ".
+    """
 
     serial: int
     value: bytes
@@ -553,10 +594,11 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """Return the encoded bytes of any record of this module.
+    """Return the encoded bytes of ``record``, which may be any record of this module.
 
-    Text of an error may contain lone surrogates, as paths that are not UTF-8 do: they are replaced by backslash
-    escapes. In a Request they raise UnicodeEncodeError, because names are compared and must not change.
+    Text may contain lone surrogates, for example an error message with a path that is not UTF-8. They are replaced by
+    backslash escapes, except in a Request: there they raise UnicodeEncodeError, because operations of different ranks
+    are paired by their names, so names must not change.
     """
     try:
         return _encoder.encode(record)
@@ -567,7 +609,7 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def encodable(value: Any) -> Any:
-    """Return ``value``, a record or a part of one, with all text in it made encodable as UTF-8."""
+    """Return a copy of ``value`` (a record or a part of one) in which all text can be encoded as UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, msgspec.Struct):
@@ -583,7 +625,8 @@ def encodable(value: Any) -> Any:
 def decode_to_coordinator(data: bytes) -> ToCoordinator:
     """Decode a message from a rank to the coordinator.
 
-    This and the other decoders raise msgspec.DecodeError (ValidationError for well-formed bytes of the wrong shape).
+    This and the other decoders raise msgspec.DecodeError for bytes that cannot be decoded, or its subclass
+    ValidationError if they can be decoded but form no such message.
     """
     return _decode(_to_coordinator, data)
 

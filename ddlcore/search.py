@@ -1,4 +1,4 @@
-"""Build the search for better settings that a job's settings ask for: its knobs, its tuner and its first point."""
+"""Build the search for better settings for which a job's settings ask: its knobs, its tuner and its first values."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def build_search_driver(
     watchers: Sequence[Watcher] = (),
     warm: Sequence[Mapping[str, Value]] = (),
 ) -> SearchDriver:
-    """Return the search that ``settings`` ask for.
+    """Return the search for which ``settings`` ask.
 
-    ``hosts``: host index of each rank, None if not yet known. ``launcher``: name of the launcher that starts the ranks.
-    Raises ValueError or PluginError with a message of one line for settings that cannot be used.
+    ``hosts``: the host index of each rank; None if it is not known yet. ``launcher``: the name of the launcher that
+    starts the ranks. ``watchers`` are told about each step of the search. ``warm``: combinations of settings to try
+    first. Raises ValueError or PluginError with a message of one line for settings that cannot be used.
     """
     if not settings["replay"]:
         raise ValueError("autotune measures steps that are replayed, and replay is off; leave --no-replay out")
@@ -47,7 +48,10 @@ def plan_search(
     launcher: str = "",
     warm: Sequence[Mapping[str, Value]] = (),
 ) -> Plan:
-    """Return which knobs are searched, where the search begins, and how it goes. Raises as ``build_search_driver``."""
+    """Return which settings are searched, with which values the search begins, and how long it measures.
+
+    Arguments and errors are those of ``build_search_driver``.
+    """
     default: dict[str, Value] = {name: value for name, value in settings.items() if name != "overlap"}
     across = 2 if hosts is None else len(set(hosts))
     default["overlap"] = "on" if settings.overlaps(across) else "off"
@@ -58,7 +62,7 @@ def plan_search(
             "autotune: every setting that could be searched is given by a flag or variable; leave some out"
         )
     make = partial(_make_tuner, registry, chosen_tuner(settings, registry))
-    make(knobs)  # imports its modules now, instead of while the ranks train
+    make(knobs)  # imports the tuner's modules now, not while the ranks train
     return Plan(
         knobs,
         {knob.name: default[knob.name] for knob in knobs},
@@ -71,7 +75,7 @@ def plan_search(
 
 
 def chosen_tuner(settings: Settings, registry: Registry) -> str:
-    """Return the name of the tuner to use. Raises PluginError if the one that is asked for cannot be used."""
+    """Return the name of the tuner that the settings choose. Raises PluginError if that tuner cannot be used."""
     name = settings.text("tuner")
     if name == "auto":
         bayes = registry.tuners.get("bayes")
@@ -85,7 +89,7 @@ def _make_tuner(registry: Registry, name: str, knobs: Sequence[Knob]) -> Tuner:
 
 
 def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, launcher: str) -> list[Knob]:
-    """Return the knobs of the core, and those of the plugins that the ranks will use."""
+    """Return the knobs of the core, and of those plugins that the ranks will use."""
     knobs = list(CORE)
     if settings["autotune_compression"]:
         knobs.append(COMPRESSION)
@@ -102,7 +106,7 @@ def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, 
 
 
 def _flat_or_not(backend: str, route: Route) -> list[Knob]:
-    """Return a knob that chooses, on several hosts, between reducing within each host first and reducing flat."""
+    """Return a knob for jobs on several hosts: reduce within each host first, or among all ranks at once."""
     if not route.parts or route.kinds:
         return []
     cross = route.parts[1].name

@@ -1,4 +1,4 @@
-"""Build what observes a rank while it trains, as the settings ask: metrics, pulses, samples."""
+"""Build the objects that observe a rank while it trains, for which the settings ask: metrics, pulses, samples."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ddlcore.types import Placement
 
 
 class Observer(Protocol):
-    """Observes a rank until it is closed, in threads of its own."""
+    """An object that observes a rank in threads of its own, until it is closed."""
 
     def close(self) -> None:
-        """Stop observing. May be called again."""
+        """Stop observing. A second call has no effect."""
 
 
 class Subject(Protocol):
-    """The rank that is observed: a started Job."""
+    """The rank that is observed. A Job that has been started implements it."""
 
     rank: int
     size: int
@@ -42,9 +42,9 @@ class Subject(Protocol):
 
 
 def observers(job: Subject) -> list[Observer]:
-    """Return all observers that the settings ask for.
+    """Return all observers for which the settings ask; they run already.
 
-    Raises ValueError with a message of one line if one of them cannot be built; then none is left running.
+    Raises ValueError with a message of one line if one of them cannot be started; then all others are closed.
     """
     made: list[Observer] = []
     try:

@@ -1,4 +1,4 @@
-"""Define the common types of ddl: element types, operations, devices, tensor memory, placement of ranks, and knobs."""
+"""Define the types that all parts of ddl use: element types, operations, devices, buffers, ranks' places, and knobs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
     "Value",
 ]
 
-BF16_NAME = "bfloat16"  # numpy has no such type; this is its name in ml_dtypes and in the frameworks
+BF16_NAME = "bfloat16"  # numpy has no such type; this is the type's name in ml_dtypes and in the frameworks
 
 
 class DType(IntEnum):
-    """An element type. Its integer value is its code in messages and in kernels."""
+    """The type of a tensor's elements. Its integer value is its code in messages and in kernels."""
 
     U8 = 0
     I8 = 1
@@ -47,12 +47,12 @@ class DType(IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Size of one element in bytes."""
+        """The size of one element in bytes."""
         return _ITEMSIZE[self]
 
     @property
     def label(self) -> str:
-        """Usual name of the type, such as ``float32``."""
+        """The usual name of the type, such as ``float32``."""
         return _LABEL[self]
 
     @property
@@ -65,7 +65,7 @@ class DType(IntEnum):
 
     @classmethod
     def of(cls, label: str) -> DType:
-        """Return the type that is called ``label`` (``float32``, ``bfloat16``, …).
+        """Return the type with the usual name ``label`` (``float32``, ``bfloat16``, …).
 
         Raises ValueError for a type that ddl does not support.
         """
@@ -94,7 +94,7 @@ _BY_LABEL = {label: dtype for dtype, label in _LABEL.items()}
 
 
 class ReduceOp(IntEnum):
-    """How the values of the ranks are combined. The integers are those of Horovod."""
+    """An operation by which the values of the ranks are combined. The integers are those of Horovod."""
 
     Average = 0
     Sum = 1
@@ -113,7 +113,10 @@ Product = ReduceOp.Product
 
 
 class Kind(IntEnum):
-    """What a bucket does. JOIN, ADD_SET and REMOVE_SET change the job itself; these and BARRIER carry no tensor."""
+    """The kind of operation that a bucket runs.
+
+    JOIN, ADD_SET and REMOVE_SET change the job itself. These three and BARRIER have no tensor.
+    """
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -127,18 +130,24 @@ class Kind(IntEnum):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether the size of the first dimension may differ between ranks."""
+        """Whether the size of the first dimension may differ between ranks, so that it is negotiated each time."""
         return self in (Kind.ALLGATHER, Kind.ALLTOALL)
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether any dense memory layout may be used, because each element meets only those of its own index."""
+        """Whether any dense memory layout may be used.
+
+        It may if each element is combined only with those of its own index.
+        """
         return self in (Kind.ALLREDUCE, Kind.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device that holds memory: ``cpu``, or for example ``cuda`` with the index by which this process sees it."""
+    """The device that holds a tensor's memory.
+
+    ``kind`` is ``cpu`` or, for example, ``cuda``. ``index`` is the number by which this process sees the device.
+    """
 
     kind: str
     index: int = 0
@@ -154,21 +163,21 @@ CPU = Device("cpu")
 class Buffer:
     """The dense memory of one tensor, without a reference to its framework.
 
-    Only the address, owner, event, stream and order of a persistent request's buffer ever change, and only while the
-    request is not in flight.
+    Only in the buffers of a persistent request do address, owner, event, stream and order ever change, and only while
+    the request is not in flight.
 
-    ``strides`` (in elements) is None for row-major memory, otherwise a permutation of it without gaps. ``owner`` keeps
-    the memory and the event alive. If the producer may still be writing, ``wait`` blocks until the values are complete;
-    None means that they are complete, or that the device orders the work itself. ``event`` is the handle of an event
-    that the producer has recorded on its stream after writing the values; 0 for host memory.
+    ``strides`` (in elements) is None for row-major memory; otherwise the axes are in another order, without gaps.
+    ``owner`` keeps the memory and the event alive. If the framework may still be writing the values, ``wait`` blocks
+    until they are complete; None means that they are complete, or that the device orders the work itself. ``event`` is
+    the handle of an event that the framework has recorded on its stream after writing the values; 0 for host memory.
 
-    ``stream`` is the handle of that stream. ``order`` increases with each event of one stream, so that of several
-    events only the one with the highest ``order`` must be waited for; events whose ``order`` is 0 must each be waited
-    for.
+    ``stream`` is the handle of that stream. ``order`` grows with each event of a stream, so that of several events of
+    one stream only the one with the highest ``order`` must be waited for. An ``order`` of 0 is unknown: each such event
+    must be waited for.
     """
 
     address: int
-    count: int  # elements
+    count: int  # number of elements
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
@@ -180,7 +189,7 @@ class Buffer:
     order: int = 0
 
     def mark_ready(self, event: int, stream: int, order: int) -> None:
-        """Note the event after which the values are complete, its stream, and its order among that stream's events."""
+        """Set the event after which the values are complete, its stream, and its ``order`` on that stream."""
         self.event = event
         self.stream = stream
         self.order = order
@@ -191,7 +200,7 @@ class Buffer:
 
     @property
     def is_dense(self) -> bool:
-        """Whether its elements fill ``nbytes`` bytes from ``address`` on, in any order of the axes."""
+        """Whether the elements fill ``nbytes`` bytes from ``address`` on, in any order of the axes."""
         expected = 1
         for stride, length in sorted(zip(self.strides or (), self.shape)):
             if length > 1 and stride != expected and self.count:
@@ -202,15 +211,15 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rank of a communicator, with the host where the launcher has placed it."""
+    """One rank of a communicator, and the host on which the launcher has placed it."""
 
     rank: int  # world rank
-    host: int  # host index from the launcher: the only proof that two ranks share a host
+    host: int  # host index from the launcher; two ranks share a host if and only if it is equal
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The position of one rank in the job. Everything else follows from the host index of every rank."""
+    """The position of one rank in the job. All of its properties follow from the host indexes of the ranks."""
 
     rank: int
     hosts: tuple[int, ...]  # (size,) host index of each rank
@@ -225,7 +234,7 @@ class Placement:
 
     @property
     def local_rank(self) -> int:
-        """Number of lower ranks on this rank's host."""
+        """The number of lower ranks on this rank's host."""
         return self.hosts[: self.rank].count(self._mine)
 
     @property
@@ -243,7 +252,7 @@ class Placement:
 
     @property
     def cross_rank(self) -> int:
-        """Position of this rank among the ranks that have the same local rank on their hosts."""
+        """The position of this rank among the ranks that have the same local rank on their hosts."""
         return self._same_local_rank().index(self._mine)
 
     @property
@@ -256,7 +265,7 @@ class Placement:
         return len({self.hosts.count(host) for host in self.hosts}) == 1
 
     def among(self, ranks: Sequence[int]) -> Placement:
-        """Return this rank's placement in a world that consists of ``ranks`` only, in that order."""
+        """Return this rank's placement in a world that consists of ``ranks`` only. Their order gives the new ranks."""
         return Placement(list(ranks).index(self.rank), tuple(self.hosts[r] for r in ranks))
 
 
@@ -271,13 +280,13 @@ class Knob:
     low: float = 0.0
     high: float = 0.0
     choices: tuple[Value, ...] = ()  # if not empty, the value is one of these and there is no range
-    logarithmic: bool = False  # for a range: steps are equal ratios, as for bytes; ``low`` must be above 0
+    logarithmic: bool = False  # for a range: equal steps are equal ratios, as for bytes; ``low`` must be above 0
     whole: bool = True  # for a range: integers only
-    reopens: bool = False  # takes effect when a communicator opens: it is opened again for each value
+    reopens: bool = False  # takes effect only when a communicator opens, so it is opened again for each value
     doc: str = ""
 
     def holds(self, value: Value) -> bool:
-        """Return whether ``value`` is allowed for this knob."""
+        """Return whether ``value`` is one of the values that this knob allows."""
         if self.choices:
             return any(value == choice and type(value) is type(choice) for choice in self.choices)
         if isinstance(value, (str, bool)) or (self.whole and not isinstance(value, int)):
@@ -285,7 +294,7 @@ class Knob:
         return self.low <= value <= self.high
 
     def at(self, part: float) -> Value:
-        """Return the value at the fraction ``part`` (0 to 1) of the way from the first to the last value."""
+        """Return the value at the fraction ``part`` (0 to 1) of the way from the first value to the last."""
         if self.choices:
             return self.choices[min(int(part * len(self.choices)), len(self.choices) - 1)]
         if self.logarithmic:
@@ -296,7 +305,10 @@ class Knob:
         return int(min(max(round(value), math.ceil(self.low)), math.floor(self.high))) if self.whole else value
 
     def part(self, value: Value) -> float:
-        """Return the position of ``value`` between the first and the last value, 0 to 1; values outside are clipped."""
+        """Return the position of ``value`` between the first and the last value, as a fraction from 0 to 1.
+
+        A value outside the range counts as the nearest end.
+        """
         if self.choices:
             at = self.choices.index(value) if value in self.choices else 0
             return (at + 0.5) / len(self.choices)

@@ -1,4 +1,4 @@
-"""Collects the public verbs: users import them from here, and framework packages are built on them."""
+"""The public verbs: users import them from here, and the packages for frameworks are built on them."""
 
 from __future__ import annotations
 

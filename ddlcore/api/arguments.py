@@ -1,4 +1,4 @@
-"""Resolves the arguments that the verbs of all frameworks share: the reduction operation and the compression."""
+"""Checks and converts two arguments that the verbs of all frameworks have: the operation and the compression."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ __all__ = ["UserCompressor", "gradient_compression", "resolve_op", "wire_compres
 
 
 class UserCompressor(Protocol):
-    """A compressor class written by the user: the tensor that ``compress`` returns is reduced in place of the original
-    one.
+    """A compressor that the user has written, as a class with two static methods.
+
+    The tensor that ``compress`` returns is reduced instead of the original one.
     """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to send, and any context that ``decompress`` needs."""
+        """Return the tensor to reduce, and an object that ``decompress`` needs, of any type."""
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the reduced tensor in its original type and shape."""
+        """Return the reduced tensor in its original type and shape.
+
+        ``ctx`` is the object that ``compress`` returned.
+        """
 
 
 def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3) -> ReduceOp:
-    """Return the operation that ``op``, or the older argument ``average``, asks for; Average if neither is given.
+    """Return the operation for the arguments ``op`` and ``average``, an older one; Average if neither is given.
 
-    Raises ValueError if both are given, for an unknown operation, and for Adasum.
+    Raises ValueError if both are given, for an unknown operation, and for Adasum. ``stacklevel``: for the warning that
+    ``average`` is deprecated.
     """
     if op is None:
         if average is None:
@@ -49,11 +54,12 @@ def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3)
 
 
 def wire_compression(compression: Any) -> tuple[str, UserCompressor | None]:
-    """Return the name of a core compressor, and the user's own compressor to run around it (None if there is none).
+    """Return the name of a compressor of ddl, and the user's own compressor (None if there is none).
 
+    If there is one, the name is "none", and the caller must use the user's compressor before and after the reduction.
     ``compression`` is one of: the name of a compressor; a class that has such a name in its attribute ``wire``, as
-    ``Compression.fp16`` has; or a class with both methods of UserCompressor. ``wire`` counts only if it is defined in
-    the class itself: a subclass that compresses in another way is a compressor of the user's own. Raises ValueError for
+    ``Compression.fp16`` has; or a class with both methods of UserCompressor. ``wire`` is used only if the class itself
+    defines it: a subclass may compress in another way, so it counts as a compressor of the user. Raises ValueError for
     anything else.
     """
     if isinstance(compression, str):
@@ -70,9 +76,9 @@ def wire_compression(compression: Any) -> tuple[str, UserCompressor | None]:
 
 
 def gradient_compression(compression: Any) -> tuple[str, UserCompressor | None]:
-    """Resolve the compression of gradients: like ``wire_compression``, but None selects the job's setting.
+    """Do the same as ``wire_compression``, but for None return the name that stands for the job's setting.
 
-    Only optimizers, tapes and trainers use it, for their gradients. A tensor that the user reduces with a verb is
+    Only optimizers, tapes and trainers use this, for their gradients. A tensor that the user reduces with a verb is
     compressed only if that call asks for it. The coordinator resolves the setting for all ranks.
     """
     return (BY_SETTING, None) if compression is None else wire_compression(compression)

@@ -1,4 +1,4 @@
-"""The verbs for numpy arrays, with Horovod's signatures; ``import ddlcore`` itself offers them."""
+"""The verbs for numpy arrays, with the arguments that Horovod's have; ``import ddlcore`` offers these functions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def allreduce_async(
 ) -> Handle:
     """Start an allreduce of the ranks' arrays with ``op`` into a new array, and return its handle.
 
-    ``prescale_factor`` multiplies the values before the reduction, ``postscale_factor`` the result.
+    ``prescale_factor`` multiplies the values before the reduction, and ``postscale_factor`` the result after it.
     """
     return _start(tensor, None, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
@@ -89,7 +89,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    """Start an allreduce in place, and return its handle."""
+    """Start an allreduce that writes its result to ``tensor``, and return its handle."""
     return _start(tensor, tensor, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
@@ -133,7 +133,10 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    """Start an allreduce of arrays that are reduced together; the handle's result is a list of new arrays."""
+    """Start an allreduce of several arrays; none is reduced before all are ready. Return its handle.
+
+    The result of the handle is a list of new arrays.
+    """
     return _ops.grouped_allreduce_async(
         tensors,
         name=name,
@@ -154,7 +157,10 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    """Start an in-place allreduce of arrays that are reduced together, and return its handle."""
+    """Start an allreduce of several arrays that writes the results to them, and return its handle.
+
+    No array is reduced before all are ready.
+    """
     return _ops.grouped_allreduce_async(
         tensors,
         outputs=tensors,
@@ -173,12 +179,15 @@ def grouped_allreduce(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> li
 
 
 def grouped_allreduce_(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
-    """Run ``grouped_allreduce_async_`` with these arguments, wait for it, and return the given arrays."""
+    """Run ``grouped_allreduce_async_`` with these arguments, wait for it, and return the arrays ``tensors``."""
     return list(grouped_allreduce_async_(tensors, *args, **kwargs).wait())
 
 
 def allgather_async(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """Start an allgather along the first dimension, in which the ranks may differ, and return its handle."""
+    """Start an allgather along the first dimension, and return its handle.
+
+    The arrays of the ranks may have different sizes in the first dimension.
+    """
     return _ops.allgather_async(tensor, name=name, process_set=process_set)
 
 
@@ -190,7 +199,7 @@ def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = 
 def grouped_allgather_async(
     tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start an allgather of arrays that are gathered together, and return its handle."""
+    """Start an allgather of several arrays; none is gathered before all are ready. Return its handle."""
     return _ops.grouped_allgather_async(tensors, name=name, process_set=process_set)
 
 
@@ -218,7 +227,7 @@ def broadcast(
 def broadcast_async_(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start a broadcast in place, and return its handle."""
+    """Start a broadcast from ``root_rank`` that writes its result to ``tensor``, and return its handle."""
     return _ops.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
 
 
@@ -237,7 +246,8 @@ def alltoall_async(
 ) -> Handle:
     """Start an alltoall, and return its handle.
 
-    The result is the pair (output, received_splits), where ``received_splits`` has the number of rows from each rank.
+    ``splits[r]`` rows are sent to rank r of the process set (None: equal parts). The result is a pair: the rows that
+    this rank received, and how many of them came from each rank.
     """
     return _ops.alltoall_async(tensor, splits, name=name, process_set=process_set)
 
@@ -248,7 +258,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Run ``alltoall_async``, wait for it, and return the output without ``splits``, else (output, received_splits)."""
+    """Run ``alltoall_async`` and wait for it.
+
+    Returns the rows that this rank received. If ``splits`` is given, returns the pair that is the result of
+    ``alltoall_async``.
+    """
     output, received = alltoall_async(tensor, splits, name, process_set).wait()
     return output if splits is None else (output, received)
 
@@ -262,7 +276,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     compression: str = "none",
 ) -> Handle:
-    """Start a reducescatter over the first dimension, and return its handle."""
+    """Start a reducescatter, and return its handle. The result is this rank's rows of the reduced array."""
     return _ops.reducescatter_async(
         tensor,
         op=op,
@@ -288,7 +302,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     compression: str = "none",
 ) -> Handle:
-    """Start a reducescatter of arrays that are reduced together, and return its handle."""
+    """Start a reducescatter of several arrays; none is reduced before all are ready. Return its handle."""
     return _ops.grouped_reducescatter_async(
         tensors,
         op=op,

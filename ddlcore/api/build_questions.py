@@ -1,6 +1,6 @@
-"""Makes the functions by which scripts written for Horovod ask what a framework's package was built with.
+"""Makes the functions by which Horovod's scripts ask what a framework's package was built with.
 
-Here they answer what is installed. A framework's package names the functions, and nothing else of them is its own.
+In ddl, they answer what is installed. A framework's package only names the functions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class BuildQuestions:
-    """Makes functions without arguments for the module with the name ``module``, with docstrings for ``help``.
+    """A factory of functions without arguments, with docstrings, for the module with the name ``module``.
 
-    Each method takes the name of the function, the name of the transport that it asks about, and what users call the
-    library behind that transport.
+    Each method returns one function. Its arguments: ``name`` is the name of the function, ``transport`` the name of the
+    transport about which it answers, and ``library`` the usual name of the library that this transport uses.
 
     >>> x_built = BuildQuestions(__name__).built("x_built", "x", "X")
     """
@@ -29,25 +29,28 @@ class BuildQuestions:
         self._module = module
 
     def built(self, name: str, transport: str, library: str, note: str = "") -> Callable[[], bool]:
-        """Return the function that tells whether the transport is installed; see ``ddlcore.api.built``.
+        """Return a function that returns whether the transport is installed; see ``ddlcore.api.built``.
 
-        ``note``: what else its docstring says.
+        ``note``: a sentence for the function's docstring.
         """
         said = f"Return whether {library} is installed as a transport. "
         return self._made(name, partial(built, transport), said + (note or "It may be called before ``init``."))
 
     def enabled(self, name: str, transport: str, library: str) -> Callable[[], bool]:
-        """Return the function that tells whether the current job uses the transport; see ``ddlcore.api.enabled``."""
+        """Return a function that returns whether the current job uses the transport; see ``ddlcore.api.enabled``."""
         said = f"Return whether the current job communicates over {library}. Raises NotInitialized before ``init``."
         return self._made(name, partial(enabled, transport), said)
 
     def built_version(self, name: str, transport: str, library: str, example: int) -> Callable[[], int]:
-        """Return the function that tells the library's version code; see ``ddlcore.api.built_version``."""
+        """Return a function that returns the version code of the library; see ``ddlcore.api.built_version``.
+
+        ``example``: a version code for the function's docstring.
+        """
         said = f"Return the version code of {library}, such as {example}, or 0 if {library} cannot be used here."
         return self._made(name, partial(built_version, transport), f"{said} It may be called before ``init``.", "int")
 
     def threads_supported(self, name: str, transport: str, library: str) -> Callable[[], bool]:
-        """Return the function that tells whether other code may call the library, too.
+        """Return a function that returns whether the program may call the library during the job.
 
         See ``ddlcore.api.threads_supported``.
         """

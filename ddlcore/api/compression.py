@@ -1,6 +1,6 @@
-"""The classes by which a framework's package offers the core's compressors, as Horovod's ``Compression`` does.
+"""Base classes with which a framework's package offers the core's compressors, as Horovod's ``Compression`` does.
 
-Where tensors are sent, only the name in ``wire`` counts, and the core compresses. ``compress`` and ``decompress`` are
+When ddl sends tensors, only the name in ``wire`` is used, and the core compresses. ``compress`` and ``decompress`` are
 for scripts that call them themselves.
 """
 
@@ -12,13 +12,13 @@ __all__ = ["FloatCompression", "NoCompression"]
 
 
 class NoCompression:
-    """Sends values unchanged."""
+    """The class by which tensors are sent without compression."""
 
     wire: ClassVar[str] = "none"
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, None]:
-        """Return the tensor itself."""
+        """Return the tensor itself, and None."""
         return tensor, None
 
     @staticmethod
@@ -28,10 +28,10 @@ class NoCompression:
 
 
 class FloatCompression:
-    """The base of the classes that send floats in a narrower type; tensors of other types are sent as they are.
+    """The base of the classes by which floats are sent in a narrower type. Tensors of other types are not changed.
 
-    A framework writes ``is_float`` and ``cast`` in a class of its own, and derives one class for each type. That class
-    defines ``wire``, the name of the compressor of the core, itself (see ``wire_compression``), and ``narrow``.
+    A framework defines ``is_float`` and ``cast`` in a subclass, and derives from that one class for each type. Such a
+    class must itself define ``wire``, the name of the core's compressor (see ``wire_compression``), and ``narrow``.
 
     >>> class Fp16(MyFloats):
     ...     wire = "fp16"
@@ -47,15 +47,18 @@ class FloatCompression:
 
     @staticmethod
     def cast(tensor: Any, dtype: Any) -> Any:
-        """Return the tensor in another type."""
+        """Return the tensor with its elements converted to the type ``dtype``."""
         raise NotImplementedError
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return a tensor of floats in the narrower type, and its own type; else the tensor itself, and None."""
+        """Return a tensor of floats converted to the type ``narrow``, and its original type.
+
+        For other tensors, returns the tensor itself, and None.
+        """
         return (cls.cast(tensor, cls.narrow), tensor.dtype) if cls.is_float(tensor) else (tensor, None)
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """Return the tensor in the type ``ctx`` that it had before ``compress``."""
+        """Return the tensor in the type that it had before ``compress``, which is ``ctx``; None: unchanged."""
         return tensor if ctx is None else cls.cast(tensor, ctx)

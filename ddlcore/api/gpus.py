@@ -1,6 +1,7 @@
 """Decides which GPU a rank uses, from the driver's list and CUDA_VISIBLE_DEVICES, without using any GPU itself.
 
-It asks the driver through its management library, which creates no context: the process may still fork afterwards.
+It asks the driver through NVIDIA's management library. That creates no context on a GPU, so the process may still fork
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Gpus:
     """The GPUs of this machine, in the driver's order, with their names and UUIDs.
 
-    ``parts`` are the UUIDs of the existing MIG instances, ``divided`` the indexes of the GPUs that are divided into
-    them. A process can see at most one instance. ``problem`` says why there are no GPUs.
+    ``parts`` are the UUIDs of the existing MIG instances; ``divided`` are the indexes of the GPUs that are divided into
+    instances. A process can see at most one instance. ``problem`` says why there are no GPUs.
     """
 
-    driver: str = ""  # its version
+    driver: str = ""  # version of the driver
     names: tuple[str, ...] = ()
     uuids: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
@@ -49,29 +50,28 @@ class Gpus:
 
 
 def visible_gpus(gpus: Gpus, environ: Mapping[str, str]) -> int:
-    """Return how many of ``gpus`` CUDA shows to a process with this environment.
+    """Return how many of ``gpus`` CUDA shows to a process with the environment ``environ``.
 
-    If the process sees a MIG instance, that counts as one GPU.
+    A MIG instance that the process sees counts as one GPU.
     """
     return len(shown(environ.get(VISIBLE), gpus.uuids, gpus.parts, gpus.divided))
 
 
 def local_device() -> str:
-    """Return the device of this rank: ``cuda:<local rank>``; ``cuda:0`` if it sees one GPU only; ``cpu`` if it sees
-    none.
+    """Return the device of this rank: ``cuda:<index>``, or ``cpu`` if the process sees no GPU.
 
-    Any thread may call it after ``init()``. If this host has more ranks than GPUs, the ranks are assigned to the GPUs
-    in turn, and one warning reports both numbers.
+    The index is the local rank, or 0 if the process sees only one GPU. If this host has more ranks than GPUs, the GPUs
+    are assigned to the ranks in turn, and one warning contains both numbers. Any thread may call this after ``init()``.
     """
     index = local_gpu()
     return "cpu" if index is None else f"cuda:{index}"
 
 
 def local_gpu(visible: int | None = None, framework: str = "this framework") -> int | None:
-    """Return the index of this rank's GPU among those that the process sees; None if it sees none.
+    """Return the index of this rank's GPU among the GPUs that the process sees; None if it sees none.
 
-    ``visible``: how many GPUs the framework sees; None for as many as CUDA shows. It serves the ``local_device``
-    functions of plugins.
+    ``visible``: how many GPUs ``framework`` sees; None: as many as CUDA shows. The ``local_device`` functions of
+    plugins call this.
     """
     job = current_job()
     shown = visible_gpus(installed_gpus(), os.environ)
@@ -99,7 +99,8 @@ def local_gpu(visible: int | None = None, framework: str = "this framework") -> 
 def _shared(visible: int, environ: Mapping[str, str]) -> int:
     """Return how many GPUs the ranks of this host have together.
 
-    If CUDA_VISIBLE_DEVICES shows this rank only one GPU, other ranks may see other GPUs; so all that exist are counted.
+    If CUDA_VISIBLE_DEVICES shows this rank only one GPU, other ranks may see other GPUs. So then all existing GPUs are
+    counted.
     """
     if visible > 1 or _visible(environ) is None:
         return visible
@@ -112,7 +113,7 @@ def _visible(environ: Mapping[str, str]) -> str | None:
 
 
 def log_once(level: int, text: str) -> None:
-    """Log ``text`` if this process has not logged it before. Any thread may call it."""
+    """Log ``text`` unless this process has already logged it. Any thread may call this."""
     with _logging:  # functools.cache alone would let two threads log the same text
         _log(level, text)
 
@@ -127,7 +128,7 @@ def _log(level: int, text: str) -> None:
 
 @cache
 def installed_gpus() -> Gpus:
-    """Return what NVIDIA's driver reports; each process asks it only once. It never raises."""
+    """Return the GPUs that NVIDIA's driver reports. Each process asks the driver only once. It never raises."""
     try:
         driver = load_nvml()
     except (Refused, AttributeError) as error:
@@ -153,7 +154,7 @@ def _silent(error: Exception) -> Gpus:
 
 
 def _listed() -> int:
-    """Return how many GPUs the kernel driver has, including those that a container or a scheduler hides from us."""
+    """Return how many GPUs the kernel driver has, including those that a container or a scheduler hides."""
     try:
         return len(list((PROC / "gpus").iterdir()))
     except OSError:

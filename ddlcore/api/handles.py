@@ -12,17 +12,20 @@ __all__ = ["Mapped", "Waitable", "poll", "synchronize"]
 
 @runtime_checkable
 class Waitable(Protocol):
-    """The methods that every handle has."""
+    """An object with the methods that every handle has."""
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise immediately."""
+        """Return whether the operation has ended, so that ``wait`` would return or raise immediately."""
 
     def wait(self) -> Any:
-        """Wait for the operation and return its result, or raise its error. It may be called again."""
+        """Wait for the operation, and return its result or raise its error. It may be called again."""
 
 
 class Mapped:
-    """A handle whose result is ``then(result of handle)``. The thread that waits first computes it, once."""
+    """A handle whose result is ``then(r)``, where r is the result of ``handle``.
+
+    The first call of ``wait`` computes it; later calls return the same result.
+    """
 
     __slots__ = ("_handle", "_result", "_then")
 
@@ -32,11 +35,11 @@ class Mapped:
         self._result: Any = None
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise immediately."""
+        """Return whether the operation has ended, so that ``wait`` would return or raise immediately."""
         return self._handle.poll()
 
     def wait(self) -> Any:
-        """Return the mapped result, or raise the error of the operation."""
+        """Return the result ``then(r)``, or raise the error of the operation."""
         result = self._handle.wait()
         if self._then is not None:
             self._result = self._then(result)

@@ -1,4 +1,4 @@
-"""The verbs without tensors, which are the same for every framework: barrier, join, and collectives of Python objects."""
+"""The verbs without tensors, which are the same for all frameworks: barrier, join, collectives of Python objects."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MOST_NAME_BYTES = 4096
 
 
 def check_root(root_rank: int, ranks: Sequence[int], set_id: int) -> None:
-    """Raise InvalidArgument if ``root_rank`` is not one of ``ranks``."""
+    """Raise InvalidArgument if ``root_rank`` is not one of ``ranks``, the members of process set ``set_id``."""
     if root_rank not in ranks:
         where = "the world" if set_id == 0 else f"process set {set_id}"
         raise InvalidArgument(f"root_rank={root_rank} is not in {where} (ranks {list(ranks)})")
 
 
 def checked_name(name: str) -> str:
-    """Return ``name`` if it can be sent.
+    """Return ``name``, the name of a tensor, if it is valid.
 
-    Raises InvalidArgument if it is no string, no valid Unicode, empty or too long.
+    Raises InvalidArgument if it is not a string, not valid Unicode, empty or too long.
     """
     if not isinstance(name, str):
         raise InvalidArgument(f"a tensor's name is a string, not {type(name).__name__}: {name!r}")
@@ -51,24 +51,25 @@ def checked_name(name: str) -> str:
 
 
 def barrier(process_set: ProcessSet = global_process_set, job: JobService | None = None) -> None:
-    """Wait until every member of the process set has called it."""
+    """Wait until every member of the process set has called this."""
     job = job or current_job()
     set_id, _ = process_set.resolve(job)
     _control(job, set_id, ANONYMOUS, Spec(Kind.BARRIER)).wait()
 
 
 def join(device: int = -1, job: JobService | None = None) -> int:
-    """Declare that this rank has no more data; to the others' operations it contributes values that change nothing.
+    """Declare that this rank has no more data. Wait until all ranks have joined; return the rank that joined last.
 
-    It blocks until every rank has joined, and returns the rank that joined last. ``device`` is accepted for
-    compatibility with Horovod. Averages still divide by the full size.
+    Until then, this rank takes part in the operations of the other ranks with values that do not change the result,
+    such as zeros for a sum. Averages still divide by the number of all ranks. ``device`` is accepted for compatibility
+    with Horovod.
     """
     job = job or current_job()
     return int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
 
 
 def _control(job: JobService, set_id: int, name: str, spec: Spec) -> Handle:
-    """Submit an operation without a tensor. The result of its handle is the result of the bucket."""
+    """Submit an operation without a tensor, and return its handle. The result of the handle is ``Bucket.result``."""
     handle = Handle(job_of(job).waiter, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
     job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
     return handle
@@ -81,10 +82,10 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
     job: JobService | None = None,
 ) -> Any:
-    """Return the object of ``root_rank`` on every rank. On the root, the object must be picklable (cloudpickle).
+    """Return the object of ``root_rank`` on every member. On the root, cloudpickle must be able to pickle the object.
 
-    Its bytes are sent with the data. They are unpickled only if their digest is the one that the root has announced
-    over the authenticated control network; else ObjectDigestError is raised.
+    The object's bytes are sent by the transport. They are unpickled only if their digest is the one that the root has
+    announced over the authenticated control network; otherwise ObjectDigestError is raised.
     """
     job = job or current_job()
     set_id, ranks = process_set.resolve(job)
@@ -98,7 +99,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set, job: JobService | None = None
 ) -> list[Any]:
-    """Return the objects of all members, in rank order. Their bytes are checked as in ``broadcast_object``."""
+    """Return the objects of all members, in rank order. Their digests are checked as in ``broadcast_object``."""
     job = job or current_job()
     set_id, ranks = process_set.resolve(job)
     spec = Spec(Kind.ALLGATHER, DType.U8)
@@ -120,7 +121,10 @@ def _exchange(
     payload: bytes,
     wanted: Sequence[int],
 ) -> list[bytes]:
-    """Gather the payloads of all ranks, and return those of the ranks in ``wanted`` if their digests are right."""
+    """Gather the payloads of all members, and return those of the ranks in ``wanted``.
+
+    Raises ObjectDigestError if the digest of one of these differs from the one that its rank has announced.
+    """
     memory = Memory(len(payload))
     if payload:
         view(memory.address, len(payload))[:] = payload

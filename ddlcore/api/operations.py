@@ -1,7 +1,7 @@
-"""The verbs, written once over adapters: they take a framework's tensors and return handles.
+"""The verbs for all frameworks. They take a framework's tensors through an adapter, and return handles.
 
 Each verb checks its arguments when it is called (InvalidArgument, a ValueError), describes the operation in a Spec that
-must be equal on all ranks, and submits it. Framework packages wrap the verbs in their own signatures.
+must be equal on all ranks, and submits the operation. Framework packages wrap the verbs in their own signatures.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ PERSISTENT_LIMIT = 1024  # names used by blocking in-place calls; a training loo
 
 
 class Operations:
-    """The verbs of one framework. Every member of the process set calls them, from any thread.
+    """The verbs of one framework. All members of the process set must call the same verb; any thread may call it.
 
-    Common arguments: ``name`` matches the calls of different ranks (calls without a name are matched by their order
-    within the process set); ``job`` is the world, by default the caller's current one. ``stage_on_host``: stage device
-    tensors in host memory, even if another path could serve them. ``sparse``: the tensors belong to a sparse gradient,
-    see the setting ``device_sparse``. All ranks must pass the same values. ``compression``: the name of a compressor;
-    "setting" selects the setting ``compression``, as for gradients.
+    Common arguments: ``name`` pairs the calls of different ranks (calls without a name are paired by their order within
+    the process set). ``job`` is the world, by default the caller's current one. ``stage_on_host``: stage device tensors
+    in host memory, even if another path could reduce them. ``sparse``: the tensors belong to a sparse gradient, see the
+    setting ``device_sparse``. ``compression``: the name of a compressor; "setting" means the one that the setting
+    ``compression`` names, as for gradients. All ranks must pass the same values of these arguments.
 
     Integers: an average is exact and truncated toward zero; a sum wraps around, as in C. For integers,
     ``prescale_factor`` and ``postscale_factor`` are applied in float64. Each value times ``prescale_factor`` is
     truncated toward zero. The exact sum times ``postscale_factor`` (divided by the number of ranks, for an average) is
     truncated likewise.
 
-    For tensors on devices, handles and results are available when the work has been enqueued: ``wait`` makes the
-    current stream wait for it, not the host.
+    For tensors on devices, a wait ends when the work has been enqueued, not when it is complete: ``wait`` makes the
+    current stream wait for the work, not the host.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -68,10 +68,10 @@ class Operations:
         waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start an allreduce of the ranks' tensors with ``op``.
+        """Start an allreduce of the ranks' tensors with ``op``, and return its handle.
 
-        ``output=tensor`` works in place; None makes a new tensor. ``waits``: the caller is going to wait for the handle
-        next, so no other thread needs to be woken up for the operation.
+        ``output``: where the result goes; ``output=tensor`` works in place, and None makes a new tensor. ``waits``: the
+        caller will wait for the handle next, so the operation need not wake another thread.
         """
         handle = self.grouped_allreduce_async(
             [tensor],
@@ -105,7 +105,7 @@ class Operations:
         stage_on_host: bool = False,
         _single: bool = False,
     ) -> Handle:
-        """Start an allreduce of several tensors; none starts before all of them are ready on all ranks."""
+        """Start an allreduce of several tensors. None of them is reduced before all of them are ready on all ranks."""
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         job.compressor(compression)
@@ -143,12 +143,12 @@ class Operations:
         part_of: str = "",
         stage_on_host: bool = False,
     ) -> PersistentRequest:
-        """Return a persistent request for in-place allreduces of tensors like this one. Nothing is sent yet.
+        """Return a persistent request for in-place allreduces of tensors like ``tensor``. Nothing is sent yet.
 
         ``job.start_request(request, address, owner)`` starts it, and ``request.wait()`` waits for it. Other ranks may
-        use an ``allreduce_async`` of the same name instead: the messages are the same. ``output``: where the result
-        goes instead; ``request.set_target`` changes it. ``part_of``: a text that says what the tensor is a part of. If
-        ranks pass different texts, a MismatchError is raised that shows each of them.
+        call ``allreduce_async`` with the same name instead: the messages are the same. ``output``: where the result
+        goes, if not to the tensor itself; ``request.set_target`` changes it. ``part_of``: a text that says what the
+        tensor is a part of. If ranks pass different texts, a MismatchError that shows all of these texts is raised.
         """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
@@ -183,12 +183,12 @@ class Operations:
     ) -> None:
         """Run ``allreduce_async(tensor, output=tensor)`` and wait for it.
 
-        A name that is used repeatedly is described only once.
+        For a name, the operation is described at the first call only; later calls with this name reuse the description.
         """
         job = job or current_job()
         prescale_factor, postscale_factor = float(prescale_factor), float(postscale_factor)
         set_id = process_set.process_set_id
-        how = (self.adapter.name, op, prescale_factor, postscale_factor, compression)  # compared: hashing is slower
+        how = (self.adapter.name, op, prescale_factor, postscale_factor, compression)  # compared, not hashed: faster
         request = job.persistent_requests.get((name, set_id))
         address, owner = None, tensor
         if request is not None and request.how == how:
@@ -220,10 +220,10 @@ class Operations:
         sparse: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start an allgather: the ranks' tensors, one after the other along the first dimension.
+        """Start an allgather: its result is the ranks' tensors, one after the other along the first dimension.
 
-        The ranks may differ in the first dimension. ``reduces``: the call replaces an allreduce of this name, so a rank
-        that calls that allreduce instead is detected.
+        The tensors of the ranks may differ in the first dimension. ``reduces``: this allgather replaces an allreduce of
+        the same name. The two share their name, so ddl detects if another rank calls the allreduce.
         """
         kind = Kind.ALLREDUCE if reduces else Kind.ALLGATHER
         return self.grouped_allgather_async(
@@ -249,7 +249,7 @@ class Operations:
         _single: bool = False,
         _named_as: Kind = Kind.ALLGATHER,
     ) -> Handle:
-        """Start an allgather of several tensors that are gathered together. See ``allgather_async``."""
+        """Start an allgather of several tensors. None is gathered before all are ready. See ``allgather_async``."""
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
@@ -283,9 +283,10 @@ class Operations:
         job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start a broadcast of the tensor of ``root_rank``.
+        """Start a broadcast of the tensor of ``root_rank`` to all members.
 
-        ``root_rank`` is a rank of the world, and must be a member of the process set.
+        ``root_rank`` is a rank of the world, and must be a member of the process set. ``output``: where the result
+        goes; None makes a new tensor.
         """
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
@@ -322,7 +323,7 @@ class Operations:
     ) -> Handle:
         """Start an alltoall: send ``splits[r]`` rows of ``tensor`` to rank r of the process set (None: equal parts).
 
-        The result is (output, received_splits).
+        The result is a pair: the rows that this rank received, and how many of them came from each rank.
         """
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
@@ -358,7 +359,7 @@ class Operations:
         job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start a reducescatter, whose result is this rank's rows of the reduction.
+        """Start a reducescatter: the tensors are reduced, and each rank gets some rows of the result.
 
         If the rows cannot be divided evenly, the first ``rows % size`` ranks of the process set get one row more.
         """
@@ -389,7 +390,7 @@ class Operations:
         stage_on_host: bool = False,
         _single: bool = False,
     ) -> Handle:
-        """Start a reducescatter of several tensors that are reduced together. See ``reducescatter_async``."""
+        """Start a reducescatter of several tensors. None is reduced before all are ready. See ``reducescatter_async``."""
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
         if not job.compressor(compression).summable:
@@ -440,7 +441,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: JobService | None = None,
     ) -> Any:
-        """Call ``ddlcore.api.objects.broadcast_object``."""
+        """Return the object of ``root_rank`` on every member, see ``ddlcore.api.objects.broadcast_object``."""
         return broadcast_object(obj, root_rank, name, process_set, job)
 
     def allgather_object(
@@ -450,7 +451,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: JobService | None = None,
     ) -> list[Any]:
-        """Call ``ddlcore.api.objects.allgather_object``."""
+        """Return the objects of all members, in rank order, see ``ddlcore.api.objects.allgather_object``."""
         return allgather_object(obj, name, process_set, job)
 
     # --- shared
@@ -468,10 +469,11 @@ class Operations:
         return FencedHandle(waiter, len(sources), finish, self.adapter.after, tensors)
 
     def _names(self, kind: Kind, name: str | None, count: int, single: bool) -> tuple[list[str], int]:
-        """Return the name of each tensor in messages, and the size of the group (0 for a single tensor).
+        """Return the name of each tensor in messages, and the number of tensors in the group (0 for a single tensor).
 
-        A call without a name gets its number only when it is submitted: a call that was counted on one rank but failed
-        there before it was submitted would shift the numbers of all later calls, and nobody would answer them.
+        A call without a name gets its number only when it is submitted. Otherwise, a call that fails before it is
+        submitted would be counted on this rank only. Then the later calls of this rank would have other numbers than on
+        the other ranks, and would wait forever.
         """
         if count == 0:
             raise InvalidArgument(f"grouped {kind.name.lower()}: the list of tensors is empty")
@@ -482,9 +484,9 @@ class Operations:
         return [f"{base}[{i}]" for i in range(count)], count
 
     def _targets(self, outputs: Sequence[Any], sources: Sequence[Buffer], tensors: Sequence[Any]) -> list[Buffer]:
-        """Return the buffers of the results.
+        """Return the buffers for the results, one for each of ``outputs``.
 
-        Each is writable, and shares memory only with its own source, if with any.
+        Each is writable. It shares memory at most with the source of the same tensor.
         """
         if len(outputs) != len(tensors):
             raise InvalidArgument(f"{len(outputs)} outputs are given for {len(tensors)} tensors; give one for each")
@@ -536,9 +538,9 @@ class Operations:
     def hand_over(self, job: JobService, handle: Handle, entries: Sequence[TensorEntry], waits: bool) -> None:
         """Submit the entries that a verb has described. A framework that computes in the background overrides this.
 
-        The override calls ``job.name_entries(entries)`` at once, so that calls without a name are numbered in
-        program order. Its buffers need no address before it calls ``job.submit``; it passes an error from there to
-        ``handle.refuse``.
+        The override must call ``job.name_entries(entries)`` before it returns, so that calls without a name are
+        numbered in program order. It may call ``job.submit`` later; only then the buffers need an address. If
+        ``job.submit`` raises an error, it must pass the error to ``handle.refuse``.
         """
         job.submit(entries, waits)
 
@@ -552,9 +554,9 @@ class Operations:
 
 
 def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
-    """Raise InvalidArgument if memory that is written overlaps with other memory of the call.
+    """Raise InvalidArgument if memory that this call writes overlaps with other memory of the call.
 
-    A source and its own target may be the same memory. Sources may overlap, because they are only read. Tensors whose
+    A source may be the same memory as its own target. Sources may overlap, because they are only read. Tensors whose
     address is not known yet (0) are skipped.
     """
     written = [(b.address, b.address + b.nbytes, i, True) for i, b in enumerate(targets) if b.address and b.count]
@@ -563,7 +565,7 @@ def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None
         for i, b in enumerate(sources)
         if b.address and b.count and b.address != targets[i].address
     ]
-    end, last = 0, -1  # the furthest end of the ranges that begin earlier, and its index
+    end, last = 0, -1  # of the ranges that begin earlier: the largest end, and the index of its tensor
     written_end, last_written = 0, -1
     for begin, until, i, is_written in sorted(written + read):
         if (is_written and begin < end) or begin < written_end:
@@ -618,7 +620,7 @@ def _allreduce_spec(
 
 
 def _device(job: JobService, buffers: Sequence[Buffer], verb: str, stage_on_host: bool, sparse: bool = False) -> str:
-    """Return what the specs call the device, which must be the same for all ``buffers``."""
+    """Return the text that stands for the device in a Spec. All ``buffers`` must be on the same device."""
     device = buffers[0].device if buffers else CPU
     if any(other.device is not device and other.device != device for other in buffers):
         where = " and ".join(map(str, dict.fromkeys(buffer.device for buffer in buffers)))

@@ -1,4 +1,4 @@
-"""What an optimizer's reduction of gradients needs in every framework: who takes part, checks, and waiting for all."""
+"""What the optimizers of all frameworks need to reduce gradients: the members, checks, and waiting for all handles."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Membership", "check_predivide", "find_process_set", "membership", "w
 
 
 class Membership(NamedTuple):
-    """Who takes part in the reductions over a process set."""
+    """The ranks that take part in the reductions over a process set."""
 
     ranks: tuple[int, ...]  # the members, whether this rank is one or not
     active: bool  # this rank is a member, and there are others
 
 
 def membership(job: JobService, process_set: ProcessSet) -> Membership:
-    """Return who takes part in reductions over ``process_set``. It may be called on ranks that are no members.
+    """Return which ranks take part in reductions over ``process_set``. A rank that is not a member may call this, too.
 
     Raises ValueError if the set is not registered.
     """
@@ -33,9 +33,10 @@ def membership(job: JobService, process_set: ProcessSet) -> Membership:
 
 
 def find_process_set(ranks: Sequence[int]) -> ProcessSet | None:
-    """Return the registered process set of these ranks, as for an object that was pickled in another job.
+    """Return the registered process set of ``ranks``; None if there is none.
 
-    Returns None if there is none. Raises NotInitialized before ``init``.
+    This is for an object that was pickled in another job, where the set may have had another id. Raises NotInitialized
+    before ``init``.
     """
     found = ProcessSet(ranks)
     known = [set_id for set_id, members in process_sets().items() if list(members) == found.ranks]
@@ -46,7 +47,11 @@ def find_process_set(ranks: Sequence[int]) -> ProcessSet | None:
 
 
 def check_predivide(factor: float, op: ReduceOp = Average) -> None:
-    """Raise ValueError unless gradients can be divided by ``factor`` before the sum, and by the rest after it."""
+    """Raise ValueError if ``factor`` is not valid as ``gradient_predivide_factor``.
+
+    Gradients are divided by ``factor`` before they are added. Their sum is then divided by the number of ranks divided
+    by ``factor``. So this needs Average, and a factor greater than 0.
+    """
     if factor != 1.0 and op is not Average:
         raise ValueError(f"gradient_predivide_factor={factor} needs op=Average; it is {op.name}")
     if factor <= 0:
@@ -56,9 +61,9 @@ def check_predivide(factor: float, op: ReduceOp = Average) -> None:
 def wait_for_all(
     handles: Iterable[Waitable], errors: tuple[type[Exception], ...] = (DdlInternalError,)
 ) -> tuple[list[Any], Exception | None]:
-    """Wait for all handles; return the results of those that succeeded, and the first error, None if there is none.
+    """Wait for all handles. Return the results of those that succeeded, and the first error (None if all succeeded).
 
-    ``errors``: the types of errors that an operation's failure has. Any other exception, such as an interrupt, is
+    ``errors``: the types of the errors that an operation may raise. Any other exception, such as an interrupt, is
     raised at once; the call may then be repeated.
     """
     failure: Exception | None = None

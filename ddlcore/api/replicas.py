@@ -1,7 +1,7 @@
-"""Compares this rank's copy of the parameters with the other ranks', by digests: after steps, or in ``verify``.
+"""Compares this rank's parameters with those of the other ranks, by digests: after steps, or in ``verify``.
 
-It is the same for every framework, which only says where its tensors are. Bytes are compared, not values: -0.0 differs
-from 0.0, and a NaN equals a NaN with the same bits.
+It is the same for every framework: a framework only says where its tensors are. Bytes are compared, not values: -0.0
+differs from 0.0, and a NaN equals a NaN with the same bits.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ddlcore.messages import Differ, Digests, Explain, Sample
 
 __all__ = ["Replica", "Verifier", "array_replica", "named", "verify", "verify_replicas"]
 
-FIRST_BYTES = 256 << 20  # the most parameters that are digested for the warning after the first step
-HELD_BYTES = 64 << 20  # the most that is copied to the host at a time
-SAMPLE_BYTES = 256 << 10  # the most that a rank sends of a tensor that differs, while the job continues
+FIRST_BYTES = 256 << 20  # for the warning after the first step, at most so many bytes of parameters are digested
+HELD_BYTES = 64 << 20  # so many bytes of device tensors are copied to the host at a time
+SAMPLE_BYTES = 256 << 10  # how many bytes of a tensor that differs a rank sends at most
 SHOWN_BYTES = 64 << 20  # the largest tensor whose values ``verify`` compares if it differs
 
 
@@ -35,11 +35,12 @@ SHOWN_BYTES = 64 << 20  # the largest tensor whose values ``verify`` compares if
 class Replica:
     """This rank's copy of one tensor.
 
-    ``host()`` returns the host address of its row-major bytes, and an object that keeps them alive.
+    ``host()`` returns the address of the tensor's bytes in host memory, in row-major order, and an object that keeps
+    these bytes alive.
     """
 
     name: str
-    dtype: str  # as numpy calls it; "bfloat16"
+    dtype: str  # numpy's name of the type, or "bfloat16"
     shape: tuple[int, ...]
     nbytes: int
     host: Callable[[], tuple[int, Any]]
@@ -50,13 +51,12 @@ class Replica:
 
 
 class Verifier:
-    """Sends the digests of one optimizer's parameters after its steps, as the settings ask.
+    """A sender of the digests of one optimizer's parameters, after those steps for which the settings ask.
 
-    One thread uses it at a time.
-
-    ``kind``: the optimizer's name in messages; the same on every rank. ``replicas()`` returns its parameters, in the
-    same order on every rank. ``fatal``: True if a difference may end the job (``verify_every``); if False there is only
-    the warning after the first step. ``advice``: what to do if the ranks have never agreed.
+    One thread at a time may use it. ``kind``: the optimizer's name in messages; the same on every rank. ``replicas()``
+    returns its parameters, in the same order on every rank. ``fatal``: whether a difference may end the job
+    (``verify_every``); if False, there is only the warning after the first step. ``advice``: what the user should do
+    about a difference if the ranks have never agreed.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Verifier:
         self._told: tuple[int, bytes] = (0, b"")  # the last step whose digests were sent, and the digests
 
     def stepped(self, job: JobService, set_id: int = 0) -> None:
-        """Note that the optimizer has stepped, and send the digests if they are due.
+        """Record that the optimizer has made a step, and send the digests if they are due.
 
-        It does not wait for other ranks.
+        ``set_id``: the process set whose ranks compare their parameters. This does not wait for other ranks.
         """
         if job is not self._job:
             self._bind(cast("Job", job), set_id)
@@ -114,14 +114,15 @@ class Verifier:
         self._told = step, digests
         place = (self._set_id, self._label, step, self._described, digests)
         job.tell(Digests(*place, fatal=bool(self._every), advice=self._advice, tensors=names if news else ()))
-        self._names = names  # only now: if a signal handler has interrupted this, the names are sent again
+        self._names = names  # only now: if a signal handler interrupts this method, its call sends the names as well
         if self._every:
             self._next = (step // self._every + 1) * self._every
 
     def sample(self, asked: Explain) -> Sample:
-        """Return the beginning of a tensor if it still has the digest that was sent, else an empty Sample.
+        """Return the first elements of a tensor if the tensor still has the digest that was sent.
 
-        The control thread calls it, so it never waits for a device.
+        Otherwise, or if the tensor is on a device, returns an empty Sample. The control thread calls this, so it must
+        not wait.
         """
         job, (step, digests) = self._job, self._told
         replicas = self._replicas()
@@ -132,13 +133,13 @@ class Verifier:
             return Sample()
         address, held = replica.host()
         data = bytes(view(address, min(replica.nbytes, SAMPLE_BYTES)))
-        now = job.digests([address], [replica.nbytes])  # after the copy, to detect changes until then
+        now = job.digests([address], [replica.nbytes])  # after the copy: detects a change before or during the copy
         del held
         return Sample(replica.dtype, data) if now == digests[8 * asked.index : 8 * asked.index + 8] else Sample()
 
 
 def _names(replicas: Sequence[Replica]) -> tuple[str, ...]:
-    """Return a unique name for each tensor; tensors of different ranks are matched by these names."""
+    """Return a unique name for each tensor. Tensors of different ranks are paired by these names."""
     names = tuple(map(str, replicas))
     if len(set(names)) == len(names):
         return names
@@ -151,7 +152,10 @@ def _names(replicas: Sequence[Replica]) -> tuple[str, ...]:
 
 
 def _within(replicas: Sequence[Replica], limit: int) -> Sequence[Replica]:
-    """Return the replicas that together fit into ``limit`` bytes, in their order."""
+    """Return those replicas that together fit into ``limit`` bytes, in their order.
+
+    One that does not fit is skipped.
+    """
     taken = []
     for one in replicas:
         if one.nbytes <= limit:
@@ -165,7 +169,7 @@ def _digest(names: tuple[str, ...]) -> bytes:
 
 
 def _digests(job: Job, replicas: Sequence[Replica]) -> bytes:
-    """Return 8 bytes per tensor, without copying all of a device's tensors to the host at once."""
+    """Return 8 bytes for each tensor. Device tensors are copied to the host in parts, not all at once."""
     parts: list[bytes] = []
     places: list[tuple[int, Any]] = []
     first, held = 0, 0
@@ -184,9 +188,9 @@ def _digests(job: Job, replicas: Sequence[Replica]) -> bytes:
 def verify_replicas(
     replicas: Sequence[Replica], process_set: ProcessSet = global_process_set, job: Job | None = None
 ) -> None:
-    """Raise ReplicasDiffer on every member unless all members have the same tensors, bit by bit.
+    """Check that all members have the same tensors, bit by bit; raise ReplicasDiffer on every member if not.
 
-    Every member calls it.
+    All members must call this.
     """
     job = job or current_job()
     _, ranks = process_set.resolve(job)
@@ -222,9 +226,10 @@ def _counts(names: Mapping[int, tuple[str, ...]]) -> str:
 
 
 def _distances(replica: Replica, ranks: Sequence[int], process_set: ProcessSet, job: Job) -> dict[int, float]:
-    """Return for each rank how far its elements are from those of the lowest rank; equal ranks are left out.
+    """Return, by rank, the largest absolute difference between its elements and those of the lowest rank.
 
-    All members call it.
+    Ranks without a difference are left out. For a tensor that is too large to be sent, the result is empty. All members
+    must call this.
     """
     if replica.nbytes > SHOWN_BYTES:  # the same on every rank
         return {}
@@ -261,18 +266,18 @@ def _numbers(dtype: str, data: bytes) -> Any:
 
 
 def array_replica(name: str, array: Any) -> Replica:
-    """Return the Replica of anything that numpy can convert to an array."""
+    """Return the Replica of ``array``, which may be anything that numpy can convert to an array."""
     whole = np.ascontiguousarray(array)
     shape = tuple(np.shape(array))
     return Replica(name, str(whole.dtype), shape, whole.nbytes, lambda: (whole.ctypes.data, whole))
 
 
 def verify(arrays: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Check that every member of ``process_set`` has the same arrays, bit by bit; every member calls it.
+    """Check that all members of ``process_set`` have the same arrays, bit by bit. All members must call this.
 
     ``arrays``: a dict of names and arrays, an iterable of arrays, or an iterable of pairs (name, array). Raises
-    ReplicasDiffer on every member if an array differs or if the ranks do not have the same arrays; ValueError if
-    something is not an array.
+    ReplicasDiffer on every member if an array differs or if the ranks do not have the same arrays. Raises ValueError if
+    a value is not an array of numbers.
     """
     verify_replicas([array_replica(name, _array(name, array)) for name, array in named(arrays)], process_set)
 
@@ -287,7 +292,10 @@ def _array(name: str, value: Any) -> Any:
 
 
 def named(values: Any) -> list[tuple[str, Any]]:
-    """Return pairs of names and values from a dict, from pairs, or from values, which are then named by position."""
+    """Return pairs (name, value) from a dict, from such pairs, or from an iterable of values without names.
+
+    A value without a name gets its position as a name.
+    """
     if isinstance(values, Mapping):
         return [(str(name), value) for name, value in values.items()]
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):

@@ -1,4 +1,4 @@
-"""Handles the end of the main thread while other threads are still running; it knows only threads."""
+"""Functions for the time when the main thread has ended and other threads are still running."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["before_threads_are_joined", "others_are_alive"]
 
 
 def before_threads_are_joined(call: Callable[[], None]) -> None:
-    """Register ``call`` to run when the main thread has ended, before the interpreter joins the other threads.
+    """Register ``call`` to run when the main thread has ended, before the interpreter waits for the other threads.
 
-    ``atexit`` runs only after that join. This function does nothing if this Python has no such hook (CPython keeps it
-    for concurrent.futures), or if the interpreter has already begun to end.
+    ``atexit`` handlers run only after that wait. This function does nothing if this version of Python has no hook for
+    it (CPython has one for concurrent.futures), or if the interpreter has already begun to end.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
@@ -23,6 +23,6 @@ def before_threads_are_joined(call: Callable[[], None]) -> None:
 
 
 def others_are_alive() -> bool:
-    """Return whether the interpreter is going to wait for another thread when it ends."""
+    """Return whether there is another thread for which the interpreter will wait at its end."""
     main = threading.main_thread()
     return any(one is not main and not one.daemon and one.is_alive() for one in threading.enumerate())

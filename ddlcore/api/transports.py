@@ -1,4 +1,4 @@
-"""Answers questions about transports: which are installed, and which the current world uses."""
+"""Functions that answer which transports are installed, and which of them the current world uses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ __all__ = ["built", "built_version", "enabled", "threads_supported"]
 
 
 def built(transport: str) -> bool:
-    """Return whether a transport of that name is installed and can be used here. It may be called before ``init``."""
+    """Return whether a transport of that name is installed and this process can use it.
+
+    It may be called before ``init``.
+    """
     _, registry = settings_of(os.environ)
     provider = registry.transports.get(transport)
     return provider is not None and not registry.missing(provider)
 
 
 def built_version(transport: str) -> int:
-    """Return the version code of the library behind that transport, which this call loads; 0 if it cannot be used here.
+    """Return the version code of the library that the transport uses; 0 if this process cannot use the transport.
 
-    The result is 1 if the transport needs no library. It may be called before ``init``.
+    The call loads that library. The result is 1 if the transport needs no library. It may be called before ``init``.
     """
     _, registry = settings_of(os.environ)
     provider = registry.transports.get(transport)
@@ -32,19 +35,20 @@ def built_version(transport: str) -> int:
 
 
 def enabled(transport: str) -> bool:
-    """Return whether the global process set of the current world uses the transport, alone or together with others.
+    """Return whether the global process set of the current world uses the transport, alone or with other transports.
 
-    For tensors on a device, this is decided when the set's first bucket on that device runs; until then it is False.
-    Raises NotInitialized before ``init``.
+    For tensors on a device, the transport is chosen when the set's first bucket on that device runs; until then the
+    result is False. Raises NotInitialized before ``init``.
     """
     return transport in current_job().sets.transports(0)
 
 
 def threads_supported(library: str) -> bool:
-    """Return whether the program may call the library of communicators of that name while the job calls it too.
+    """Return whether the program may call the library while the job is calling it as well.
 
-    Every rank calls it. Raises NotInitialized (a ValueError) before ``init``, and ValueError if that library is not
-    installed or does not connect the processes of this job.
+    ``library``: the name under which a plugin offers its communicators. Every rank must call this. Raises
+    NotInitialized (a ValueError) before ``init``, and ValueError if that library is not installed or does not connect
+    the processes of this job.
     """
     job = current_job()
     provider = job.registry.communicators.get(library)

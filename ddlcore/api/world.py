@@ -1,4 +1,4 @@
-"""Keeps the job that the verbs act on: init and shutdown, ranks and sizes, and the process sets of the current world."""
+"""Keeps the job on which the verbs act: init and shutdown, ranks and sizes, and the process sets of this job."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ __all__ = [
 
 
 class _Process:
-    """The state that this process keeps between its jobs."""
+    """The present job of this process, and what the process must remember from one job to the next."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.ordinals: dict[tuple[int, ...] | None, int] = {}
-        self.thread = threading.local()  # .job: the thread's own job, in a world of threads
-        self.worlds = False  # whether there has ever been a world of threads
+        self.thread = threading.local()  # .job: in a world of threads, the job of this thread
+        self.worlds = False  # whether a thread has ever had a job of its own
         self.pid = 0
-        self.changing = Lock()  # held during ``init`` and ``shutdown``, so that concurrent calls take turns
+        self.changing = Lock()  # held during ``init`` and ``shutdown``, so that only one of them runs at a time
         self.external_rank: ExternalRank | None = None  # set if another launcher has started this process
 
 
@@ -72,7 +72,7 @@ _process = _Process()
 
 
 def current_job() -> Job:
-    """Return the job that the verbs of this thread act on. Raises NotInitialized (a ValueError) if there is none."""
+    """Return the job on which the verbs of this thread act. Raises NotInitialized (a ValueError) if there is none."""
     job = _process.job
     if _process.worlds:  # if False, no thread has a job of its own, and the lookup can be skipped
         job = getattr(_process.thread, "job", None) or job
@@ -82,13 +82,16 @@ def current_job() -> Job:
 
 
 def job_of(service: JobService) -> Job:
-    """Return the job behind ``service``. Every JobService is a Job, of which adapters see less."""
+    """Return ``service`` as a Job. Every JobService is a Job: an adapter may use only a part of its methods."""
     return cast("Job", service)
 
 
 @contextmanager
 def use_job(job: Job) -> Iterator[Job]:
-    """Make the verbs of this thread act on ``job`` within the ``with`` block. Worlds of threads need it."""
+    """Make the verbs of this thread act on ``job`` within the ``with`` block.
+
+    In a world of threads, each thread needs this, because each thread is a rank with a job of its own.
+    """
     before = getattr(_process.thread, "job", None)
     _process.thread.job = job
     _process.worlds = True
@@ -99,7 +102,10 @@ def use_job(job: Job) -> Iterator[Job]:
 
 
 class ProcessSet:
-    """Some ranks of the world, which do collectives among themselves. ``ranks`` are ranks of the world, kept sorted."""
+    """Some ranks of the world, which run collectives among themselves.
+
+    ``ranks`` are ranks of the world, in rising order. ``process_set_id`` is None until the set is registered.
+    """
 
     process_set_id: int | None
 
@@ -114,9 +120,9 @@ class ProcessSet:
         self.process_set_id = None
 
     def resolve(self, job: JobService) -> tuple[int, tuple[int, ...]]:
-        """Return the id and the members.
+        """Return the id and the members of the set.
 
-        Raises ValueError if the set is not registered, or if ``job``'s rank is not a member.
+        Raises ValueError if the set is not registered in ``job``, or if the rank of ``job`` is not a member.
         """
         set_id = self.process_set_id
         members = None if set_id is None else job.members(set_id)
@@ -133,7 +139,7 @@ class ProcessSet:
     def rank(self) -> int | None:
         """Return this process's rank within the set; None if the set is not registered.
 
-        Raises ValueError for a non-member.
+        Raises ValueError if this process is not a member.
         """
         if self.process_set_id is None:
             return None
@@ -167,14 +173,14 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
-    """Start the job: every rank of the world calls it, and it returns when all have. A second call has no effect.
+    """Start the job. Every rank of the world must call this; it returns when all have. A second call has no effect.
 
     ``comm``: None for all ranks; or a list of launched ranks that form a world of their own; or a communicator of
-    another library for which there is a plugin. In each case, every rank of that world calls this. ``process_sets``:
-    sets to register at once, the same on every rank ("dynamic" is accepted; sets may always be added later). Without a
-    launcher, the world has one rank. Raises PeerLost when a rank dies meanwhile, DeadlineExceeded after
-    ``DDL_START_TIMEOUT_S``, ValueError for invalid arguments, and ReentrantCall if a signal handler calls it in the
-    middle of ``init`` or ``shutdown``.
+    another library for which there is a plugin. All ranks of that world must call this with the same ``comm``.
+    ``process_sets``: sets to register at once, the same on every rank ("dynamic" is accepted for Horovod's scripts and
+    registers none; sets may always be added later). Without a launcher, the world has one rank. Raises PeerLost if a
+    rank dies meanwhile, DeadlineExceeded after ``DDL_START_TIMEOUT_S``, ValueError for invalid arguments, and
+    ReentrantCall if a signal handler calls this in the middle of ``init`` or ``shutdown``.
     """
     if is_initialized():
         return
@@ -191,7 +197,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
 def _changing() -> Lock:
     """Return the lock for ``init`` and ``shutdown``.
 
-    In a world of threads, each thread has its own lock, because one that starts or ends may wait for another that does.
+    In a world of threads, each thread has its own lock, because ``init`` of one thread waits for ``init`` of the
+    others, and likewise for ``shutdown``.
     """
     if getattr(_process.thread, "job", None) is None:
         return _process.changing
@@ -212,7 +219,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | 
         _process.thread.job = job
     else:
         _process.job = job
-    atexit.unregister(_at_exit)  # registered last, it runs before the handlers of libraries that this job loaded
+    atexit.unregister(_at_exit)  # registered last, so it runs before the handlers of the libraries that this job loaded
     atexit.register(_at_exit)
     Environment.mark_children(True, external=_process.external_rank is not None)
     if process_sets is not None and process_sets != "dynamic":
@@ -302,10 +309,10 @@ def _ranks_of_communicator(comm: Any, launched: Placement | RankInfo) -> Sequenc
 def shutdown() -> None:
     """End this rank's part of the job.
 
-    It has no effect before ``init`` or if called again. Unfinished handles raise Closed. Any thread may call it while
-    others wait. A signal handler may call it too, unless it interrupts its thread in the middle of ddl's own work: then
-    ReentrantCall is raised, and nothing has changed. With ``verify_every``, it waits for the last comparison of the
-    parameters, and raises ReplicasDiffer if that finds a difference.
+    This has no effect before ``init`` or if the job has already ended. Unfinished handles raise Closed. Any thread may
+    call this while other threads wait. A signal handler may call it too; but if the handler has interrupted a call of
+    ddl in its thread, ReentrantCall is raised and nothing changes. With ``verify_every``, this waits for the last
+    comparison of the parameters, and raises ReplicasDiffer if they differ.
     """
     job = getattr(_process.thread, "job", None) or _process.job
     changing = _changing()
@@ -344,11 +351,12 @@ def _at_exit() -> None:
 
 
 def _at_end_of_main_thread() -> None:
-    """Leave the job if the main thread has ended, but the interpreter waits for other threads, maybe without end.
+    """Leave the job if the main thread has ended while other threads still run.
 
-    The interpreter joins them before it runs the ``atexit`` handlers. After an uncaught exception, this rank leaves
-    now. Otherwise, threads may continue their work, as usual in Python; but if one of them waits ``leave_timeout_s``
-    for an operation that does not complete, this rank leaves too, and its peers get the reason.
+    Without this, the rank might stay in the job without end, because the interpreter waits for these threads before it
+    runs the ``atexit`` handlers. After an uncaught exception, this rank leaves at once. Otherwise, threads may continue
+    their work, as usual in Python. But if operations are in flight and none completes for ``leave_timeout_s``, this
+    rank leaves too, and the other ranks get the reason.
     """
     job = _process.job
     if job is None or job.closed or os.getpid() != _process.pid:
@@ -389,7 +397,7 @@ def is_initialized() -> bool:
 def size() -> int:
     """Return the number of ranks in the world.
 
-    Like the functions below, it raises NotInitialized (a ValueError) before ``init``.
+    This and the following functions raise NotInitialized (a ValueError) before ``init``.
     """
     return current_job().size
 
@@ -410,12 +418,12 @@ def local_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of hosts that have a rank with this process's local rank."""
+    """Return on how many hosts there is a rank with this process's local rank."""
     return current_job().cross_size
 
 
 def cross_rank() -> int:
-    """Return the position of this host among the hosts that have a rank with this process's local rank."""
+    """Return the number of this host among the hosts that have a rank with this process's local rank."""
     return current_job().cross_rank
 
 
@@ -425,10 +433,10 @@ def is_homogeneous() -> bool:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a process set. Every rank of the world calls it, member or not, and it blocks until all have.
+    """Register a process set, and return it. Every rank of the world must call this, also ranks that are no members.
 
-    Raises ValueError for a duplicate or a rank that does not exist, and MismatchError if the ranks disagree about the
-    members.
+    It returns when all ranks have called it. Raises ValueError if a set with the same ranks exists or if a rank does
+    not exist, and MismatchError if the ranks pass different members.
     """
     job = current_job()
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -447,9 +455,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set; every rank of the world calls it.
+    """Remove a process set. Every rank of the world must call this.
 
-    Return False for the global set or an unregistered one.
+    Returns True if the set was removed, and False for the global set or a set that is not registered.
     """
     job = current_job()
     set_id = process_set.process_set_id
@@ -467,31 +475,31 @@ def _change_sets(job: Job, spec: Spec) -> int:
 
 
 def process_sets() -> dict[int, list[int]]:
-    """Return the registered process sets, as a dict from id to ranks."""
+    """Return the registered process sets as a dict: the ranks of each set by the set's id."""
     return current_job().sets.ids_and_ranks()
 
 
 def stats() -> Stats:
     """Return what this rank has counted since ``init``: messages, buckets, bytes, seconds, routes.
 
-    ``Stats`` documents the keys. Any thread may call it, as may signal handlers and finalizers; only the call itself
-    costs time.
+    ``Stats`` documents the keys. Any thread may call this, as may signal handlers and finalizers. Counting goes on
+    whether this is called or not, so only the call itself costs time.
     """
     return current_job().stats()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Start recording what this rank does. Every rank calls it, with the same file, from any thread.
+    """Start to record what this rank does. Every rank must call this, with the same file; any thread may do so.
 
-    ``mark_cycles`` marks where each period of a schedule begins. The ranks' parts are kept in a directory beside the
-    file until ``stop_timeline`` or the end of the job. Raises NotInitialized (a ValueError) before ``init``, and
-    ValueError if a timeline is already being recorded or the file cannot be written.
+    ``mark_cycles``: mark in the timeline where each period of a schedule begins. The parts of the ranks are kept in a
+    directory beside the file until ``stop_timeline`` or the end of the job. Raises NotInitialized (a ValueError) before
+    ``init``, and ValueError if a timeline is already being recorded or the file cannot be written.
     """
     current_job().start_timeline(str(file_path), bool(mark_cycles))
 
 
 def stop_timeline() -> None:
-    """Stop the recording that ``start_timeline`` began; every rank calls it.
+    """Stop the recording that ``start_timeline`` began. Every rank must call this.
 
     It has no effect if nothing is being recorded. Rank 0 waits at most 10 s for the parts of the other ranks and merges
     them into the file; the log names ranks whose part is missing. Raises NotInitialized (a ValueError) before ``init``.

@@ -1,1 +1,1 @@
-"""The built-in transports, adapter, policies and compressors, registered through the same extension points as plugins."""
+"""The built-in transports, adapter, policies and compressors. They use the same extension points as plugins."""

@@ -10,13 +10,16 @@ from ddlcore.contracts.launcher import HostSlots, Launcher, StartCommand, StartP
 
 
 class GrantedLauncher(Launcher):
-    """A launcher that uses ssh on granted hosts, so that the user need not name them."""
+    """A launcher that starts agents by ssh on the hosts that a batch system grants.
+
+    The user need not name the hosts.
+    """
 
     def __init__(self) -> None:
         self._ssh = SshLauncher()
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """Return the hosts in the batch system's list."""
+        """Return the hosts that the batch system grants, with the number of ranks that each takes."""
         return granted_hosts(environ)
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:

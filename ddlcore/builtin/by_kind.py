@@ -12,10 +12,14 @@ from ddlcore.types import Buffer, Kind, ReduceOp
 
 
 class ByKindTransport(Transport):
-    """A transport that uses ``kinds`` for the kinds in it, and ``default`` for all others; one may serve several kinds.
+    """A transport that passes each kind of operation to another transport.
 
-    ``capabilities`` are those of allreduce, except for properties that concern all kinds: which threads may call, and
-    whether everything can be aborted. ``capabilities_for`` returns those of each kind.
+    ``kinds`` says which transport serves a kind; ``default`` serves all kinds that are not in ``kinds``. One transport
+    may serve several kinds.
+
+    ``capabilities`` are those of the transport for allreduce, except for three that concern all kinds: whether the
+    members must share a host, which threads may call, and whether every pending call can be aborted.
+    ``capabilities_for`` returns the capabilities for one kind.
     """
 
     def __init__(self, default: Transport, kinds: Mapping[Kind, Transport]) -> None:

@@ -1,7 +1,7 @@
-"""Reads a process's rank from the variables of other launchers: one class per launcher, tried in order of priority.
+"""Reads a process's rank from the environment variables that other launchers set: one class per launcher.
 
-The comment or docstring of each class says where the name of a launch comes from: two launches that run at the same
-time must never have the same name.
+The classes are tried in the order of their priority. The docstring of each class or of its ``launch`` says where the
+name of a launch comes from: two launches that run at the same time must never have the same name.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from itertools import pairwise
 from ddlcore.contracts.allocation import in_step, tasks_per_node
 from ddlcore.contracts.cluster import Cluster, RankInfo, Surroundings
 
-_Names = tuple[str, ...]  # alternative variables for one value; the first that is set counts
+_Names = tuple[str, ...]  # environment variables that hold the same value; the first one that is set is used
 
 
 class _ByVariables(Cluster):
-    """A launcher that passes everything in variables."""
+    """A launcher that tells each process its rank and the world's size by environment variables."""
 
     word = ""  # the launcher's name in messages
-    signs: _Names = ()  # one is set if the launcher has started this process; then rank and size must be too
+    # If at least one variable of ``signs`` is set, this launcher has started the process, and must have set the rank
+    # and the size, too.
+    signs: _Names = ()
     rank: _Names = ()
     size: _Names = ()
     local_rank: _Names = ()
@@ -47,7 +49,7 @@ class _ByVariables(Cluster):
         return RankInfo(rank, size, local_rank, local_size, _first(variables, self.host), self.launch(around))
 
     def launch(self, around: Surroundings) -> str:
-        """Return the name of this launch."""
+        """Return the name of this launch, see ``RankInfo.launch``; "" if the launcher gives no name."""
         return ""
 
     def _started(self, variables: Mapping[str, str]) -> bool:
@@ -88,7 +90,7 @@ def _first(variables: Mapping[str, str], names: _Names) -> str:
 
 
 def _joined(variables: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the values of ``names`` joined with colons; "" if none of them is set.
+    """Return the values of the variables ``names``, joined with colons; "" if none of them is set.
 
     A variable that is not set counts as empty.
     """
@@ -97,9 +99,10 @@ def _joined(variables: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def _store_of_rank_0(around: Surroundings) -> str:
-    """Return MASTER_ADDR and MASTER_PORT, with the host's name in front if the address is a loopback address.
+    """Return MASTER_ADDR and MASTER_PORT, joined with a colon; they are the address of rank 0's store.
 
-    A loopback address means another machine on each host.
+    If the address is a loopback address, this host's name is put in front, because on each host a loopback address
+    means that host itself.
     """
     address = around.variables.get("MASTER_ADDR", "")
     inner = address == "localhost" or address.startswith("127.") or address == "::1"
@@ -108,7 +111,10 @@ def _store_of_rank_0(around: Surroundings) -> str:
 
 
 class Horovod(_ByVariables):
-    """Ranks that Horovod's own launcher has started. A job has one rendezvous server, whose port no other job uses."""
+    """Horovod's own launcher, recognised by the environment variables of its ranks.
+
+    The address of the rendezvous server names the launch. Each job has its own server, and no other job uses its port.
+    """
 
     word = "horovodrun"
     signs = rank = ("HOROVOD_RANK",)
@@ -123,9 +129,10 @@ class Horovod(_ByVariables):
 
 
 class Torchrun(_ByVariables):
-    """Ranks that torchrun has started.
+    """The launcher torchrun, recognised by the environment variables of its ranks.
 
-    The user chooses the run id, "none" by default; so the launch's name also has the address of rank 0's store.
+    The user chooses the run id, and its default is "none". So the name of the launch also contains the address of rank
+    0's store.
     """
 
     word = "torchrun"
@@ -145,9 +152,10 @@ class Torchrun(_ByVariables):
 
 
 class OpenMpi(_ByVariables):
-    """Ranks that mpirun has started.
+    """The launcher mpirun, recognised by the environment variables of its ranks.
 
-    From release 5 on, a PMIx namespace names the launch; before, a variable of its run-time layer has a job id.
+    From release 5 on, the PMIx namespace names the launch. In earlier releases, the job id of mpirun's run-time layer
+    does.
     """
 
     word = "mpirun"
@@ -158,14 +166,14 @@ class OpenMpi(_ByVariables):
     host = ("PMIX_HOSTNAME",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the namespace, or else the job id."""
+        """Return the PMIx namespace if it is set, otherwise the job id of mpirun's run-time layer."""
         return _first(around.variables, ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"))
 
 
 class Pmix(_ByVariables):
-    """A launcher that speaks plain PMIx, which gives only the rank.
+    """Any launcher that speaks plain PMIx, recognised by the environment variables of its ranks.
 
-    The size comes from the launcher's own variables.
+    PMIx itself gives only the rank. The size comes from the launcher's own variables.
     """
 
     word = "the PMIx launcher"
@@ -175,14 +183,15 @@ class Pmix(_ByVariables):
     host = ("SLURM_NODEID", "PMIX_HOSTNAME")
 
     def launch(self, around: Surroundings) -> str:
-        """Return the namespace."""
+        """Return the PMIx namespace."""
         return _first(around.variables, ("PMIX_NAMESPACE",))
 
 
 class Hydra(_ByVariables):
-    """Ranks that the mpiexec of MPICH or of a derivative has started.
+    """The launcher mpiexec of MPICH or of a derivative of MPICH, recognised by the environment variables of its ranks.
 
-    It sets no name of the launch; the command line of its proxy has one.
+    mpiexec sets no variable with a name of the launch, but the command line of its proxy contains one. The proxy is the
+    process that mpiexec starts on each host to start the ranks.
     """
 
     word = "mpiexec"
@@ -193,19 +202,23 @@ class Hydra(_ByVariables):
     host = ("PMI_HOSTNAME", "SLURM_NODEID")
 
     def launch(self, around: Surroundings) -> str:
-        """Return where mpiexec listens to its proxies, from the proxy's command line; under srun, return the step."""
+        """Return the address at which mpiexec listens to its proxies, from the proxy's command line.
+
+        If no parent of this process is such a proxy, return the job step of srun, otherwise the job id of another
+        launcher.
+        """
         for command in around.lineage():
             if command and "proxy" in command[0].rpartition("/")[2]:
                 told = dict(pairwise(command))
                 where = told.get("--control-port") or _joined(told, ("--upstream-host", "--upstream-port"))
                 if where:
                     return where
-        # No mpiexec has started this process: other launchers use the same protocol.
+        # No mpiexec has started this process. Other launchers use the same protocol, and so set the same variables.
         return _slurm_step(around.variables) or _first(around.variables, ("PALS_APID", "FLUX_JOB_ID", "PMI_JOBID"))
 
 
 class Mvapich(_ByVariables):
-    """Ranks that mpirun_rsh of MVAPICH2 has started."""
+    """The launcher mpirun_rsh of MVAPICH2, recognised by the environment variables of its ranks."""
 
     word = "mpirun_rsh"
     signs = rank = ("MV2_COMM_WORLD_RANK",)
@@ -214,13 +227,19 @@ class Mvapich(_ByVariables):
     local_size = ("MV2_COMM_WORLD_LOCAL_SIZE",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the host, port and id of the mpirun_rsh that spawned this process."""
+        """Return the host, port and id of the mpirun_rsh that started this process.
+
+        If these are not set, return the job step of srun.
+        """
         names = ("MPISPAWN_MPIRUN_HOST", "MPISPAWN_MPIRUN_PORT", "MPISPAWN_MPIRUN_ID")
         return _joined(around.variables, names) or _slurm_step(around.variables)
 
 
 class Flux(_ByVariables):
-    """Ranks that flux run has started. Its job ids are unique within one instance, which a URI names."""
+    """The launcher flux run, recognised by the environment variables of its ranks.
+
+    Its job ids are unique only within one Flux instance.
+    """
 
     word = "flux run"
     signs = rank = ("FLUX_TASK_RANK",)
@@ -228,12 +247,12 @@ class Flux(_ByVariables):
     local_rank = ("FLUX_TASK_LOCAL_ID",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the job id and its namespace."""
+        """Return the job id and the job's namespace in the key-value store."""
         return _joined(around.variables, ("FLUX_JOB_ID", "FLUX_KVS_NAMESPACE"))
 
 
 class Pals(_ByVariables):
-    """Ranks that mpiexec or aprun of HPE Cray's PALS has started."""
+    """The launchers mpiexec and aprun of HPE Cray's PALS, recognised by the environment variables of their ranks."""
 
     word = "PALS"
     signs = rank = ("PALS_RANKID",)
@@ -243,12 +262,12 @@ class Pals(_ByVariables):
     host = ("PALS_NODEID",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the application id."""
+        """Return the application id of PALS."""
         return _first(around.variables, ("PALS_APID",))
 
 
 class Jsrun(_ByVariables):
-    """Ranks that jsrun of LSF has started."""
+    """The launcher jsrun of LSF, recognised by the environment variables of its ranks."""
 
     word = "jsrun"
     signs = rank = ("JSM_NAMESPACE_RANK",)
@@ -257,16 +276,16 @@ class Jsrun(_ByVariables):
     local_size = ("JSM_NAMESPACE_LOCAL_SIZE",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the job id, and the step of the job, because a job may have several."""
+        """Return the job id of LSF and an id of the job step, because one job may have several steps."""
         step = _first(around.variables, ("PMIX_NAMESPACE", "JSM_SMPI_PORT", "LS_JOBPID"))
         job = _first(around.variables, ("LSB_JOBID",))
         return f"{job}:{step}" if job or step else ""
 
 
 class Slurm(_ByVariables):
-    """Ranks that srun has started: the tasks of a job step.
+    """The launcher srun, recognised by the environment variables of its ranks, which are the tasks of a job step.
 
-    The shell of a batch script has most of its variables but is not a task: see SlurmShell.
+    The shell of a batch script has most of the variables of a task, but it is not a task: see SlurmShell.
     """
 
     word = "srun"
@@ -282,7 +301,7 @@ class Slurm(_ByVariables):
         return None if rank_info is None else replace(rank_info, local_size=_tasks_here(around.variables))
 
     def launch(self, around: Surroundings) -> str:
-        """Return the job, the step, and how often the job was requeued."""
+        """Return the job, the step, and how often Slurm has requeued the job."""
         return _slurm_step(around.variables)
 
     def _started(self, variables: Mapping[str, str]) -> bool:
@@ -290,13 +309,16 @@ class Slurm(_ByVariables):
 
 
 class SlurmShell(Cluster):
-    """The shell of a batch script, of an allocation, or of srun --pty.
+    """The shell of a Slurm batch script, of an allocation, or of srun --pty, recognised by its environment variables.
 
-    It is one process, however many tasks were requested.
+    Such a shell is one process, however many tasks were requested. So it is a world of one rank.
     """
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """Return a world of one rank, with a warning, if several tasks were requested; else None."""
+        """Return a world of one rank, with a warning, if this is such a shell and several tasks were requested.
+
+        Otherwise return None.
+        """
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
         if "SLURM_JOB_ID" not in variables or in_step(variables) or not tasks.isdecimal() or int(tasks) < 2:
@@ -310,7 +332,7 @@ class SlurmShell(Cluster):
 
 
 def _tasks_here(variables: Mapping[str, str]) -> int | None:
-    """Return how many tasks of the step run on this node; None if the variables do not say."""
+    """Return how many tasks of the job step run on this node; None if the variables do not say it."""
     text, node = variables.get("SLURM_STEP_TASKS_PER_NODE", ""), variables.get("SLURM_NODEID", "")
     if not text or not node.isdecimal():
         return None
@@ -324,7 +346,7 @@ def _tasks_here(variables: Mapping[str, str]) -> int | None:
 
 
 def _slurm_step(variables: Mapping[str, str]) -> str:
-    """Return the job, the step and the number of requeues; "" outside of a step."""
+    """Return the job, the step and the number of requeues; "" if this process is not in a job step."""
     if not in_step(variables):
         return ""
     step = f"{_first(variables, ('SLURM_JOB_ID', 'SLURM_JOBID'))}.{_first(variables, Slurm.signs)}"
@@ -333,7 +355,7 @@ def _slurm_step(variables: Mapping[str, str]) -> str:
 
 
 class Plain(_ByVariables):
-    """Ranks with RANK and WORLD_SIZE, which many scripts and schedulers set.
+    """Any launcher or script that sets RANK and WORLD_SIZE.
 
     The address of rank 0's store names the launch.
     """
@@ -346,5 +368,5 @@ class Plain(_ByVariables):
     host = ("GROUP_RANK", "NODE_RANK")
 
     def launch(self, around: Surroundings) -> str:
-        """Return MASTER_ADDR and MASTER_PORT."""
+        """Return MASTER_ADDR and MASTER_PORT, as ``_store_of_rank_0`` does."""
         return _store_of_rank_0(around)

@@ -1,4 +1,4 @@
-"""The compressors without state: send values unchanged, or as 16-bit floats; the kernels do the casts."""
+"""The compressors that keep no state. They send values unchanged or as 16-bit floats; the kernels do the casts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ddlcore.types import Buffer, DType
 
 
 class _Cast(Compressor):
-    """A compressor that only casts and scales; the subclass chooses the type."""
+    """A compressor that only casts and scales. Its subclasses choose the type in which values are sent."""
 
     casts = True
 

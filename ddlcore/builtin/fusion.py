@@ -8,16 +8,16 @@ from ddlcore.contracts.fusion import Ready
 
 
 class ThresholdFusion:
-    """A policy that fills buckets in order of arrival up to ``fusion_bytes``; with 0, every tensor gets its own bucket.
+    """A fusion policy that fills buckets in order of arrival, up to ``fusion_bytes`` each.
 
-    Each key has one open bucket, so tensors of other keys in between do not split a bucket. A bucket runs at the
-    position of its first member. Tensors of one grouped call stay together if they fit; a tensor that is larger than
-    the threshold gets its own bucket.
+    If ``fusion_bytes`` is 0, every tensor gets its own bucket. Each key has one open bucket, so tensors of other keys
+    in between do not split a bucket. A bucket runs at the position of its first tensor. Tensors of one grouped call
+    stay together if they fit into one bucket. A tensor that is larger than ``fusion_bytes`` gets its own bucket.
 
-    With ``first_bucket_bytes``, a whole period is arranged, in the order in which its tensors become ready. Then the
-    first bucket is no larger than that, so that it starts early; the last one too, because no computation is left that
-    could overlap with it. A bucket then does not continue after a tensor of its key that is too large, and it runs at
-    the position of its last member.
+    If ``params`` contains ``first_bucket_bytes``, a whole period is arranged, in the order in which its tensors become
+    ready. Then the first bucket has at most ``first_bucket_bytes``, so that it starts early. The last bucket has the
+    same limit, because no computation is left that could overlap with it. In a period, a tensor that is too large also
+    closes the open bucket of its key, and each bucket runs at the position of its last tensor.
     """
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
@@ -29,7 +29,7 @@ class ThresholdFusion:
         units = _units(ready, limit)
         tail = _tail(ready, units, edge) if edge < limit else len(units)
         buckets: list[list[int]] = []
-        filling: dict[object, tuple[list[int], int]] = {}  # by key: its open bucket, the bytes in that
+        filling: dict[object, tuple[list[int], int]] = {}  # by key: the key's open bucket, and the bytes in it
         for i, (unit, nbytes) in enumerate(units):
             if i == tail:
                 filling.clear()
@@ -49,7 +49,11 @@ class ThresholdFusion:
 
 
 def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: float) -> int:
-    """Return the unit at which the last bucket begins: as many of the last units as fit and share one key."""
+    """Return the index of the unit with which the last bucket begins.
+
+    The last bucket takes as many of the last units as have one key and together at most ``edge`` bytes, but at least
+    one.
+    """
     first, filled = len(units), 0
     for i in reversed(range(len(units))):
         unit, nbytes = units[i]
@@ -61,9 +65,10 @@ def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: 
 
 
 def _units(ready: Sequence[Ready], limit: float) -> list[tuple[list[int], int]]:
-    """Return the units that must not be split, and their bytes.
+    """Return the units, which must not be split between buckets: the positions of each unit's tensors, and its bytes.
 
-    A unit has the tensors of a group that share a key, if they fit; otherwise it is a single tensor.
+    The tensors of one grouped call that have the same key are one unit, if together they have at most ``limit`` bytes.
+    Every other tensor is a unit of its own.
     """
     groups: dict[tuple[object, str], tuple[list[int], int]] = {}
     for position, tensor in enumerate(ready):

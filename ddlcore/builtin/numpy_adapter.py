@@ -1,4 +1,4 @@
-"""Describes numpy arrays as dense memory, and memory as numpy arrays; it knows no collectives."""
+"""Describes numpy arrays as dense memory, and makes numpy arrays from memory. It knows no collectives."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ class NumpyAdapter(Adapter):
 
 
 class _Held:
-    """Memory as numpy takes it over: the array keeps this object alive, and this object the memory."""
+    """Memory in a form that numpy makes an array of.
+
+    The array keeps this object alive, and this object keeps the memory alive.
+    """
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.memory = memory
@@ -88,7 +91,10 @@ class _Held:
 
 
 def _other_dtype(dtype: Any) -> DType:
-    """Return the type if it is bfloat16, which numpy itself does not have; else raise InvalidArgument with advice."""
+    """Return the DType of a numpy type that is not in the table, such as bfloat16, which numpy itself does not have.
+
+    Raises InvalidArgument, with advice, if ddl does not support the type.
+    """
     if not dtype.isnative:
         raise InvalidArgument(f"array type {dtype.str} has foreign byte order; pass array.astype({dtype.name!r})")
     if dtype.name == BF16_NAME:
@@ -111,9 +117,10 @@ def _numpy_dtype(dtype: DType, like: Any) -> Any:
 
 
 def _dense_strides(array: Any) -> tuple[int, ...] | None:
-    """Return the strides, in elements, of an array that fills its memory in some order of its axes; else None.
+    """Return the strides of ``array`` in elements, if its elements fill its memory without gaps; else None.
 
-    Strides of axes with one element have no meaning; they are set to 1, so that equal layouts compare equal.
+    The axes may be in any order in memory. The stride of an axis with one element has no meaning; it is set to 1, so
+    that equal layouts compare equal.
     """
     strides = [1] * array.ndim
     expected = 1

@@ -11,7 +11,7 @@ from ddlcore.contracts.check import Gpu, Links
 
 LIBRARY = "libnvidia-ml.so.1"
 _P2P_READ, _P2P_WRITE, _P2P_OK = 0, 1, 0
-_TEXT = 96  # bytes; no name, version or UUID is longer
+_TEXT = 96  # size of a text buffer in bytes; no name, version or UUID is longer
 _ENABLED = 1
 
 
@@ -37,7 +37,7 @@ class _Utilization(ctypes.Structure):  # nvmlUtilization_t
 
 @dataclass(frozen=True)
 class Use:
-    """The load of one GPU, caused by all programs that run on it."""
+    """The load of one GPU, which all programs that run on it cause together."""
 
     share: float  # fraction of recent time in which something ran on it, 0 … 1
     used_bytes: int
@@ -45,16 +45,17 @@ class Use:
 
 
 class Refused(OSError):
-    """An error of the driver's library, which exists but did not do what it was asked.
+    """An error of the driver's library: the library exists, but did not do what it was asked to do.
 
-    The text is the library's own.
+    The text of the error is the library's own.
     """
 
 
 class Nvml:
-    """Access to the driver's management library. ``library`` is the loaded library, or a substitute for tests.
+    """Access to NVML, the management library of NVIDIA's driver.
 
-    If a call is refused, its value is left out or 0, except in methods that raise Refused.
+    ``library`` is the loaded library, or a substitute for tests. If a call of the library fails, methods that raise
+    Refused raise it; the other methods leave the value out or return 0 for it.
     """
 
     def __init__(self, library: Any) -> None:
@@ -67,11 +68,14 @@ class Nvml:
         self._library.nvmlShutdown()
 
     def driver(self) -> str:
-        """Return the driver's version. Raises Refused."""
+        """Return the driver's version. Raises Refused if the library does not give it."""
         return self._told("nvmlSystemGetDriverVersion")
 
     def inventory(self) -> list[tuple[str, str, list[str]]]:
-        """Return name, UUID and the UUIDs of the MIG instances of each GPU, in the driver's order. Raises Refused."""
+        """Return the name, the UUID and the UUIDs of the MIG instances of each GPU, in the driver's order.
+
+        Raises Refused if the library does not give them.
+        """
         count = ctypes.c_uint()
         self._ask("nvmlDeviceGetCount_v2", ctypes.byref(count))
         found = []
@@ -83,7 +87,7 @@ class Nvml:
         return found
 
     def _parts(self, handle: ctypes.c_void_p) -> list[str]:
-        """Return the UUIDs of a GPU's MIG instances; [] if it is not or cannot be divided."""
+        """Return the UUIDs of a GPU's MIG instances; [] if the GPU is not divided into instances, or cannot be."""
         library = self._library
         now, later, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
         if library.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(later)) or now.value != _ENABLED:
@@ -113,7 +117,7 @@ class Nvml:
         return [self._gpu(index, handle) for index, handle in enumerate(self._handles())]
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Return for each pair whether one GPU can read and write the other's memory directly."""
+        """Return a table of all pairs: whether the row's GPU can read and write the column's memory directly."""
         handles = self._handles()
         return [[a is not b and self._reaches(a, b) for b in handles] for a in handles]
 
@@ -140,7 +144,7 @@ class Nvml:
         handles = [ctypes.c_void_p() for _ in range(count.value)]
         for index, handle in enumerate(handles):
             if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
-                return []  # without the missing ones, the indexes would be wrong
+                return []  # if one GPU were left out, the indexes of the following GPUs would be wrong
         return handles
 
     def _gpu(self, index: int, handle: ctypes.c_void_p) -> Gpu:
@@ -169,8 +173,8 @@ class Nvml:
 def use_of(environ: Mapping[str, str], local_rank: int) -> Callable[[], tuple[float, int, int] | None]:
     """Return a function that returns the load of the GPU that a rank uses, or None if the rank uses no GPU.
 
-    The load is the share of time in use, the used bytes and all bytes. ``environ``: the rank's environment. The rank
-    uses the GPU with its ``local_rank`` among those that it sees.
+    The load is (share of time in use, used bytes, all bytes). ``environ`` is the rank's environment. The rank uses the
+    GPU whose position among the GPUs that it sees is ``local_rank``, modulo their number.
     """
     driver = open_nvml()
     mine = visible(driver.gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if driver is not None else []
@@ -186,7 +190,7 @@ def use_of(environ: Mapping[str, str], local_rank: int) -> Callable[[], tuple[fl
 
 
 def open_nvml() -> Nvml | None:
-    """Return the library; None if there is no driver, or if it does not answer."""
+    """Return access to the driver's management library; None if there is no driver, or if it does not answer."""
     try:
         return load_nvml()
     except (OSError, AttributeError):
@@ -194,17 +198,18 @@ def open_nvml() -> Nvml | None:
 
 
 def load_nvml() -> Nvml:
-    """Load the library.
+    """Load the driver's management library, and return access to it.
 
-    Raises OSError if it is missing, Refused if it does not answer, AttributeError if it is too old.
+    Raises OSError if the library is missing, Refused if it does not answer, and AttributeError if it is too old.
     """
     return Nvml(ctypes.CDLL(LIBRARY))
 
 
 def visible(gpus: Sequence[Gpu], wanted: str | None) -> list[Gpu]:
-    """Return those of ``gpus`` that a process sees, in its own order; parts of divided GPUs are left out.
+    """Return those of ``gpus`` that a process sees, in the order in which it sees them; MIG instances are left out.
 
-    ``gpus`` are all GPUs in the driver's order. ``wanted``: the process's CUDA_VISIBLE_DEVICES, None if it is not set.
+    ``gpus`` are all GPUs of the host in the driver's order. ``wanted`` is the process's CUDA_VISIBLE_DEVICES, or None
+    if that is not set.
     """
     found = shown(wanted, [gpu.uuid for gpu in gpus])
     return [gpus[one] for one in found if isinstance(one, int)]
@@ -215,10 +220,13 @@ def shown(
 ) -> Sequence[int | str]:
     """Return what CUDA shows to a process, in the process's order: indexes of GPUs, or the UUID of one MIG instance.
 
-    ``wanted``, its CUDA_VISIBLE_DEVICES, lists indexes, or UUIDs (GPU-…, which may be abbreviated, and MIG-…). Entries
-    after the first invalid one are ignored; if a GPU is named twice, the process sees no GPU. ``uuids`` are those of
-    the GPUs, ``parts`` those of the MIG instances, ``divided`` the indexes of the GPUs that have instances. A process
-    sees one instance at most; if a divided GPU is named, its index stands for its instance.
+    ``wanted`` is the process's CUDA_VISIBLE_DEVICES, or None if that is not set. It lists indexes or UUIDs: GPU-…,
+    which may be abbreviated, and MIG-…. The entries after the first invalid one are ignored. If a GPU is named twice,
+    the process sees no GPU.
+
+    ``uuids`` are the UUIDs of the GPUs, ``parts`` those of the MIG instances, and ``divided`` the indexes of the GPUs
+    that have instances. A process sees at most one instance. If ``wanted`` names a GPU that has instances, the GPU's
+    index is returned, and means one of its instances.
     """
     if wanted is None:
         return list(parts[:1]) or list(range(len(uuids)))

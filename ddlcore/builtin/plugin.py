@@ -60,7 +60,7 @@ SHM_KNOBS = (
 
 @hookimpl
 def ddl_tuners() -> list[TunerProvider]:
-    """Return a search by a Gaussian process, and one that needs no further packages."""
+    """Return the tuners: a search by a Gaussian process, and a grid search that needs no further packages."""
     return [
         TunerProvider(
             "bayes",
@@ -134,7 +134,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_fusion_policies() -> list[FusionProvider]:
-    """Return the policy that fills buckets up to a size."""
+    """Return the fusion policy that fills buckets up to a size."""
     return [
         FusionProvider(
             name="threshold",
@@ -146,7 +146,7 @@ def ddl_fusion_policies() -> list[FusionProvider]:
 
 @hookimpl
 def ddl_compressors() -> list[CompressorProvider]:
-    """Return the compressors that leave values unchanged, or send floats as 16-bit floats."""
+    """Return the compressors: one leaves values unchanged, the others send floats as 16-bit floats."""
     return [
         CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
         *(
@@ -163,7 +163,7 @@ def ddl_compressors() -> list[CompressorProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """Return the checks that run on every host, whatever else is installed."""
+    """Return the checks of `ddl doctor` that run on every host, whatever plugins are installed."""
     known = (
         ("versions", "versions:VersionsCheck", "ddl, Python and frameworks are the same on all hosts"),
         ("known-bad", "versions:KnownBadVersions", "nothing installed is known to be bad"),
@@ -179,7 +179,11 @@ def ddl_checks() -> list[CheckProvider]:
 
 @hookimpl
 def ddl_clusters() -> list[ClusterProvider]:
-    """Return the clusters, each one before those whose variables its processes may inherit or which it sets too."""
+    """Return the clusters in the order in which they are tried.
+
+    A process that one launcher has started may also have variables of another: it inherits them, or its own launcher
+    sets them. So each cluster is tried before those whose variables its processes may have.
+    """
     known = (
         ("horovodrun", "Horovod", "Horovod's launcher"),
         ("torchrun", "Torchrun", "torchrun"),
@@ -202,7 +206,7 @@ def ddl_clusters() -> list[ClusterProvider]:
 
 @hookimpl
 def ddl_launchers() -> list[LauncherProvider]:
-    """Return ssh, for hosts named by the user or granted by a batch system, and srun, for allocations of Slurm."""
+    """Return the launchers: srun on nodes that Slurm grants, and ssh to hosts that the user or a batch system names."""
     by_ssh = (
         ("lsf", "LSB_JOBID", "ssh to the hosts of an LSF job"),
         ("pbs", "PBS_NODEFILE", "ssh to the hosts of a PBS job"),

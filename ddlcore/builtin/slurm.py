@@ -20,7 +20,7 @@ _OPTIONS = (
     "--ntasks-per-node=1",
     "--overlap",  # the step of the batch script, or of a shell, may hold all resources of the job
     "--overcommit",
-    "--cpu-bind=none",  # the agent's ranks use all of the job's cores, not those of one task
+    "--cpu-bind=none",  # the ranks of an agent may use all of the job's cores on the node, not only those of one task
     "--mpi=none",
     "--export=ALL",  # even if the job was submitted with --export=NONE
     "--kill-on-bad-exit=0",  # `ddl run` decides which rank is lost, and when the others end
@@ -29,12 +29,13 @@ _OPTIONS = (
 
 
 class SrunLauncher(Launcher):
-    """A launcher with one command for all nodes, ``srun … PYTHON …``, which passes all of its standard input to each
-    task.
+    """A launcher that starts the agents of all nodes by one command, ``srun … PYTHON …``.
+
+    srun passes the whole of its standard input to each task.
     """
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """Return the allocation's nodes."""
+        """Return the nodes of the allocation, with the number of ranks that each takes."""
         return granted_hosts(environ)
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:

@@ -1,4 +1,4 @@
-"""The transport for a communicator of one rank: copies the input to the output, scaled if a plan says so."""
+"""The transports for a communicator of one rank: they copy the input to the output, and scale it if a plan says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddlcore.types import Buffer, ReduceOp
 
 
 class SoloTransport(Transport):
-    """The transport for exactly one rank in host memory; it never waits."""
+    """The transport for exactly one rank whose tensors are in host memory. It never waits."""
 
     capabilities = Capabilities(vectored=True, scales=True, order_fixed=True)
 
@@ -64,7 +64,10 @@ class _PreparedBucket(Prepared):
 
 
 class QueuedSolo(Transport):
-    """The transport for exactly one rank in device memory: it enqueues the copies on the device's queue."""
+    """The transport for exactly one rank whose tensors are in device memory.
+
+    It enqueues the copies on the device's queue.
+    """
 
     capabilities = Capabilities(vectored=True, scales=True, order_fixed=True, stream_ordered=True)
 
@@ -101,7 +104,7 @@ class QueuedSolo(Transport):
         return _QueuedBucket(self, plan)
 
     def copy(self, source: int, target: int, nbytes: int) -> Work:
-        """Enqueue one copy if there is anything to copy."""
+        """Enqueue one copy of ``nbytes`` bytes. If source and target are the same, or ``nbytes`` is 0, do nothing."""
         if source != target and nbytes:
             self._queue.copy(source, target, nbytes)
         return DONE

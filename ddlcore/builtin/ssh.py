@@ -1,4 +1,7 @@
-"""Builds the commands that start agents by ssh, one per host, or by a remote shell with ssh's syntax; it runs no agent."""
+"""Builds the commands that start agents by ssh, one per host, or by a remote shell with ssh's syntax.
+
+It does not run the commands.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from ddlcore.contracts.launcher import Launcher, StartCommand, StartPlan
 
-REMOTE_SHELL = "OMPI_MCA_plm_rsh_agent"  # Kubeflow's launcher pods set it to the script that reaches their workers
+REMOTE_SHELL = "OMPI_MCA_plm_rsh_agent"  # Kubeflow's launcher pods set it to a script that reaches their worker pods
 _OPTIONS = (
     "-T",  # no terminal, which would change the output
     "-oBatchMode=yes",  # ask no questions: nobody could answer them
@@ -59,15 +62,21 @@ class SshLauncher(Launcher):
         return [StartCommand((*argv, name, start), (place.index,)) for name, place in zip(names, plan.agents)]
 
     def _by_shell(self, shell: list[str], plan: StartPlan, index: int, host: str) -> StartCommand:
-        """Return a command without any secret: such a script may not forward standard input (`kubectl exec` without -i
-        does not).
+        """Return the command that starts the agent ``index`` on ``host`` by the remote shell ``shell``.
+
+        Its task is public, because such a shell may not forward standard input (`kubectl exec` without -i does not). So
+        the job's key cannot be passed that way.
         """
         self._shell = shell[0]
         start = shlex.join((*plan.program, *plan.public, str(index)))
         return StartCommand((*shell, host, f"exec {start}"), (index,), task="public")
 
     def address(self, host: str, environ: Mapping[str, str]) -> str:
-        """Return the host's name; if it is an alias in ssh's own configuration, return the name configured there."""
+        """Return the network name of ``host``.
+
+        If the name cannot be resolved, it may be an alias in ssh's own configuration. Then return the name configured
+        there.
+        """
         name = super().address(host, environ)
         if environ.get(REMOTE_SHELL):
             return name
@@ -81,7 +90,10 @@ class SshLauncher(Launcher):
         return name
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """Translate well-known messages of ssh to plainer ones; otherwise return ssh's own last line."""
+        """Return one line that says why the agent of ``host`` did not connect.
+
+        Well-known messages of ssh are replaced by plainer ones. Otherwise the line contains the last line of ``text``.
+        """
         for pattern, what in _REASONS:
             if re.search(pattern, text, re.IGNORECASE):
                 return f"{host}: {what.format(host=host, ssh=self._shell)}"

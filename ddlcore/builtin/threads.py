@@ -1,7 +1,8 @@
 """The transport between threads of one process: every rank reads the other ranks' memory directly.
 
-The threads meet by a token that rank 0 publishes in the store. In a collective, all ranks show the addresses of their
-memory, each does its share of the work for all, and all wait until everybody has finished.
+Rank 0 publishes a token in the store, by which the other ranks find the object at which all meet. In a collective,
+every rank shows the others the addresses of its memory, each rank does its share of the work for all, and all wait
+until every rank has finished.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ddlcore.types import Buffer, ReduceOp
 
 KEY = "meeting"
 SLICE_S = 0.1
-SHARE_BYTES = 1 << 20  # bytes of results that a rank computes before it distributes them
+SHARE_BYTES = 1 << 20  # how many bytes of results a rank computes before it copies them to all ranks
 
 
 class Meeting:
-    """The object at which the ranks of one communicator wait for each other and show their data."""
+    """The object at which the ranks of one communicator wait for each other and show each other their data."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -35,9 +36,9 @@ class Meeting:
         self._aborted_by: int | None = None
 
     def wait(self, deadline: float | None = None) -> None:
-        """Wait until all ranks have called it.
+        """Wait until all ranks have called this method.
 
-        Raises TransportError after ``abort``, DeadlineExceeded after ``deadline``.
+        Raises TransportError after ``abort``, and DeadlineExceeded after ``deadline``, a time of ``time.monotonic``.
         """
         with self._changed:
             self._check()
@@ -67,7 +68,7 @@ class Meeting:
             self._changed.notify_all()
 
 
-# A global, because threads that do not know each other have nothing else in common.
+# The meetings by token. It is a global variable, because the ranks' threads share nothing else within the process.
 MEETINGS: Final[weakref.WeakValueDictionary[str, Meeting]] = weakref.WeakValueDictionary()
 
 
@@ -104,7 +105,10 @@ class ThreadsTransport(Transport):
             meeting.abort(self.context.rank)
 
     def meet(self, mine: Any) -> list[Any]:
-        """Show ``mine`` to the other ranks, and return what all have shown, by rank. ``part`` must follow."""
+        """Show ``mine`` to the other ranks, and return what each rank has shown, in the order of the ranks.
+
+        ``part`` must be called afterwards.
+        """
         if self._meeting is None:
             raise TransportError("threads: the communicator is not open")
         self._meeting.shown[self.context.rank] = mine
@@ -112,7 +116,7 @@ class ThreadsTransport(Transport):
         return self._meeting.shown
 
     def part(self) -> Work:
-        """Wait until all ranks have finished with each other's memory."""
+        """Wait until no rank uses another rank's memory any more."""
         assert self._meeting is not None
         self._meeting.wait()
         return DONE
@@ -170,7 +174,7 @@ class ThreadsTransport(Transport):
 
 
 class _PreparedBucket(Prepared):
-    """A plan: each rank reduces its share of every tensor, and writes the result into every rank's target.
+    """A prepared plan. Each rank reduces its share of every tensor, and writes the result into all ranks' targets.
 
     No other rank reads or writes that share, so source and target may be the same memory.
     """

@@ -1,1 +1,1 @@
-"""The ``ddl`` program: a folder for each of its commands, which reads a command line and prints what came of it."""
+"""The ``ddl`` program: a folder for each of its commands, which reads a command line and prints the result."""

@@ -1,4 +1,4 @@
-"""The ``ddl`` command: find the subcommand, and turn an error before a start into one line and exit code 2."""
+"""The ``ddl`` command: find the subcommand, and report an error before a start by one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COMMANDS = (
 
 
 class _Commands(click.Group):
-    """The group of our own commands and, after them, those of plugins. A command is imported only when it is called."""
+    """A click group of our own commands, followed by those of plugins. A command is imported only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *sorted(set(_registry().commands) - set(_COMMANDS))]

@@ -1,4 +1,4 @@
-"""Offer the table of settings as command-line options, the same for every command that takes settings."""
+"""Offer the settings as command-line options, which are the same for every command that takes settings."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ __all__ = ["Adapter"]
 
 
 class Adapter(ABC):
-    """The access to one framework's tensors. An adapter has no state.
+    """The access to the tensors of one framework. An adapter has no state.
 
-    Any thread in which the user submits operations or waits for them may call its methods.
+    Its methods may be called by any thread in which the user submits operations or waits for them.
     """
 
     name: str = ""
@@ -29,24 +29,25 @@ class Adapter(ABC):
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         """Return a Buffer that describes the memory of ``tensor`` itself, without a copy.
 
-        ``elementwise``: True accepts any dense layout (channels-last, for example) and notes its strides; False accepts
-        only row-major memory. Raises ValueError, with advice, if the tensor is not dense (the advice is
-        ``.contiguous()``), has an element type that ddl does not support, or lies in memory that no transport can
-        access.
+        ``elementwise``: if True, any dense layout (channels-last, for example) is accepted, and the Buffer contains its
+        strides; if False, only row-major memory. Raises ValueError, with advice, if the layout is not accepted (the
+        advice is ``.contiguous()``), if ddl does not support the element type, or if no transport can access the
+        memory.
         """
 
     def require_writable(self, tensor: Any) -> None:
         """Raise ValueError, with advice, if ``tensor`` must not be written to.
 
-        It is called after ``buffer`` for each tensor that an operation writes to. Do not override it if the framework's
-        tensors are always writable, or if the framework does not say whether they are.
+        It is called after ``buffer`` for each tensor that an operation writes to. The default does nothing: it is right
+        if the framework's tensors are always writable, or if the framework does not say whether they are.
         """
 
     def address(self, tensor: Any, like: Buffer) -> int | None:
-        """Return the address of ``tensor`` if it is writable and differs from ``like`` in its address only; else None.
+        """Return the address of ``tensor`` if the tensor is writable and differs from ``like`` only in its address.
 
-        "Differs in its address only" means that ``buffer`` would return the same description as ``like`` with another
-        address. The method is called once per call in a loop, so it is worth overriding with a faster implementation.
+        Otherwise return None. "Differs only in its address" means that ``buffer`` would return the same description as
+        ``like`` with another address. A training loop calls this for each tensor in each step, so a faster override is
+        worth its while.
         """
         buffer = self.buffer(tensor, elementwise=True)
         same = (buffer.shape, buffer.dtype, buffer.strides, buffer.device) == (
@@ -58,10 +59,10 @@ class Adapter(ABC):
         return buffer.address if same and buffer.wait is None and not buffer.event else None
 
     def range(self, name: str) -> AbstractContextManager[object] | None:
-        """Return a context manager that marks a range called ``name`` in the framework's own profiler.
+        """Return a context manager that shows a range called ``name`` in the framework's own profiler.
 
-        The range is on the thread that enters it. Return None if no profiler runs, or if the framework has none. It is
-        called only if the setting profiler_ranges is on, once per bucket, from any thread.
+        The range belongs to the thread that enters it. Return None if no profiler runs, or if the framework has none.
+        This is called only if the setting profiler_ranges is on, once for each bucket, by any thread.
         """
         return None
 
@@ -74,18 +75,21 @@ class Adapter(ABC):
 
     @abstractmethod
     def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
-        """Return a tensor over the row-major elements in ``memory``, without a copy if the framework can do that."""
+        """Return a tensor of the row-major elements in ``memory``, on the same device as ``like``.
+
+        The tensor uses the memory itself if the framework can do that; otherwise the elements are copied.
+        """
 
     @abstractmethod
     def copy(self, source: Any, target: Any) -> None:
-        """Copy the values: ``target[...] = source``."""
+        """Copy the values of ``source`` to ``target``, as ``target[...] = source`` does."""
 
     def after(self, event: int, tensors: Sequence[Any]) -> None:
-        """Order the later work of the calling thread on ``tensors`` after the device event with the handle ``event``.
+        """Make later work of the calling thread on ``tensors`` run after the device event with the handle ``event``.
 
-        The thread's current stream waits for the event; the host does not wait. The event may be destroyed after this
-        method has returned. Only adapters whose buffers lie on devices need this method. ``wait`` calls it once per
-        handle and event. ``tensors`` are the tensors of the handle; the list is empty for a persistent request, whose
+        The thread's current stream waits for the event; the host does not. The event may be destroyed after this method
+        has returned. Only adapters whose buffers are on devices need this method. ``wait`` of a handle calls it once
+        for each event. ``tensors`` are the tensors of the handle; the list is empty for a persistent request, whose
         tensor the caller knows.
         """
         raise NotImplementedError(f"adapter {self.name} serves host memory only")

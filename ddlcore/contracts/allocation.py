@@ -1,6 +1,7 @@
-"""Finds the hosts that a batch system has granted, and the number of ranks for each, from its variables and host lists.
+"""Finds the hosts that a batch system has granted, and the number of ranks for each host.
 
-It is for launchers, built in or from a plugin, when the user has named no hosts.
+It reads the batch system's variables and host lists. Launchers, built in or from a plugin, use it if the user has named
+no hosts.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from ddlcore.contracts.launcher import HostSlots
 
 __all__ = ["granted_hosts", "in_step", "node_names", "slurm_nodes", "tasks_per_node"]
 
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm numbers batch, extern and interactive steps downwards from the largest id
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm gives batch, extern and interactive steps the largest ids
 _SCONTROL_S = 10.0
-_MOST = 1 << 17  # names; a list that expands to more is a mistake
+_MOST = 1 << 17  # names; a list that expands to more must be a mistake
 _PART = re.compile(r"\[([^][]*)\]|([^][,]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
-    """Return the hosts of the batch job that ``environ`` belongs to, in the job's order; () if there is no batch job.
+    """Return the hosts of the batch job to which ``environ`` belongs, in the job's order; () if there is no batch job.
 
-    With Slurm, a host gets one slot per requested task, or one per core if no tasks were requested; with other systems,
-    the slots in their list. Raises ValueError, in one line that names the variable, if a list is missing or malformed,
-    or if srun has started this process as one of several.
+    With Slurm, a host gets one slot for each requested task, or one for each core if no tasks were requested. With
+    other systems, it gets the slots of their list. Raises ValueError, in one line that names the variable, if a list is
+    missing or malformed, or if srun has started this process as one of several.
     """
     if "SLURM_JOB_ID" in environ:
         return _slurm_hosts(environ)
@@ -42,9 +43,9 @@ def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether ``environ`` belongs to a task of a Slurm step.
+    """Return whether ``environ`` is the environment of a task that srun has started.
 
-    It is False for a batch script and for an interactive shell.
+    The result is False for a batch script and for an interactive shell.
     """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID", "")
     if step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP:
@@ -53,7 +54,7 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 
 def slurm_nodes(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the allocation's nodes, in its order.
+    """Return the names of the nodes of the Slurm job, in Slurm's order.
 
     srun always numbers its tasks in that order, even if it is given the nodes in another order. Raises ValueError, in
     one line, if there is no node list, if there is no srun, or if srun has started this process as one of several.
@@ -108,7 +109,7 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[HostSlots]:
 
 
 def node_names(text: str) -> list[str]:
-    """Expand a list such as ``rack[1-2]n[01-03,7],login`` to single names, in the order of ``scontrol show hostnames``.
+    """Return the names in a list such as ``rack[1-2]n[01-03,7],login``, in the order of ``scontrol show hostnames``.
 
     Raises ValueError if ``text`` is not such a list.
     """
@@ -133,7 +134,10 @@ def node_names(text: str) -> list[str]:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Expand ``2(x3),1`` to one count per node: [2, 2, 2, 1]. Raises ValueError if ``text`` is not such a list."""
+    """Return one count for each node from a list such as ``2(x3),1``, which gives [2, 2, 2, 1].
+
+    Raises ValueError if ``text`` is not such a list.
+    """
     counts: list[int] = []
     for item in text.split(","):
         found = _COUNT.fullmatch(item.strip())
@@ -169,7 +173,10 @@ def _unfold(ranges: str, text: str) -> list[str]:
 
 
 def _listed(environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return pairs of host and slots from the variables and files of LSF, PBS, Cobalt or Grid Engine."""
+    """Return pairs (host, slots) from the variables and host files of LSF, PBS, Cobalt or Grid Engine.
+
+    A host may occur several times.
+    """
     for name in ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "COBALT_NODEFILE"):  # these files have one line per slot
         if name in environ:
             return [(fields[0], 1) for fields in _lines(environ, name)]
@@ -187,7 +194,7 @@ def _listed(environ: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def _lines(environ: Mapping[str, str], name: str) -> list[list[str]]:
-    """Return the fields of each line of the file whose path is in the variable ``name``."""
+    """Return the words of each line of the file whose path is in the variable ``name``. Empty lines are skipped."""
     path = environ[name]
     try:
         text = Path(path).read_text(encoding="utf-8")

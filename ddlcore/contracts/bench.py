@@ -1,12 +1,12 @@
-"""The bench peer contract: another library's collectives, which `ddl bench` times on the same bytes as ddl's own.
+"""The bench peer contract: another library's collectives, which ``ddl bench`` measures with the same bytes as ddl's.
 
 The rules:
 
-* ``open`` meets the other ranks through ``context.store``. It must not change anything else that the process does with
-  that library (its default group, for example).
-* ``operation`` is called before the timing starts, and prepares everything that can be prepared. Each call of the
+* ``open`` connects to the other ranks through ``context.store``. It must not change any other use of that library in
+  this process (its default group, for example).
+* ``operation`` is called before the time is measured, and prepares everything that can be prepared. Each call of the
   function that it returns runs the collective once, to its end. All ranks create and call the same functions in the
-  same order, from the thread that called ``open``.
+  same order, on the thread that called ``open``.
 * Arrays are one-dimensional, contiguous numpy arrays. Reductions are sums. All ranks pass the same number of elements.
 """
 
@@ -27,28 +27,31 @@ Array = Any  # numpy.ndarray; numpy's own types would make every caller import t
 class BenchPeer(ABC):
     """One rank's member of a group of all ranks, from ``open`` to ``close``.
 
-    ``floor``: True if it does only the work that no implementation can avoid; `ddl bench` then does not check its
-    results.
+    ``floor``: True if the class does only the work that no implementation can avoid. Then ``ddl bench`` does not check
+    its results.
     """
 
     floor = False
 
     @abstractmethod
     def open(self, context: Context) -> None:
-        """Meet the other ranks; all of them call it. Raises DeadlineExceeded after ``context.timeout_s`` seconds."""
+        """Connect to the other ranks. All ranks call this.
+
+        Raises DeadlineExceeded after ``context.timeout_s`` seconds.
+        """
 
     @abstractmethod
     def operation(self, kind: Kind, source: Array, target: Array) -> Callable[[], object]:
         """Prepare the collective ``kind`` of these arrays, and return a function that runs it each time it is called.
 
-        ALLREDUCE and BROADCAST (from rank 0) work in place: ``target`` is ``source``. The target of ALLGATHER receives
-        the sources of all ranks, one after the other; that of REDUCESCATTER receives this rank's part of the sum; that
-        of ALLTOALL receives one equal part from each rank.
+        ALLREDUCE and BROADCAST (from rank 0) work in place: ``target`` is ``source``. For ALLGATHER, ``target``
+        receives the sources of all ranks, one after the other; for REDUCESCATTER, this rank's part of the sum; for
+        ALLTOALL, one part from each rank, all of the same size.
 
-        Raises NotImplementedError if the library does not support the kind or the element type; `ddl bench` then skips
-        it.
+        Raises NotImplementedError if the library does not support the kind or the element type. Then ``ddl bench`` does
+        not measure it.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; calling it again has no effect. The peers may already have exited."""
+        """Release everything. A second call has no effect. The processes of other ranks may already have ended."""

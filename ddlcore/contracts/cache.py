@@ -1,4 +1,4 @@
-"""Decides where compiled kernels are stored, and reads and writes them in files that no other user could have written."""
+"""Decides where compiled kernels are stored, reads and writes them, and trusts no file that another user can write."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ROW = next(row for row in SETTINGS if row.name == "cache_dir")
 
 
 def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yield the directories for compiled kernels, best first.
+    """Yield the directories for compiled kernels, in the order of preference.
 
-    If ``chosen`` or else ``DDL_CACHE_DIR`` is given, it is the only one.
+    If ``chosen`` is given, it is the only one; otherwise, if ``DDL_CACHE_DIR`` is set, that is the only one.
     """
     chosen = chosen or environ.get(_ROW.env, "")
     if chosen:
@@ -41,11 +41,11 @@ def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ)
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    """Yield a descriptor of ``directory``, which is created if needed and to which only we can write.
+    """Yield a descriptor of ``directory``, to which only this user (or root) can write. Create it if it does not exist.
 
-    Machine code is loaded from it. Everything is opened relative to this descriptor, so the directory that was checked
-    is the one that is used, even if another one has taken its name meanwhile. Raises OSError if the directory is a
-    link, or if other users may write to it.
+    Machine code is loaded from this directory. All files are opened relative to the descriptor, so they are in the
+    directory that was checked, even if another directory has got its name meanwhile. Raises OSError if the directory is
+    a link, or if other users may write to it.
     """
     for place in reversed([directory, *directory.parents]):
         if not place.exists():
@@ -65,9 +65,9 @@ def _refuse_foreign(facts: os.stat_result) -> None:
 
 
 def _content(folder: int, name: str) -> bytes:
-    """Return the content of a file.
+    """Return the content of the file ``name`` in the directory with the descriptor ``folder``.
 
-    Raises OSError if it is missing, is not a regular file, or could be written by others.
+    Raises OSError if the file is missing, is not a regular file, or could be written by other users.
     """
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with open(file, "rb") as opened:
@@ -79,7 +79,10 @@ def _content(folder: int, name: str) -> bytes:
 
 
 def find(name: str, directories: Iterator[Path]) -> bytes | None:
-    """Return what was stored under ``name``; None if it is missing, damaged, or could come from another user."""
+    """Return the bytes that ``keep`` has stored under ``name``.
+
+    Returns None if they are missing or damaged, or if another user could have written them.
+    """
     for directory in directories:
         try:
             with _opened(directory) as folder:
@@ -93,9 +96,9 @@ def find(name: str, directories: Iterator[Path]) -> bytes | None:
 
 
 def keep(name: str, body: bytes, directories: Iterator[Path]) -> Path | None:
-    """Write ``body`` atomically to the first directory that accepts it.
+    """Write ``body`` under ``name`` to the first directory where this is possible, atomically.
 
-    Return that directory, or None if no directory accepts it.
+    Returns that directory, or None if there is none.
     """
     for directory in directories:
         try:
@@ -108,9 +111,9 @@ def keep(name: str, body: bytes, directories: Iterator[Path]) -> Path | None:
 
 
 def _put(folder: int, name: str, content: bytes) -> None:
-    # Other processes read this directory without taking the lock, and a crash may come at any moment. So the content
-    # goes to a file with a random name first, and the rename makes it visible in one step. The digest at its end
-    # (see ``find``) catches what a rename cannot: after a power failure, the name may exist before its data does.
+    # Other processes read this directory without taking the lock, and this process may crash at any moment. So the
+    # content is first written to a file with a random name, and the rename makes it visible in one step. After a power
+    # failure, the name may exist without its data: ``find`` detects that by the digest at the end of the file.
     new = f".{name}.{secrets.token_hex(8)}"
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
@@ -127,7 +130,8 @@ def _put(folder: int, name: str, content: bytes) -> None:
 def alone(directories: Iterator[Path], timeout_s: float) -> Iterator[None]:
     """Hold a lock between processes, so that one process compiles while the others wait for its file.
 
-    After ``timeout_s`` seconds, or if there is no cache, continue without the lock: compiling twice does no harm.
+    After ``timeout_s`` seconds, or if no directory can hold the lock, the block runs without the lock: if two processes
+    compile the same kernel, this does no harm.
     """
     with contextlib.ExitStack() as stack:
         file = _lock_file(stack, directories)
@@ -144,7 +148,7 @@ def alone(directories: Iterator[Path], timeout_s: float) -> Iterator[None]:
 
 
 def _lock_file(stack: contextlib.ExitStack, directories: Iterator[Path]) -> int:
-    """Return a descriptor of the lock file, open until ``stack`` ends; -1 if no directory can hold the file."""
+    """Return a descriptor of the lock file; -1 if no directory can hold the file. ``stack`` closes it at its end."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     for directory in directories:
         try:

@@ -1,12 +1,13 @@
-"""The check contract: what `ddl doctor` inspects on every host, and what it reports when something is wrong.
+"""The check contract: what ``ddl doctor`` inspects on every host, and what it reports when something is wrong.
 
 The rules:
 
-* ``look`` runs on the inspected host; ``judge`` and ``show`` run where the user is. Facts travel between them: plain
-  data that JSON can hold. So facts that were recorded on one machine can be judged on another.
-* A check changes nothing. If it cannot read something, that fact is missing; it never raises an exception.
-* A check gets everything about its surroundings from its ``HostView``: files below a root that tests can choose, the
-  environment, the installed distributions, the GPUs.
+* ``look`` runs on the inspected host and returns facts. ``judge`` and ``show`` run on the user's host and get the facts
+  of all hosts. Facts are plain data that JSON can represent, so facts that were recorded on one machine can be judged
+  on another.
+* A check changes nothing and never raises an exception. If it cannot read something, it leaves that fact out.
+* A check reads its surroundings only from its ``HostView``: files below a root that tests can choose, the environment,
+  the installed distributions, the GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LARGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, or that will be slow."""
+    """One thing that a check has found to be wrong or slow."""
 
     check: str  # the name of the check that found it
     what: str  # one line: the problem, and where it is
@@ -38,11 +39,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A table of numbers between pairs, from the row's member to the column's; None if a pair has no number."""
+    """A table of numbers for pairs: from the member of the row to the member of the column.
+
+    A value is None if there is no number for the pair.
+    """
 
     title: str
     unit: str  # "us", "GB/s"; "Y/N" if the values are 1 or 0
-    names: tuple[str, ...]  # of rows and columns
+    names: tuple[str, ...]  # names of the rows and of the columns
     values: tuple[tuple[float | None, ...], ...]
 
     def __post_init__(self) -> None:
@@ -55,7 +59,7 @@ class Matrix:
 class Gpu:
     """One GPU of a host."""
 
-    index: int  # as the driver numbers them
+    index: int  # number by which the driver knows it
     name: str
     uuid: str
     bus: str  # address on the PCI bus, such as 0000:3b:00.0, in lower case
@@ -64,36 +68,36 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Links:
-    """Measured copies between the GPUs of a host, as [from][to], with peer access on and off."""
+    """The measured speed of copies between the GPUs of a host: [from][to], with peer access "on" and "off"."""
 
     latency_us: Mapping[str, Sequence[Sequence[float | None]]]  # "on", "off"
     gbytes_per_s: Mapping[str, Sequence[Sequence[float | None]]]  # 10⁹ bytes a second
 
 
 class Gpus(Protocol):
-    """The information that the driver of a host's GPUs gives."""
+    """An object that answers questions about the GPUs of a host, as the driver does."""
 
     def gpus(self) -> Sequence[Gpu]:
         """Return the GPUs in the driver's order."""
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Return for each pair whether the row's GPU can access the column's memory directly.
+        """Return for each pair whether the GPU of the row can access the memory of the GPU of the column directly.
 
-        It is False for a GPU and itself.
+        The value for a GPU and itself is False.
         """
 
     def links(self) -> Links | None:
-        """Return the measured copies; None if nobody has measured them."""
+        """Return the measured copies; None if they were not measured."""
 
 
 @dataclass(frozen=True)
 class HostView:
-    """The part of one rank's host that a check may look at."""
+    """The facts about one rank and its host that a check may read."""
 
-    name: str  # of the host
-    environ: Mapping[str, str] = field(default_factory=dict)  # of the rank
+    name: str  # name of the host
+    environ: Mapping[str, str] = field(default_factory=dict)  # environment of the rank
     distributions: Mapping[str, str] = field(default_factory=dict)  # version by name, in lower case with dashes
-    frameworks: Mapping[str, str] = field(default_factory=dict)  # those that must be the same on all hosts
+    frameworks: Mapping[str, str] = field(default_factory=dict)  # version by name; must be equal on all hosts
     root: str = "/"  # the directory that holds proc, sys and so on
     gpus: Gpus | None = None  # None if there is no driver
     rank: int = 0
@@ -102,7 +106,7 @@ class HostView:
     ddl: str = ""  # version of ddlcore
 
     def path(self, path: str) -> str:
-        """Return where a path of this host such as ``/proc/…`` lies below the root."""
+        """Return where the file ``path`` of this host, such as ``/proc/…``, can be opened: below ``root``."""
         return os.path.join(self.root, path.lstrip("/"))
 
     def read(self, path: str) -> str:
@@ -121,9 +125,9 @@ class HostView:
             return []
 
     def output(self, program: str, *arguments: str) -> str:
-        """Return what a program prints to stdout; "" if it is not on the rank's PATH, fails, or takes longer than 5 s.
+        """Return the standard output of a program; "" if it is not on the rank's PATH, fails, or takes longer than 5 s.
 
-        For a host that was only recorded, return the content of the file ``output/PROGRAM`` below its root.
+        If this host was only recorded, return the content of the file ``output/PROGRAM`` below its root.
         """
         if self.root != "/":
             return self.read(f"/output/{program}")
@@ -146,7 +150,7 @@ class HostView:
 
 @dataclass(frozen=True)
 class Seen:
-    """The facts that one check found in one place."""
+    """The facts that one check has found on one rank."""
 
     host: str
     rank: int
@@ -155,26 +159,26 @@ class Seen:
 
 
 class Check(ABC):
-    """One subject that `ddl doctor` inspects. It is constructed without arguments."""
+    """One subject that ``ddl doctor`` inspects. It is built without arguments."""
 
     name: str = ""
-    each_rank = False  # runs on every rank; else on the first rank of each host
+    each_rank = False  # True: it runs on every rank; False: on the first rank of each host
     completes = (
         ""  # name of another check, whose facts (a dict) are extended by this check's; this check then judges nothing
     )
 
     @abstractmethod
     def look(self, host: HostView) -> Any:
-        """Return the facts."""
+        """Return the facts about ``host``, as plain data."""
 
     @abstractmethod
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Return findings from the facts of all places; none if everything is in order."""
+        """Return findings from the facts of all ranks; none if everything is in order."""
 
     def show(self, seen: Sequence[Seen]) -> Iterable[Matrix]:
-        """Return tables that belong in every report."""
+        """Return tables for the report. They are shown even if nothing is wrong."""
         return ()
 
     def line(self, seen: Sequence[Seen]) -> str:
-        """Return a few words on the facts for the report; "" if they are not worth a line."""
+        """Return a few words about the facts for the report; "" if there is nothing worth reporting."""
         return ""

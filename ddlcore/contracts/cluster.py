@@ -1,4 +1,4 @@
-"""The cluster contract: recognises another launcher, and reads the rank that it has given to this process."""
+"""The cluster contract: how another launcher is recognised, and how the rank that it gave to this process is read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def _alone() -> Sequence[Sequence[str]]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process knows about itself without asking others.
+    """The facts that a process knows about itself without asking others.
 
-    It is plain data and a function, so tests need no launcher.
+    It consists of plain data and a function, so tests can make one without a launcher.
     """
 
     variables: Mapping[str, str]
@@ -27,11 +27,11 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where another launcher has placed this process, in that launcher's terms.
+    """The rank that another launcher has given to this process, and where the launcher has placed the process.
 
-    ``launch`` is the same text on all ranks of one launch, and no other launch that runs at the same time has it; "" if
-    the launcher gives no such text. ``host`` names this process's host among the hosts of the launch in the same way;
-    "" makes the ranks find out by themselves which of them share a host.
+    ``launch`` is a text that is equal on all ranks of one launch, and that no other launch has at the same time; "" if
+    the launcher provides no such text. ``host`` is a text that is equal for ranks of the launch on the same host; if it
+    is "", the ranks find out by themselves which of them share a host.
     """
 
     rank: int
@@ -44,16 +44,19 @@ class RankInfo:
 
     @property
     def on_one_host(self) -> bool:
-        """Return whether the launcher says that all ranks share a host."""
+        """Return whether all ranks share a host, as far as the launcher says."""
         return self.local_size == self.size
 
 
 class Cluster(ABC):
-    """A launcher that is recognised by the variables it sets. Pure: the same surroundings give the same rank info."""
+    """A launcher that is recognised by the variables it sets.
+
+    It has no state: equal surroundings give equal results.
+    """
 
     @abstractmethod
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """Return this process's rank info; None if this launcher has not started it.
+        """Return the rank info of this process; None if this launcher has not started the process.
 
         Raises ValueError, in one line that names the variable, if the variables are incomplete or contradict each
         other.

@@ -1,4 +1,4 @@
-"""Lends memory to a framework as a DLPack tensor: for adapters of frameworks that accept no plain address.
+"""Lends memory to a framework as a DLPack tensor. It is for adapters of frameworks that cannot use a plain address.
 
 Source: dlpack.h, the protocol's header, version 0.x: a DLManagedTensor and the DLTensor at its beginning.
 """
@@ -20,7 +20,7 @@ _SPECIAL = {DType.BF16: _BFLOAT, DType.BOOL: _BOOL, DType.U8: _UNSIGNED, DType.U
 
 
 class LentTensor(ctypes.Structure):
-    """A DLManagedTensor. Pass its address to the framework."""
+    """The C structure DLManagedTensor. Its address is passed to the framework."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -44,11 +44,11 @@ def lend(
     device: tuple[int, int] = (ON_CPU, 0),
     codes: Mapping[DType, tuple[int, int]] | None = None,
 ) -> LentTensor:
-    """Return a row-major DLPack tensor over ``memory``, which is kept alive until the framework calls the deleter.
+    """Return a row-major DLPack tensor whose elements are in ``memory``.
 
-    ``device``: DLPack's device type and index. ``codes``: the type code and bits of types for which the framework uses
-    its own. The framework must take the tensor: if nobody calls the deleter, the memory is never freed. Any thread may
-    call.
+    The memory is kept alive until the framework calls the tensor's deleter. So the framework must take the tensor: if
+    nobody calls the deleter, the memory is never freed. ``device``: DLPack's device type and index. ``codes``: the type
+    code and bits of those types for which the framework has its own. Any thread may call this.
     """
     kind = _SPECIAL.get(dtype, _FLOAT if dtype.is_float else _SIGNED)
     code, bits = (codes or {}).get(dtype, (kind, 8 * dtype.itemsize))
@@ -61,7 +61,7 @@ def lend(
 
 
 def _let_go(tensor: int) -> None:
-    """Release the memory; a framework calls this when its last tensor over the memory is gone."""
+    """Release the memory of ``tensor``. The framework calls this when none of its tensors uses the memory any more."""
     _lent.pop(LentTensor.from_address(tensor).context, None)
 
 

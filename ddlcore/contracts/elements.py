@@ -1,7 +1,7 @@
 """Emits LLVM code for vectors of elements: how each type is widened, rounded, stored and combined, on any processor.
 
-Kernels of the host and of devices use it. Only operations of NVVM's old dialect of LLVM are used. This module is
-imported only for compiling: it imports llvmlite.
+Kernels of the host and of devices use it. It uses only operations that the old LLVM dialect of NVVM has. Only code that
+compiles kernels imports this module, because it imports llvmlite.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Value = Any  # an llvmlite value; that library has no type annotations
 
 
 def vector(element: Any, n: int) -> Any:
-    """Return a vector type of n elements."""
+    """Return the LLVM type of a vector of ``n`` elements of type ``element``."""
     return ir.VectorType(element, n)
 
 
 def splat(b: Any, scalar: Value, n: int) -> Value:
-    """Return a vector that repeats ``scalar`` n times."""
+    """Return a vector that contains ``scalar`` ``n`` times. ``b`` is the builder that emits the code."""
     empty = ir.Constant(vector(scalar.type, n), ir.Undefined)
     first = b.insert_element(empty, scalar, ir.Constant(I32, 0))
     return b.shuffle_vector(first, empty, ir.Constant(vector(I32, n), [0] * n))
@@ -58,12 +58,15 @@ def _like(x: Value, element: Any) -> Any:
 
 
 def _constant(x: Value, element: Any, value: float) -> Value:
-    """Return a vector that repeats ``value`` as many times as ``x`` has elements."""
+    """Return a vector that contains ``value`` as many times as ``x`` has elements, each of type ``element``."""
     return ir.Constant(_like(x, element), [value] * x.type.count)
 
 
 def apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
-    """Return ``x op y``, of 16-bit floats as float32; a NaN on either side is the result, as in numpy."""
+    """Return ``x op y`` for vectors whose elements have the type ``dtype``; 16-bit floats must be given as float32.
+
+    If either element is a NaN, the result is a NaN, as in numpy.
+    """
     if dtype is DType.BOOL:
         x, y = (b.zext(b.icmp_unsigned("!=", z, _constant(z, I8, 0)), _like(z, I8)) for z in (x, y))
         return (b.or_ if op in (ReduceOp.Sum, ReduceOp.Max) else b.and_)(x, y)
@@ -72,7 +75,7 @@ def apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
     if op is ReduceOp.Product:
         return b.fmul(x, y) if dtype.is_float else b.mul(x, y)
     relation = "<" if op is ReduceOp.Min else ">"
-    if dtype.is_float:  # gives y if either is a NaN; the next line then restores x if x is the NaN
+    if dtype.is_float:  # gives y if x or y is a NaN; the next line replaces it by x if x is a NaN
         ordered = b.select(b.fcmp_ordered(relation, x, y), x, y)
         return b.select(b.fcmp_unordered("uno", x, x), x, ordered)
     return b.select((b.icmp_unsigned if dtype in UNSIGNED else b.icmp_signed)(relation, x, y), x, y)
@@ -80,12 +83,12 @@ def apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
 
 @dataclass(frozen=True)
 class Elements:
-    """Conversions of vectors between the stored types, float32, float64 and int64."""
+    """The conversions of vectors between the stored types and float32, float64 or int64."""
 
     hardware_half: bool = True  # the processor converts float16; otherwise it is done with integer operations
 
     def to_float(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Convert stored elements of a 16-bit float type, or float32, to float32."""
+        """Return stored elements of a 16-bit float type or float32 as float32."""
         if dtype is DType.F32:
             return x
         if dtype is DType.F16:
@@ -93,7 +96,7 @@ class Elements:
         return b.bitcast(b.shl(b.zext(x, _like(x, I32)), _constant(x, I32, 16)), _like(x, F32))
 
     def from_float(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Convert float32 to a 16-bit float type, rounded to nearest even, or leave it as float32."""
+        """Return float32 elements as the type ``dtype``: a 16-bit float type, rounded to nearest even, or float32."""
         if dtype is DType.F32:
             return x
         if dtype is DType.F16:
@@ -106,7 +109,7 @@ class Elements:
         return b.trunc(b.lshr(kept, _constant(x, I32, 16)), _like(x, I16))
 
     def to_double(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Convert stored elements of any type to float64."""
+        """Return stored elements of any type as float64."""
         if dtype is DType.F64:
             return x
         if dtype.is_float:
@@ -114,7 +117,10 @@ class Elements:
         return b.sitofp(self.to_long(b, x, dtype), _like(x, F64))
 
     def from_double(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Convert float64 to any type: floats are rounded once, integers truncated, and a bool is true if not 0."""
+        """Return float64 elements as any type.
+
+        Floats are rounded once, integers are truncated, and a bool is true if the element is not 0.
+        """
         if dtype is DType.F64:
             return x
         if dtype is DType.F32:
@@ -126,7 +132,7 @@ class Elements:
         return self.from_long(b, _truncated(b, x), dtype)
 
     def to_long(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Convert stored integers or bools to int64."""
+        """Return stored integers or bools as int64."""
         if dtype is DType.BOOL:
             return b.zext(b.icmp_unsigned("!=", x, _constant(x, I8, 0)), _like(x, I64))
         if dtype is DType.I64:
@@ -134,7 +140,7 @@ class Elements:
         return (b.zext if dtype in UNSIGNED else b.sext)(x, _like(x, I64))
 
     def from_long(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Convert int64 to an integer type or bool; values that do not fit wrap around."""
+        """Return int64 elements as an integer type or bool; values that do not fit wrap around."""
         if dtype is DType.BOOL:
             return b.zext(b.icmp_unsigned("!=", x, _constant(x, I64, 0)), _like(x, I8))
         return x if dtype is DType.I64 else b.trunc(x, _like(x, STORED[dtype]))
@@ -154,7 +160,10 @@ class Elements:
         return b.bitcast(b.or_(b.select(special, infinite, b.bitcast(product, _like(x, I32))), sign), _like(x, F32))
 
     def _float_to_half(self, b: Any, x: Value) -> Value:
-        """Round to the nearest float16, ties to even; by integer operations as F. Giesen, "float->half variants"."""
+        """Return float32 elements rounded to the nearest float16, ties to even.
+
+        Without hardware support it uses the integer operations of F. Giesen, "float->half variants".
+        """
         if self.hardware_half:
             return b.bitcast(b.fptrunc(x, _like(x, HALF)), _like(x, I16))
         bits = b.bitcast(x, _like(x, I32))
@@ -172,7 +181,10 @@ class Elements:
 
 
 def _double_to_float_odd(b: Any, x: Value) -> Value:
-    """Convert to float32, rounded to odd, so that the later rounding to 16 bits gives what a single one would give."""
+    """Return float64 elements as float32, rounded to odd.
+
+    If the result is rounded again, to 16 bits, this gives the same as a single rounding of the float64.
+    """
     near = b.fptrunc(x, _like(x, F32))
     back = b.fpext(near, _like(x, F64))
     bits = b.bitcast(near, _like(x, I32))
@@ -186,7 +198,10 @@ def _double_to_float_odd(b: Any, x: Value) -> Value:
 
 
 def _truncated(b: Any, x: Value) -> Value:
-    """Convert float64 to int64, rounded towards zero. Out of range values become the nearest limit, a NaN becomes 0."""
+    """Return float64 elements as int64, rounded towards zero.
+
+    Values out of range become the nearest limit, and a NaN becomes 0.
+    """
     least, most = _constant(x, F64, -(2.0**63)), _constant(x, F64, 2.0**63)
     fits = b.and_(b.fcmp_ordered(">=", x, least), b.fcmp_ordered("<", x, most))
     whole = b.fptosi(b.select(fits, x, _constant(x, F64, 0.0)), _like(x, I64))

@@ -1,11 +1,12 @@
 """The framework contract: what a framework's package may use of a running job and of the operations that it starts.
 
-The verbs (``ddlcore.api.Operations``) need no more than an Adapter. A package that reduces gradients while backward
-runs, or that computes in the background, also starts operations itself, follows them, and keeps something beside the
-job. This file lists what it may use for that. The objects have more attributes than these protocols, and they may
-change without notice. An adapter writes no attribute of them: where it has to change something, there is a method.
+The verbs (``ddlcore.api.Operations``) need only an Adapter. A package that reduces gradients while backward runs, or
+that computes in the background, does more: it starts operations itself, waits for them, and keeps objects of its own
+for each job. This file lists what it may use for that. The objects have more attributes than these protocols; those may
+change without notice. An adapter sets no attribute of these objects: where it has to change a value, there is a method.
 
-Memory in these calls is an address and an *owner*: any object that keeps the memory alive while it is referred to.
+Memory in these calls is given as an address and an *owner*: any object that keeps the memory alive as long as there is
+a reference to it.
 """
 
 from __future__ import annotations
@@ -21,75 +22,81 @@ __all__ = ["Companion", "JobService", "JobSettings", "PersistentRequest", "Reque
 
 
 class PersistentRequest(Protocol):
-    """One allreduce that is started again in each step, made by ``Operations.persistent_allreduce``.
+    """An allreduce that is started anew in each step. ``Operations.persistent_allreduce`` returns it.
 
     It is in flight from its start (``JobService.start_request`` or ``start_all``) until it has succeeded or failed.
-    While it is in flight it must not be started again: the start raises InvalidArgument. One thread at a time uses a
-    request. It belongs to the job for which it was made, and must not be started in another one.
+    While it is in flight it must not be started again: the start would raise InvalidArgument. Only one thread at a time
+    may use a request. It belongs to the job for which it was made, and must not be started in another job.
     """
 
     @property
     def starts(self) -> int:
-        """How often it was started.
+        """How many times the request was started.
 
-        It changes at the moment of the start. So a caller that an exception of a signal handler has interrupted can
-        tell from it whether the operation was started.
+        A start increases it at the very moment from which the operation runs. So if a signal handler's exception
+        interrupts a start, the caller can find out whether the operation was started.
         """
 
     @property
     def pending(self) -> bool:
-        """Whether it is in flight."""
+        """Whether the request is in flight."""
 
     @property
     def source(self) -> Buffer:
-        """The tensor that was described; its address and owner are those of the last start. Read it only."""
+        """The tensor's description, with the address and the owner from the last start. It must not be changed."""
 
     @property
     def target(self) -> Buffer:
-        """The memory for the result: ``source`` itself, unless the request was made with an ``output``. Read it only."""
+        """The memory for the result: ``source`` itself, unless the request was made with an ``output``.
+
+        It must not be changed.
+        """
 
     def set_target(self, address: int, owner: object) -> None:
-        """Make the next starts write their result to the memory at ``address``, which ``owner`` keeps alive.
+        """Set where later starts write their result: to the memory at ``address``, which ``owner`` keeps alive.
 
-        The memory has the layout of the ``output`` with which the request was made. Only for a request that has one and
-        that is not in flight. Without a call, the memory of the last start is used again.
+        The memory must have the layout of the ``output`` with which the request was made. The request must have been
+        made with an ``output``, and must not be in flight. Until this is called again, all starts use this memory.
         """
 
     def release_target(self) -> None:
-        """Drop the owner of the result's memory, so that only the caller keeps it. Call it after the end of a start.
+        """Drop the request's reference to the owner of the result's memory. Call it when the request is not in flight.
 
-        Another start needs ``set_target`` first.
+        Before another start, ``set_target`` must be called.
         """
 
     def mark_ready(self, event: int, stream: int, order: int) -> None:
-        """Note the device event after which the tensor's values are complete. Call it before each start on a device.
+        """Set the device event after which the tensor's values are complete. Call it before each start on a device.
 
-        For the three numbers see Buffer.mark_ready. The owner that is given at the start must keep the event alive.
+        For the three numbers see Buffer.mark_ready. The owner that is passed to the start must keep the event alive.
         """
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise immediately. Any thread may call it."""
+        """Return whether ``wait`` would return or raise immediately. Any thread may call this."""
 
     def wait(self) -> None:
-        """Wait until the target holds the result. Any thread may call it, also after the end.
+        """Wait until the target holds the result. Any thread may call this, also if the request is no longer in flight.
 
-        On a device, the calling thread's current stream waits for the result, and the host does not. Returns at once
-        for a request that was never started. Raises the error of the last start, until the next start: PeerLost,
-        MismatchError, Closed or another DdlInternalError; see ``ddlcore.errors``. If a signal handler raises, that ends
-        the wait but not the operation. Raises ReentrantCall in a handler that has interrupted what it would wait for.
+        On a device, the calling thread's current stream waits for the result, and the host does not. It returns at once
+        if the request was never started. It raises the error of the last start (PeerLost, MismatchError, Closed or
+        another DdlInternalError; see ``ddlcore.errors``), until the next start. If a signal handler raises an
+        exception, that ends the wait but not the operation. Raises ReentrantCall in a signal handler if it has
+        interrupted the work for which it would wait.
         """
 
     def arrive(self) -> Event | None:
-        """Wait as ``wait`` does, but let no stream wait: the caller orders its work after the returned event.
+        """Wait as ``wait`` does, but return a device event instead of making a stream wait for it.
 
-        Many requests often share one event, so the caller can wait for that alone (``wait`` of one of them). Returns
-        None if the result is complete already, as it always is in host memory. Raises what ``wait`` raises.
+        The caller must order its later work after this event. Many requests often share one event, so it is enough if
+        the stream waits once for each event (``wait`` of one of the requests). Returns None if the result is already
+        complete, as it always is in host memory. Raises what ``wait`` raises.
         """
 
     def succeeded(self) -> bool:
-        """Return whether ``wait`` would do nothing but return, so that it may be left out.
+        """Return True if a call of ``wait`` has nothing to do, so that the caller may leave it out.
 
-        False does not mean that it has failed: it may be in flight, or ``wait`` may have something to note.
+        False does not mean that the operation has failed: it may be in flight, or ``wait`` may still have something to
+        record.
         """
 
 
@@ -97,11 +104,12 @@ RequestStart = tuple[PersistentRequest, int, object]  # the request, the address
 
 
 class TensorEntry(Protocol):
-    """One tensor of an operation, as ``Operations.hand_over`` gets it, before it is submitted.
+    """One tensor of an operation that is not submitted yet. ``Operations.hand_over`` gets a list of them.
 
-    ``set_id``: the process set. ``name``: with the verb in front; a call without a name gets one by
-    ``JobService.name_entries`` or when it is submitted. ``source`` and ``target``: its memory; None for an operation
-    that reads or writes none. An override of ``hand_over`` may change the memory by the two methods, until it submits.
+    ``set_id``: the process set. ``name``: the verb and the name; a call without a name gets one by
+    ``JobService.name_entries`` or when it is submitted. ``source`` and ``target``: the tensor's memory; None if the
+    operation does not read or write any. An override of ``hand_over`` may change the memory by ``move`` and ``locate``
+    before it submits the entry.
     """
 
     set_id: int
@@ -109,61 +117,70 @@ class TensorEntry(Protocol):
 
     @property
     def source(self) -> Buffer | None:
-        """The memory that is read."""
+        """The memory that the operation reads."""
 
     @property
     def target(self) -> Buffer | None:
-        """The memory that is written: ``source`` itself if the operation works in place."""
+        """The memory that the operation writes: ``source`` itself if it works in place."""
 
     def move(self, source: Buffer, target: Buffer | None) -> None:
-        """Use other memory of the same layout, such as copies in host memory. In place: pass one object twice."""
+        """Make the operation use other memory of the same layout, such as copies in host memory.
+
+        If the operation works in place, pass the same object as ``source`` and ``target``.
+        """
 
     def locate(self, address_of: Callable[[Any], int]) -> None:
-        """Set each address to ``address_of(owner)``, for buffers that were described before their memory existed.
+        """Set the address of each buffer to ``address_of(owner)``, where ``owner`` is that of the buffer.
 
-        Raises what ``address_of`` raises.
+        This is for buffers that were described before their memory existed. Raises what ``address_of`` raises.
         """
 
 
 class JobSettings(Protocol):
-    """The settings of a job by name; `ddl run --help` lists them, and a plugin's own are among them.
+    """The settings of a job by name, with those of plugins. ``ddl run --help`` lists them.
 
-    While a search runs, settings change from step to step, so read them when they are needed.
+    While a search runs, settings may change from step to step, so read a setting each time you need it.
     """
 
     def text(self, name: str) -> str:
-        """Return a value as text. Raises KeyError for an unknown name."""
+        """Return the value of setting ``name`` as text. Raises KeyError for an unknown name."""
 
     def number(self, name: str) -> float:
-        """Return a number in the unit that the name ends with (``_s``: seconds). Raises KeyError for an unknown name."""
+        """Return the value of setting ``name`` as a float. Raises KeyError for an unknown name.
+
+        The name ends with the unit (``_s``: seconds).
+        """
 
     def whole(self, name: str) -> int:
-        """Return a whole number, such as a size in bytes. Raises KeyError for an unknown name."""
+        """Return the value of setting ``name`` as an int, such as a size in bytes.
+
+        Raises KeyError for an unknown name.
+        """
 
 
 class JobService(Protocol):
-    """One rank's part of a world. ``ddlcore.api.current_job()`` returns that of the calling thread.
+    """One rank's part of a world. ``ddlcore.api.current_job()`` returns the job of the calling thread.
 
-    An adapter keeps the job for which it has made something: its own threads, and those of a framework, have no current
-    job. Any thread may use a job, unless a method says otherwise. When ``closed`` is true, the job serves nothing any
-    more, and after another ``init`` there is a new one.
+    If an adapter makes an object for a job, it keeps a reference to that job: its own threads, and those of a
+    framework, have no current job. Any thread may use a job, unless a method says otherwise. When ``closed`` is true,
+    the job accepts no more operations; another ``init`` makes a new job.
     """
 
     @property
     def rank(self) -> int:
-        """This process's number in the world, 0 to ``size`` - 1."""
+        """This process's rank in the world, 0 to ``size`` - 1."""
 
     @property
     def size(self) -> int:
-        """How many ranks the world has."""
+        """The number of ranks in the world."""
 
     @property
     def local_rank(self) -> int:
-        """This process's number among the ranks of its host."""
+        """This process's rank among the ranks of its host."""
 
     @property
     def local_size(self) -> int:
-        """How many ranks run on this host."""
+        """The number of ranks on this host."""
 
     @property
     def closed(self) -> bool:
@@ -171,100 +188,107 @@ class JobService(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether buckets in host memory are to run while the step still computes. A search may change it."""
+        """Whether buckets in host memory should run while the step still computes. A search may change it."""
 
     @property
     def settings(self) -> JobSettings:
         """The job's settings."""
 
     def members(self, set_id: int) -> tuple[int, ...] | None:
-        """Return the ranks of a process set, in its order; None if no set of this job has that id."""
+        """Return the ranks of the process set ``set_id``, in its order; None if this job has no such set."""
 
     def compressor(self, name: str) -> Compressor:
         """Return the job's compressor of that name. Raises InvalidArgument for a name that no plugin offers.
 
-        If the name is that of the setting (see ``gradient_compression``), returns what this rank's setting names.
+        If ``name`` is the one that stands for the setting (see ``gradient_compression``), returns the compressor that
+        the setting names on this rank.
         """
 
     def next_ordinal(self, what: str) -> int:
-        """Return how often this was called for ``what`` before: 0, 1, 2 and so on.
+        """Return how many times this was called for ``what`` before: 0, then 1, 2 and so on.
 
-        Ranks that call in the same order get the same numbers, and can make names of them. Call it from one thread.
+        Ranks that make these calls in the same order get the same numbers, and can use them in names. Only one thread
+        may call this.
         """
 
     def device_label(self, device: Device, sparse: bool = False, stage_on_host: bool = False) -> str:
         """Return the name of ``device`` in messages between ranks, and open the device at the first call.
 
-        Ranks that use several devices must name them in the same order. ``sparse``: for a sparse gradient.
-        ``stage_on_host``: its tensors are to be staged in host memory. Raises PluginError if nothing serves that kind
+        Ranks that use several devices must call this for them in the same order. ``sparse``: for a sparse gradient.
+        ``stage_on_host``: stage the device's tensors in host memory. Raises PluginError if no plugin supports that kind
         of device, and DeviceError if it cannot be opened.
         """
 
     def companion(self, kind: type[C]) -> C:
-        """Return the job's companion of that class. The first call makes it.
+        """Return the job's only object of class ``kind``. The first call creates it.
 
         Raises ReentrantCall in a signal handler that has interrupted such a call.
         """
 
     def start_request(self, request: PersistentRequest, address: int, owner: object, waits: bool = False) -> None:
-        """Start a persistent request on the tensor at ``address``, which ``owner`` keeps alive until the end.
+        """Start a persistent request on the tensor at ``address``, which ``owner`` keeps alive.
 
-        ``waits``: the caller is going to wait for it next, so no other thread needs to be woken up. The job replaces
-        this function while a timeline is recorded; a caller that keeps it must fetch it anew in each step.
+        The job keeps a reference to ``owner`` until the operation has ended. ``waits``: the caller will wait for the
+        request next, so the operation need not wake another thread.
 
-        Raises InvalidArgument (a ValueError) if the request, or another operation of its name, is in flight; the
-        reason why the job has ended, or NotInitialized after ``shutdown``; and ReentrantCall in a signal handler or a
-        finalizer that has interrupted another call. Then nothing was started.
+        If this raises an error, nothing was started: InvalidArgument (a ValueError) if the request, or another
+        operation of its name, is in flight; the job's error if the job has ended, or NotInitialized after ``shutdown``;
+        ReentrantCall in a signal handler or a finalizer that has interrupted another call.
         """
 
     def start_all(self, started: Sequence[RequestStart], waits: bool = True) -> None:
         """Start several persistent requests in this order, with one call; see ``start_request``.
 
-        If one is refused, this raises its error; those before it have been started, and those after it have not. If a
-        signal handler raises, ``PersistentRequest.starts`` tells which have been started.
+        If one of them cannot be started, this raises the error; those before it have been started, and those after it
+        have not. If a signal handler raises an exception, ``PersistentRequest.starts`` says which have been started.
         """
 
     def submit(self, entries: Sequence[Any], waits: bool = False) -> None:
-        """Submit all entries of one call or none. ``entries``: those that ``Operations.hand_over`` was given.
+        """Submit all entries of one call, or none. ``entries``: those that ``Operations.hand_over`` got.
 
-        ``waits`` and errors: as for ``start_request``.
+        ``waits`` and errors are those of ``start_request``.
         """
 
     def name_entries(self, entries: Sequence[Any]) -> None:
-        """Give a call without a name its number now, for an override of ``hand_over`` that submits it later.
+        """Give a call without a name its number now. An override of ``hand_over`` that submits later must call this.
 
-        Such calls are paired by their order, so this must be called in the order of the program.
+        Calls without a name are paired by their order, so this must be called in the order of the program.
         """
 
     def check_stall(self, since_s: float) -> float:
-        """Say that a thread has been waiting for an operation since ``since_s`` (``time.monotonic``).
+        """Tell the job that the calling thread has waited for an operation since ``since_s`` (``time.monotonic``).
 
-        For a thread that waits without a call of ddl, such as inside a framework. Without it, nobody would report what
-        the other ranks lack, nor leave a schedule that cannot go on. Returns in how many seconds to call it again.
+        A thread that waits outside ddl, such as inside a framework, must call this from time to time. Otherwise a stall
+        would not be reported, and the ranks would not leave a schedule that cannot continue. Returns after how many
+        seconds to call it again.
         """
 
     def shutdown(self, reason: str = ..., settle: bool = ...) -> None:
-        """Leave the world, and tell the others why: a call there that needs this rank raises PeerLost with ``reason``.
+        """Leave the world; a call on another rank that needs this rank then raises PeerLost with ``reason``.
 
-        For a rank that has begun a step and cannot finish it. What is unfinished on this rank raises Closed. Raises
-        ReentrantCall, and changes nothing, in a signal handler or a finalizer that has interrupted another call.
+        An adapter calls this if its rank has begun a step and cannot finish it. Unfinished operations of this rank
+        raise Closed. In a signal handler or a finalizer that has interrupted another call, this raises ReentrantCall
+        and changes nothing.
         """
 
 
 class Companion:
-    """What a framework runs beside a job; there is one for each job and class, see ``JobService.companion``."""
+    """An object of a framework's package that lives as long as a job.
+
+    ``JobService.companion`` creates and returns it.
+    """
 
     def __init__(self, job: JobService) -> None:
         self.job = job
 
     def settle(self) -> None:
-        """Return when everything that the user's program has asked for is over, with or without errors.
+        """Wait until everything for which the user's program has asked has ended, with or without errors.
 
-        Called at a normal end, on the thread that ends the job.
+        This is called when the program ends normally, on the thread that ends the job.
         """
 
     def close(self) -> None:
-        """End the companion's threads, because the job is over. May be called again."""
+        """End the companion's threads, because the job has ended. It may be called again."""
 
 
 C = TypeVar("C", bound=Companion)

@@ -11,24 +11,25 @@ __all__ = ["FusionPolicy", "Ready"]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A tensor that is ready on every member. Only tensors with equal ``key`` may share a bucket."""
+    """A tensor that is ready on all members. Only tensors with equal ``key`` may share a bucket."""
 
     name: str
-    key: object  # process set, kind, type, op, scales, device, compressor: the same within one collective
+    key: object  # process set, type, op, scales, device, compressor: these must be equal in one bucket
     nbytes: int
-    time_s: float = 0.0  # since the period began, on its slowest rank; 0 during negotiation
+    time_s: float = 0.0  # time from the beginning of the period, on the slowest rank; 0 during negotiation
     group: str | None = None  # the same for all tensors of one grouped call
 
 
 class FusionPolicy(Protocol):
-    """A function that groups tensors into buckets. Pure: the same tensors and parameters give the same buckets."""
+    """An object that groups tensors into buckets. The same tensors and parameters must give the same buckets."""
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
-        """Return the buckets in the order they run, as lists of positions in ``ready``.
+        """Return the buckets in the order in which they run; each is a list of positions in ``ready``.
 
-        Each position occurs exactly once.
+        Each position must occur exactly once.
 
-        ``params`` contains at least ``fusion_bytes``, and ``first_bucket_bytes`` when a whole period is arranged (0:
-        the first bucket has no limit of its own). Ragged kinds are never passed to this method.
+        ``params`` contains at least ``fusion_bytes``. When a whole period is arranged, it also contains
+        ``first_bucket_bytes`` (0: the first bucket has no limit of its own). Tensors of ragged kinds are never passed
+        to this method.
         """
         ...

@@ -1,6 +1,7 @@
 """Finds this host's network interfaces and its own addresses, by an interface's name or by the route to another host.
 
-Transports, the control server and launchers use it to listen and to connect. It handles IPv4 and IPv6.
+Transports, the control server and launchers use these functions before they listen or connect. IPv4 and IPv6 are
+supported.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ _PROBE_PORT = 9  # "discard"; connecting a datagram socket sends nothing
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
-    """Return the addresses of every interface by name: IPv4 first, link-local IPv6 (``fe80::1%eth0``) last.
+    """Return the addresses of every interface by its name: IPv4 first, link-local IPv6 (``fe80::1%eth0``) last.
 
     An interface without an address has an empty tuple. Raises OSError if the system does not provide the list.
     """
     import psutil  # here, because few ranks need it
 
-    known = psutil.net_if_addrs()  # without interfaces that have no address at all
+    known = psutil.net_if_addrs()  # leaves out interfaces that have no address at all
     found = {
         name: [one.address for one in known.get(name, ()) if one.family in (socket.AF_INET, socket.AF_INET6)]
         for name in dict.fromkeys((*(name for _, name in socket.if_nameindex()), *known))
@@ -31,11 +32,10 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 def chosen_address(wanted: str, toward: str = "") -> str:
     """Return this host's own address for ``wanted``: the name of an interface, or an address of this host.
 
-    ``wanted`` may list several, separated by commas; the first one that this host has is taken. For an interface, the
-    address has the family (IPv4 or IPv6) of the address ``toward`` if the interface has an address of that family;
-    ``toward`` may be "".
+    ``wanted`` may be a list, separated by commas; the first one that this host has is taken. If an interface has IPv4
+    and IPv6 addresses, the result has the same family as the address ``toward``, if that is not "".
 
-    Raises ValueError, in one line that lists the existing interfaces, if this host has none of them.
+    Raises ValueError, in one line that lists the existing interfaces, if this host has none of those in ``wanted``.
     """
     have = interface_addresses()
     family = _family(toward)
@@ -51,7 +51,7 @@ def chosen_address(wanted: str, toward: str = "") -> str:
 
 
 def route_address(host: str) -> str:
-    """Return this host's own address on the route to ``host``, a name or an address. It sends nothing.
+    """Return this host's own address on the route to ``host``, which is a name or an address. Nothing is sent.
 
     Raises ValueError, in one line, if ``host`` has no address, or if no route leads to it.
     """

@@ -1,4 +1,4 @@
-"""The kernels contract: moving, scaling, casting and reducing the memory of a bucket on one kind of device."""
+"""The kernels contract: copying, scaling, casting and reducing the memory of a bucket on one kind of device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Kernels"]
 
 
 class Kernels(ABC):
-    """The elementary memory operations on one kind of device.
+    """The elementary operations on the memory of one kind of device.
 
-    Addresses are of memory on the kernels' device; counts are in elements; all calls release the GIL. 16-bit floats are
+    Addresses are in memory of that device; counts are numbers of elements; all calls release the GIL. 16-bit floats are
     computed in float32 and rounded once; integers are scaled in float64 and truncated.
     """
 
@@ -21,16 +21,18 @@ class Kernels(ABC):
     def pack(
         self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0
     ) -> None:
-        """Copy tensors of ``dtype`` one after the other to ``target``, cast to ``wire``, each value multiplied by
-        ``scale``.
+        """Copy tensors of type ``dtype`` one after the other to ``target``, cast to the type ``wire``.
+
+        Each value is multiplied by ``scale``. ``counts`` are the numbers of elements of the tensors.
         """
 
     @abstractmethod
     def unpack(
         self, source: int, wire: DType, targets: Sequence[int], counts: Sequence[int], dtype: DType, scale: float = 1.0
     ) -> None:
-        """Do the reverse of ``pack``: copy ``wire`` elements at ``source`` to tensors of ``dtype``, multiplied by
-        ``scale``.
+        """Do the reverse of ``pack``: copy elements of type ``wire`` from ``source`` to tensors of type ``dtype``.
+
+        Each value is multiplied by ``scale``.
         """
 
     @abstractmethod
@@ -46,26 +48,26 @@ class Kernels(ABC):
     ) -> None:
         """Compute target[i] = scale * (prescale * s0[i] op prescale * s1[i] op …), in the order of ``sources``.
 
-        ``target`` may be one of the sources. ``op`` is SUM, MIN, MAX or PRODUCT; for bool, SUM and MAX mean "any", and
-        MIN and PRODUCT mean "all".
+        ``target`` may be one of the sources. ``op`` is SUM, MIN, MAX or PRODUCT. For bool, SUM and MAX mean "or", and
+        MIN and PRODUCT mean "and".
         """
 
     @abstractmethod
     def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Fill memory with the identity element of ``op``, which is what a rank that has joined contributes."""
+        """Fill memory with the identity element of ``op``. A rank that has joined contributes such memory."""
 
     def widen(self, source: int, count: int, dtype: DType, target: int, scale: float = 1.0) -> None:
         """Write integers as int64, multiplied by ``scale``, so that 2^31 of them can be added without overflow.
 
-        An int64 becomes two int64: its high half and its low half. Only host memory is supported.
+        An int64 becomes two int64: its high half and its low half. Addresses are in host memory.
         """
         raise NotImplementedError(f"{type(self).__name__} makes no exact sums")
 
     def mean(self, source: int, count: int, dtype: DType, target: int, divisor: int, scale: float = 1.0) -> None:
-        """Convert sums of what ``widen`` wrote back to integers.
+        """Convert sums of the elements that ``widen`` wrote back to integers of type ``dtype``.
 
         Each sum is multiplied by ``scale``, divided by ``divisor`` and truncated toward zero. The result is exact if
-        ``scale`` is 1, and else computed in float64. Values that the type cannot hold wrap around. Only host memory is
-        supported.
+        ``scale`` is 1, and otherwise computed in float64. Values that the type cannot hold wrap around. Addresses are
+        in host memory.
         """
         raise NotImplementedError(f"{type(self).__name__} makes no exact sums")

@@ -1,4 +1,7 @@
-"""Tables of components that are known to be bad, with their fixes, and the check that finds them. Plugins add tables."""
+"""Tables of components that are known to be bad, with their fixes, and the check that finds them on a host.
+
+Plugins add tables of their own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ __all__ = ["KnownBad", "KnownBadCheck", "installed", "numbers"]
 
 @dataclass(frozen=True)
 class KnownBad:
-    """One row of the table. ``found`` returns a description of the bad component on a host, or "" if it is not there."""
+    """One component that is known to be bad: a row of a table of such components.
+
+    ``found`` returns a description of the bad component on a host, or "" if the host does not have it.
+    """
 
     name: str
     found: Callable[[HostView], str]
@@ -23,19 +29,19 @@ class KnownBad:
 
 
 class KnownBadCheck(Check):
-    """A check for the rows of one table. A subclass sets ``name`` and ``rows``.
+    """A check that looks for the components in one table. A subclass sets ``name`` and ``rows``.
 
-    A plugin's subclass also sets ``completes = "known-bad"``, so that the rows of all tables are reported together.
+    A plugin's subclass also sets ``completes = "known-bad"``, so that the findings of all tables are reported together.
     """
 
     rows: ClassVar[Sequence[KnownBad]] = ()
 
     def look(self, host: HostView) -> Any:
-        """Return, by name of the row: what was found, what it means, and the fix."""
+        """Return for each row that was found, by the row's name: what was found, what it means, and the fix."""
         return {row.name: [said, row.means, row.fix] for row in self.rows if (said := row.found(host))}
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Yield one finding per row that was found on some host, with all its hosts in one line."""
+        """Yield one finding for each row that was found on at least one host, with all these hosts in one line."""
         for name in dict.fromkeys(name for one in seen for name in one.facts):
             met = [one for one in seen if name in one.facts]
             said, means, fix = met[0].facts[name]
@@ -44,15 +50,17 @@ class KnownBadCheck(Check):
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version, for comparison: 2.10.0+cu128 becomes (2, 10, 0)."""
+    """Return the first three numbers of a version, so that versions can be compared.
+
+    2.10.0+cu128 becomes (2, 10, 0).
+    """
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def installed(name: str, bad: Callable[[tuple[int, ...]], bool]) -> Callable[[HostView], str]:
-    """Return a function for ``KnownBad.found`` that looks for the distribution ``name`` in a version that ``bad``
-    accepts.
+    """Return a function for ``KnownBad.found``, which looks for a bad version of the distribution ``name``.
 
-    ``bad`` gets the ``numbers`` of the installed version.
+    ``bad`` gets the ``numbers`` of the installed version, and returns whether that version is bad.
     """
 
     def found(host: HostView) -> str:

@@ -1,16 +1,16 @@
 """The launcher contract: which commands start the agents of a job on their hosts. A launcher starts nothing itself.
 
-An agent is a ddl process that starts its ranks, watches them, forwards their output, and talks to `ddl run` over the
-control network. The way it was started does not affect output, exit codes or the summary of a failure: a launcher only
-says which commands to execute. The rules:
+An agent is a ddl process that starts its ranks, watches them, forwards their output, and talks to ``ddl run`` over the
+control network. Output, exit codes and the summary of a failure do not depend on how the agents were started: a
+launcher only says which commands to execute. The rules:
 
-* ``commands`` decides; it runs nothing and imports no framework. `--dry-run` prints what it returns.
+* ``commands`` runs nothing and imports no framework. ``--dry-run`` prints what it returns.
 * ``argv`` contains no secret. ``StartCommand.task`` says how an agent gets the job's key.
 * ``plan.program`` runs one agent, in any directory and environment: the agent receives everything else later. If the
   command passes through a shell, the launcher quotes it (shlex.join).
 * If one command starts several agents, each agent finds its number in a variable of its own environment
   (``StartCommand.number``).
-* An agent writes nothing to its stdout and stderr unless it fails before it has reached `ddl run`.
+* An agent writes nothing to its stdout and stderr, unless it fails before it has connected to ``ddl run``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["AgentPlace", "HostSlots", "Launcher", "StartCommand", "StartPlan"]
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host, with the name under which the launcher reaches it, and the number of ranks that it takes."""
+    """A host, by the name under which the launcher reaches it, and how many ranks may run on it."""
 
     host: str
     slots: int
@@ -33,7 +33,7 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class AgentPlace:
-    """One agent, and the ranks that it is to start."""
+    """One agent, with its host and the ranks that it must start."""
 
     index: int  # its position in StartPlan.agents
     host: str
@@ -42,30 +42,30 @@ class AgentPlace:
 
 @dataclass(frozen=True)
 class StartPlan:
-    """What is to be started.
+    """The agents that must be started, and how to start one.
 
-    Agents are in the order of their hosts, and of their ranks if each rank has its own agent.
+    Agents are in the order of their hosts. If each rank has its own agent, they are in the order of their ranks.
     """
 
     agents: tuple[AgentPlace, ...]
     program: tuple[str, ...]  # the command line of one agent; contains no secret
-    public: tuple[str, ...]  # if task is "public": arguments to append to ``program``; the agent's index follows
+    public: tuple[str, ...]  # for task "public": arguments to append to ``program``, before the agent's index
     directory: str  # the ranks' working directory; agents change to it themselves
-    environ: Mapping[str, str]  # of the launching process
+    environ: Mapping[str, str]  # environment of the launching process
     settings: Mapping[str, str | int | float | bool]  # the launcher's own settings and the core's
 
 
 @dataclass(frozen=True)
 class StartCommand:
-    """One command, executed on the launching process's host, and the agents that it starts.
+    """One command, which is executed on the launching process's host, and the agents that it starts.
 
-    ``task`` is how they get the job's key:
+    ``task`` says how these agents get the job's key:
 
-    * ``stdin``: as a line of their standard input. The end of that input tells them that the command is gone. A command
-      that starts several agents must pass the whole of its own standard input to each of them.
+    * ``stdin``: as a line of their standard input. When that input ends, they know that the command has ended. A
+      command that starts several agents must pass the whole of its own standard input to each of them.
     * ``environment``: in the variable DDL_AGENT of the command's environment. The command must pass it to the agents
       without showing its value in any argument list.
-    * ``public``: what they need is in their arguments and is no secret (an address, a public key); each agent answers
+    * ``public``: the agent's arguments contain only what is no secret (an address, a public key), and the agent answers
       with its own public key in a line on stdout. This is for a remote shell that does not forward standard input. Such
       a command starts one agent.
     """
@@ -73,24 +73,24 @@ class StartCommand:
     argv: tuple[str, ...]
     agents: tuple[int, ...]  # indexes into StartPlan.agents
     task: Literal["stdin", "environment", "public"] = "stdin"
-    number: tuple[str, ...] = ()  # variables; the first that an agent has is its position in ``agents``, from 0
+    number: tuple[str, ...] = ()  # variables; the first one that is set for an agent holds its position in ``agents``
     environ: Mapping[str, str] = field(default_factory=dict)  # added to the command's environment
-    own: tuple[str, ...] = ()  # prefixes of variables that ranks inherit from their agent, not from `ddl run`
-    descriptors: tuple[str, ...] = ()  # variables that hold a file descriptor that ranks inherit, such as PMI_FD
+    own: tuple[str, ...] = ()  # prefixes of variables whose values come from the agent, not from `ddl run`
+    descriptors: tuple[str, ...] = ()  # variables with the number of an inherited file descriptor, such as PMI_FD
 
 
 class Launcher(ABC):
-    """A way to start agents. It is constructed without arguments, and used by one thread, before anything runs."""
+    """A way to start agents. It is built without arguments, and one thread uses it, before any agent runs."""
 
     @abstractmethod
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
-        """Return the commands that together start every agent of ``plan`` once.
+        """Return commands that together start every agent of ``plan`` once.
 
         Raises ValueError, in one line, if that is impossible.
         """
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """Return the hosts that the surroundings grant, for a user who named none; () if they grant none.
+        """Return the hosts that a batch system has granted, for a user who has named no hosts; () if there are none.
 
         Raises ValueError, in one line, if ``environ`` refers to an allocation that does not exist.
         """
@@ -103,8 +103,8 @@ class Launcher(ABC):
     def explain(self, host: str, code: int | None, text: str) -> str:
         """Return one line that says why an agent did not connect, and what to do.
 
-        ``host``: the agent's host; ``code``: the exit code of its command, None while that still runs; ``text``: what
-        the command wrote, stderr last.
+        ``host``: the agent's host. ``code``: the exit code of the agent's command; None while the command still runs.
+        ``text``: the output of the command, with stderr at the end.
         """
         last = text.strip().splitlines()[-1:] or ["it wrote nothing"]
         how = "does not answer" if code is None else f"ended with code {code}"

@@ -1,4 +1,4 @@
-"""Describes the foreign library that a plugin uses: which version is loaded, and what that version can do."""
+"""Describes a library that a plugin uses: which version is loaded, and what that version can do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Library"]
 
 @dataclass(frozen=True)
 class Library:
-    """A library as this process has loaded it."""
+    """A library that this process has loaded."""
 
     name: str
     version: int  # its own version code, above 0

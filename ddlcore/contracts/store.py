@@ -1,4 +1,4 @@
-"""The store contract: a small key-value store that the ranks of one job share while transports open."""
+"""The store contract: a small key-value store that the ranks of one job share while they open transports."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ __all__ = ["PrefixStore", "Store"]
 
 
 class Store(ABC):
-    """A shared, small and slow store for addresses and unique ids, never for tensors. Any thread may call it."""
+    """A small and slow store that all ranks share. It is for addresses and unique ids, never for tensors.
+
+    Any thread may call it.
+    """
 
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:
-        """Store ``value`` under ``key``, replacing any former value."""
+        """Store ``value`` under ``key``. It replaces a former value."""
 
     @abstractmethod
     def get(self, key: str, timeout_s: float) -> bytes:
         """Wait until ``key`` exists, and return its value.
 
-        Raises DeadlineExceeded after ``timeout_s`` seconds, and PeerLost when a rank of the job dies meanwhile.
+        Raises DeadlineExceeded after ``timeout_s`` seconds, and PeerLost if a rank of the job dies meanwhile.
         """
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Add to the integer under ``key`` (0 if it does not exist) and return the sum, atomically."""
+        """Add ``amount`` to the integer under ``key`` (0 if it does not exist), and return the sum, atomically."""
 
     @abstractmethod
     def delete(self, prefix: str) -> None:
@@ -31,7 +34,7 @@ class Store(ABC):
 
 
 class PrefixStore(Store):
-    """A view of the keys with one prefix in another store, which looks like a store of its own."""
+    """A store that keeps its keys in the store ``base``, with ``prefix`` in front of each."""
 
     def __init__(self, prefix: str, base: Store) -> None:
         self._prefix = prefix

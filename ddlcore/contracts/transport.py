@@ -2,23 +2,23 @@
 
 The rules:
 
-* One call at a time, in the same order on every rank. Calls come from one thread at a time; if
-  ``capabilities.thread_bound``, they come from the same thread that called ``open``. Only ``abort`` may come from any
+* The executor makes one call at a time, in the same order on every rank. Calls come from one thread at a time; if
+  ``capabilities.thread_bound``, they come from the thread that called ``open``. Only ``abort`` may be called by any
   thread at any moment: it returns within 1 s, and makes a pending call or Work raise.
 * Memory is dense: the elements of a buffer fill ``nbytes`` bytes from ``address`` on, in any order of the axes. A
   buffer with gaps is refused with ValueError before anything is sent: each collective begins with ``dense(source,
   target)``.
-* Every member passes sizes that match: all counts are given, those sent *and* those received. A transport never
-  exchanges sizes. A length of zero is always allowed.
+* Every member passes sizes that match: all counts are given, of what is sent *and* of what is received. A transport
+  never exchanges sizes. A length of zero is always allowed.
 * A ``Work`` is complete when the call returns (``DONE``), or after ``wait``, which has a timeout.
-* If ``capabilities.stream_ordered``, addresses are of memory of the device of ``context.queue`` (or of pinned host
+* If ``capabilities.stream_ordered``, addresses are in memory of the device of ``context.queue`` (or in pinned host
   memory). A call enqueues its work on that queue and returns ``DONE``, which then means only that this rank has
-  enqueued it. The transport itself keeps alive whatever else the work needs. Calls still come from one thread.
-* Buffers belong to the executor until the Work is done or the transport is aborted.
-* One function maps foreign errors to TransportError, with the foreign error as the cause. A slow peer is not a dead
-  one: a transport disables its own timeouts, because the control network decides which rank is lost.
-* Averaging, scaling, casting, carrying types and fusion are done by the executor, unless the capabilities say that the
-  transport does them.
+  enqueued the work. If the work needs other memory, the transport itself keeps that memory alive. Calls still come from
+  one thread.
+* Buffers belong to the executor, which keeps them until the Work is done or the transport is aborted.
+* One function maps the errors of the library to TransportError, with the library's error as the cause. A peer that is
+  slow is not lost: a transport disables its own timeouts, because the control network decides which rank is lost.
+* The executor averages, scales, casts, encodes and fuses, unless the capabilities say that the transport does so.
 """
 
 from __future__ import annotations
@@ -53,41 +53,41 @@ ALL_OPS = frozenset({ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product}
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a transport can do, as data.
+    """A description of what a transport can do.
 
-    It is checked once, when a route is chosen, and logged with the reason for the choice.
+    It is read once, when a route is chosen, and logged with the reason for the choice.
     """
 
     devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[DType] = (
-        ALL_DTYPES  # types that it reduces; 16-bit floats are added in float32 and rounded once (host_first: twice)
+        ALL_DTYPES  # types that it reduces; it adds 16-bit floats in float32 and rounds once (host_first: twice)
     )
     ops: frozenset[ReduceOp] = ALL_OPS  # with Average, the transport divides sums of floats by the number of ranks
-    one_host: bool = False  # serves only members that share a host
-    vectored: bool = False  # prepare() takes a bucket as a table of pointers, so no fusion copy is needed
-    scales: bool = False  # the transport itself pre- and postscales vectored plans
+    one_host: bool = False  # it can connect only members that share a host
+    vectored: bool = False  # prepare() takes the tensors of a bucket by their addresses, so no copy is needed
+    scales: bool = False  # the transport itself applies ``prescale`` and ``postscale`` of vectored plans
     atomic: bool = False  # vectored plans can run as an atomic allreduce, see Prepared.run_atomic
-    resumable: bool = False  # atomic runs may be split into tries, on a user thread: Prepared.try_run_atomic
-    order_fixed: bool = False  # adds in rank order, independent of the bucket: bitwise reproducible
-    host_first: bool = False  # adds within each host first, then adds the hosts' sums in order of their first ranks
+    resumable: bool = False  # an atomic run may consist of several tries on a user thread: Prepared.try_run_atomic
+    order_fixed: bool = False  # it adds in the order of the ranks, whatever the bucket: bitwise reproducible
+    host_first: bool = False  # it adds within each host first, then the hosts' sums in the order of their first ranks
     thread_bound: bool = False
     abort: bool = True  # False: a pending call cannot be interrupted; the job exits without waiting for it
-    stream_ordered: bool = False  # calls enqueue on ``Context.queue`` and return; later work on it runs after them
+    stream_ordered: bool = False  # calls only enqueue work, on ``Context.queue``; later work on it comes after
 
 
 @dataclass(frozen=True)
 class Context:
-    """Everything that a transport gets from its surroundings."""
+    """The values that a transport gets when it opens."""
 
-    rank: int  # in this communicator
-    members: tuple[Member, ...]  # by rank in this communicator
-    store: Store  # the part of it that belongs to this communicator
+    rank: int  # this rank's number in this communicator
+    members: tuple[Member, ...]  # in the order of their ranks in this communicator
+    store: Store  # the part of the job's store that belongs to this communicator
     kernels: Kernels
     settings: Mapping[str, str | int | float | bool]  # the plugin's own settings and the core's
-    timeout_s: float  # for open
-    name: str = ""  # of the communicator, for messages
+    timeout_s: float  # how long ``open`` may take
+    name: str = ""  # name of the communicator, for messages
     address: str = ""  # this host's address on the route to the launcher; "" if all ranks are on one host
-    queue: Queue | None = None  # of the device that this communicator serves; None if it serves host memory
+    queue: Queue | None = None  # queue of the communicator's device; None if it works on host memory
 
     @property
     def size(self) -> int:
@@ -99,9 +99,9 @@ class Work(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the collective is complete, and return True; return False if ``timeout_s`` passed first.
+        """Wait until the collective is complete, and return True. Return False if ``timeout_s`` has passed first.
 
-        Raises the transport's errors.
+        Raises a TransportError if the collective has failed.
         """
 
 
@@ -115,61 +115,63 @@ DONE: Work = _Done()
 
 @dataclass(frozen=True)
 class Plan:
-    """An allreduce of several tensors of one type, described before their addresses are known."""
+    """A description of an allreduce of several tensors of one type, made before their addresses are known."""
 
-    counts: tuple[int, ...]  # elements of each tensor
+    counts: tuple[int, ...]  # number of elements of each tensor
     dtype: DType
     op: ReduceOp  # SUM, MIN, MAX or PRODUCT
-    prescale: float = 1.0  # 1 unless capabilities.scales
-    postscale: float = 1.0  # likewise; it includes the division for an average
+    prescale: float = 1.0  # always 1 unless capabilities.scales
+    postscale: float = 1.0  # always 1 unless capabilities.scales; it includes the division for an average
     kind: Kind = Kind.ALLREDUCE
 
 
 class Prepared(ABC):
-    """A plan that can be run repeatedly; only the addresses change."""
+    """A plan that can be run repeatedly, each time with other addresses."""
 
     @abstractmethod
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
-        """Start the plan with these addresses.
+        """Start the plan with these addresses, and return its Work.
 
-        ``sources[i]`` and ``targets[i]`` have ``plan.counts[i]`` elements each, and are either the same address or
-        disjoint.
+        ``sources[i]`` and ``targets[i]`` have ``plan.counts[i]`` elements each. They are the same address, or their
+        memory is disjoint.
         """
 
     def run_atomic(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
-        """Run the plan to its end, all or nothing, and return True if every rank passed real data.
+        """Run the plan to its end if all ranks pass real data, and return True.
 
-        If some rank passes ``real`` False (its addresses are never followed), nothing is written on any rank, and all
-        ranks return False. Called only if ``capabilities.atomic``, and for at least one element.
+        Otherwise write nothing, and return False. ``real`` False: this rank has no real data, and its addresses are not
+        used. The result is the same on all ranks. This is called only if ``capabilities.atomic``, and for at least one
+        element.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot run atomically")
 
     def try_run_atomic(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
-        """Try for about 0.1 s to do ``run_atomic`` with real data; return None if not all ranks have arrived by then.
+        """Try for about 0.1 s to do ``run_atomic`` with real data. Return None if not all ranks have arrived by then.
 
-        Called only if ``capabilities.resumable``. Nothing else may be called on the communicator until a try with this
-        ticket, from any one thread at a time, has returned True or False. After that, a call with the same ticket
-        returns the same result again and does nothing, so that a caller that was interrupted can ask how the run ended.
+        This is called only if ``capabilities.resumable``. After None, it is called again with the same ``ticket``, by
+        any one thread at a time, until it returns True or False; nothing else is called on the communicator meanwhile.
+        A further call with the same ticket does nothing and returns the same result, so that a caller that was
+        interrupted can ask for the result.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be run in several tries")
 
     def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Set the addresses that ``run_bound`` uses; they stay until the next ``bind`` or ``run_atomic``.
+        """Set the addresses that ``run_bound`` uses. They stay set until the next ``bind`` or ``run_atomic``.
 
-        It is cheap if the addresses are the same as before. The caller keeps the owners of the memory alive.
+        This takes little time if the addresses are the same as before. The caller keeps the owners of the memory alive.
         """
         self._addresses = (list(sources), list(targets))
 
     def run_bound(self, real: bool) -> bool:
-        """Do ``run_atomic`` with the bound addresses. With ``real`` False it also works if nothing has been bound."""
+        """Do ``run_atomic`` with the addresses that ``bind`` has set. If ``real`` is False, none need to be set."""
         sources, targets = getattr(self, "_addresses", ([], []))
         return self.run_atomic(sources, targets, real)
 
 
 def dense(*buffers: Buffer) -> None:
-    """Refuse buffers with gaps between their elements, which an address and a count cannot describe.
+    """Raise ValueError, with shape and strides, if one of ``buffers`` has gaps between its elements.
 
-    Raises ValueError, with the shape and the strides.
+    An address and a count cannot describe such a buffer.
     """
     for buffer in buffers:
         if buffer.strides is not None and not buffer.is_dense:
@@ -180,68 +182,79 @@ def dense(*buffers: Buffer) -> None:
 
 
 class Transport(ABC):
-    """The base class of transports.
+    """A communicator between the ranks of one group; the base class of all transports.
 
-    A transport implements ``open``, ``close``, ``allreduce``, ``allgatherv`` and ``broadcast``; the other collectives
-    are derived from them. A stream-ordered transport also implements ``reducescatterv`` and ``alltoallv`` itself; its
-    ``barrier`` is never called.
+    A transport implements ``open``, ``close``, ``allreduce``, ``allgatherv`` and ``broadcast``; the base class derives
+    the other collectives from them. A stream-ordered transport must also implement ``reducescatterv`` and
+    ``alltoallv``; its ``barrier`` is never called.
     """
 
     capabilities: Capabilities = Capabilities()
 
     def capabilities_for(self, kind: Kind) -> Capabilities:
-        """Return the capabilities for one kind of operation. Override it if kinds differ; the result is known before
-        ``open``.
+        """Return the capabilities for operations of one kind; by default the same for all.
+
+        May be called before ``open``.
         """
         return self.capabilities
 
     @abstractmethod
     def open(self, context: Context) -> None:
-        """Meet the other members; all of them call it. Raises DeadlineExceeded after ``context.timeout_s`` seconds."""
+        """Connect to the other members. All of them call this; it returns when all have.
+
+        Raises DeadlineExceeded after ``context.timeout_s`` seconds.
+        """
         self.context = context
 
     def attend(self, context: Context, check: Callable[[], None]) -> None:
-        """Take part while other ranks open their instances of this transport; it replaces ``open`` on this instance.
+        """Take part while other ranks open further instances of this transport; it is called instead of ``open``.
 
-        If the provider is ``attended``, every rank of a composed communicator calls this, on an instance of its own.
-        ``context.members`` are all ranks of the composed communicator. Some of them open further instances of this
-        transport; those ranks call this afterwards. ``check`` raises to end the wait. Only ``abort`` and ``close`` may
-        follow. Raises DeadlineExceeded after ``context.timeout_s`` seconds.
+        If the provider is ``attended``, this transport can only be opened if also the ranks outside its group take
+        part. So every rank of a composed communicator calls this, each on an instance of its own; a rank that opens an
+        instance itself calls this afterwards. ``context.members`` are all ranks of the composed communicator. ``check``
+        raises an error to end the wait. After this, only ``abort`` and ``close`` may be called. Raises DeadlineExceeded
+        after ``context.timeout_s`` seconds.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything.
+        """Release everything. A second call has no effect.
 
-        Calling it again has no effect; no collective is pending, and peers may already have exited.
+        No collective is pending when this is called. The processes of other members may already have ended.
         """
 
     def abort(self) -> None:
-        """Make everything that is pending raise now. Any thread may call it; only ``close`` may follow."""
+        """Make everything that is pending raise now. Any thread may call this.
+
+        After it, only ``close`` may be called.
+        """
 
     def check_queued(self) -> None:
-        """Raise if work that earlier calls have enqueued has been aborted after these calls returned.
+        """Raise the error if work that earlier calls have enqueued was aborted after these calls had returned.
 
-        It returns at once; any thread may call it.
+        It returns at once. Any thread may call it.
         """
 
     @abstractmethod
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
-        """Reduce: target = source of rank 0 op … op source of the last rank.
+        """Write source of rank 0 op source of rank 1 op … source of the last rank to ``target``, on all ranks.
 
         Source and target are the same memory or disjoint.
         """
 
     @abstractmethod
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
-        """Gather: target = every rank's source, one after the other; ``counts[r]`` elements come from rank r."""
+        """Write the sources of all ranks, one after the other, to ``target``; ``counts[r]`` elements come from rank r."""
 
     @abstractmethod
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         """Copy the buffer of ``root``, a rank of this communicator, to all ranks."""
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
-        """Write this rank's part of the reduction of ``source`` to ``target``; rank r gets ``counts[r]`` elements."""
+        """Reduce the sources of all ranks, and write this rank's part of the result to ``target``.
+
+        The parts are in the order of the ranks; rank r gets ``counts[r]`` elements.
+        """
         dense(source, target)
         whole = self._temporary(source.count, source.dtype)
         _finish(self.allreduce(source, whole, op), self.context)
@@ -252,7 +265,8 @@ class Transport(ABC):
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
         """Send ``counts[s][d]`` elements from each rank s to each rank d.
 
-        In both buffers, the parts for or from the ranks lie one after the other, by rank.
+        ``source`` holds the parts for all ranks, one after the other; ``target`` receives the parts from all ranks
+        likewise. Both are in the order of the ranks.
         """
         dense(source, target)
         me, size = self.context.rank, source.dtype.itemsize
@@ -267,17 +281,17 @@ class Transport(ABC):
         return DONE
 
     def barrier(self) -> Work:
-        """Wait for all ranks: the work completes on no rank before every rank has called it."""
+        """Return a Work that is complete on no rank before every rank has called this."""
         one = self._temporary(1, DType.U8)
         return self.allreduce(one, one, ReduceOp.Max)
 
     def allocate(self, nbytes: int) -> Memory:
-        """Return memory from which this transport can send efficiently."""
+        """Return new memory of ``nbytes`` bytes from which this transport can send efficiently."""
         queue = self.context.queue
         return Memory(nbytes) if queue is None else queue.runtime.allocate(nbytes)
 
     def prepare(self, plan: Plan) -> Prepared:
-        """Prepare a plan. Called only if ``capabilities.vectored``."""
+        """Return a Prepared that can run ``plan``. This is called only if ``capabilities.vectored``."""
         raise NotImplementedError(f"{type(self).__name__} is not vectored")
 
     def _temporary(self, count: int, dtype: DType) -> Buffer:

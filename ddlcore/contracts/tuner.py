@@ -1,4 +1,4 @@
-"""The tuner contract: proposes settings, learns how long a step took with them, and proposes better ones."""
+"""The tuner contract: a tuner proposes settings, learns how long a step took with them, and proposes better ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Knob", "Tuner", "Value"]
 
 
 class Tuner(ABC):
-    """A search over ``knobs`` that minimises the cost of a step.
+    """A search for values of ``knobs`` with which a step takes the least time.
 
-    It is deterministic for a given seed, reads no clock, and is used by one thread at a time.
+    Equal seeds give equal results. It reads no clock, and one thread at a time may use it.
     """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:
@@ -22,12 +22,12 @@ class Tuner(ABC):
 
     @abstractmethod
     def ask(self) -> dict[str, Value] | None:
-        """Return the settings to try next, one value per knob; None if nothing is left to learn."""
+        """Return the settings to try next, one value for each knob; None if no further trial would help."""
 
     @abstractmethod
     def tell(self, values: Mapping[str, Value], cost: float) -> None:
-        """Report what a step cost with ``values``, in seconds.
+        """Take the cost of ``values``: how many seconds a step took with these settings.
 
-        Values that this tuner never proposed are accepted too (a warm start). A value outside a knob's range counts as
-        the nearer end of the range.
+        Values that this tuner never proposed are accepted too, for example from an earlier search. A value outside a
+        knob's range counts as the nearest end of the range.
         """

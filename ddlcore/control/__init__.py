@@ -1,3 +1,3 @@
-"""The control network: moves small messages between ranks and coordinator, and knows nothing of what these decide."""
+"""The control network: it moves small messages between the ranks and the coordinator, and does not interpret them."""
 
 __all__: list[str] = []

@@ -11,7 +11,10 @@ WhoT = TypeVar("WhoT", bound=Hashable)
 
 
 class Beats(Generic[WhoT]):
-    """What one end of several connections knows about its peers. All times are seconds of the same monotonic clock."""
+    """The table of peers at one end of several connections, with the time at which each of them was last heard.
+
+    A peer counts as lost after ``silence_s`` without a message. All times are seconds of the same monotonic clock.
+    """
 
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
@@ -20,14 +23,14 @@ class Beats(Generic[WhoT]):
         self._asked_s: float | None = None
 
     def heard(self, who: WhoT, now_s: float) -> None:
-        """Note that a message has arrived from ``who``; any message counts as a sign of life.
+        """Record that a message has arrived from ``who``; every kind of message counts as a sign of life.
 
-        The first one adds ``who``.
+        The first message adds ``who`` to the table.
         """
         self._heard_s[who] = now_s
 
     def forget(self, who: WhoT) -> None:
-        """Stop expecting messages from ``who``, because it has said goodbye."""
+        """Stop expecting messages from ``who``, which has said goodbye."""
         self._heard_s.pop(who, None)
 
     def due(self, now_s: float) -> list[WhoT]:
@@ -40,9 +43,9 @@ class Beats(Generic[WhoT]):
     def silent(self, now_s: float) -> list[WhoT]:
         """Return the peers that have been silent for too long; each is returned only once.
 
-        Call it at least once in ``BEAT_S``, after noting all messages that have arrived. If it was not called for
-        longer, this process itself was stopped (SIGSTOP, a suspended machine), possibly together with its peers: that
-        time does not count as their silence.
+        Call it at least once in ``BEAT_S``, after calling ``heard`` for all messages that have arrived. If much more
+        time has passed between two calls, this process itself was stopped (SIGSTOP, a suspended machine), possibly
+        together with its peers: that time does not count as silence of the peers.
         """
         if self._asked_s is not None and now_s - self._asked_s > _OWN_GAP_S:
             pause_s = now_s - self._asked_s

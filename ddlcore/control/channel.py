@@ -1,6 +1,6 @@
-"""Define a rank's connection to the coordinator: whole messages, in order, over any transport.
+"""Define a rank's connection to the coordinator, which carries whole messages in order, whatever the transport.
 
-It does not interpret them.
+It does not interpret the messages.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Channel(ABC):
 
     @abstractmethod
     def receive(self, timeout_s: float) -> list[FromCoordinator]:
-        """Return the messages that have arrived, after waiting at most ``timeout_s`` for the first of them.
+        """Wait at most ``timeout_s`` for a message, and return all messages that have arrived.
 
-        Returns [] at the timeout or after ``wake``. Raises DdlInternalError when the coordinator is gone and all
-        messages that had arrived were returned; Closed after ``close``.
+        Returns [] at the timeout or after ``wake``. Raises DdlInternalError if the coordinator is gone and all its
+        messages have been returned, and Closed after ``close``.
         """
 
     @abstractmethod
     def wake(self) -> None:
-        """Make ``receive`` return soon: the call in progress, otherwise the next one.
+        """Make the ``receive`` in progress return soon; if none is in progress, the next one.
 
-        Any thread; many calls count as one.
+        Any thread may call this. Several calls before that ``receive`` returns count as one.
         """
 
     @abstractmethod

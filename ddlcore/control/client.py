@@ -27,22 +27,22 @@ _SLICE_S = 0.1  # delay at most until a waiting call notices that its store was 
 
 
 def connect(job_file: str, rank: int) -> tuple[Channel, JobStore]:
-    """Return the channel and the store of ``rank`` (its rank in the launch) for the job in ``job_file``. Close both.
+    """Return the channel and the store of ``rank`` for the job in ``job_file``. The caller must close both.
 
-    Returns before the launcher has answered: if there is no launcher, ``receive`` raises. Raises DdlInternalError with
-    a message of one line if the file is missing or malformed.
+    ``rank`` is the rank in the launch. The call returns before the launcher has answered; if there is no launcher, a
+    later ``receive`` raises. Raises DdlInternalError with a message of one line if the file is missing or malformed.
     """
     return connect_with(read_job_file(job_file), rank)
 
 
 def connect_with(access: Access, rank: int) -> tuple[Channel, JobStore]:
-    """Return the same as ``connect``, for the contents of a job file that were received in another way."""
+    """Do the same as ``connect`` if the contents of the job file, ``access``, were received in another way."""
     connection = Connection(access, rank)
     return ClientChannel(connection), ClientStore(connection)
 
 
 class ClientChannel(Channel):
-    """A channel that uses a socket of its own, and a Wake by which other threads interrupt ``receive``."""
+    """A channel with a socket of its own, and with a Wake by which other threads interrupt ``receive``."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -65,7 +65,10 @@ class ClientChannel(Channel):
 
 
 class ClientStore(JobStore):
-    """A store that opens one more socket whenever all its sockets are in use, and keeps idle ones for later calls."""
+    """A client of the job's store, with one or more sockets.
+
+    It opens a new socket when all others are in use, and keeps idle ones for later calls.
+    """
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Define what the control network expects of the coordinator: messages in, messages out, no I/O of its own."""
+"""Define what the control network expects of the coordinator: to take messages and return messages, without any I/O."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ Outgoing = list[tuple[int, FromCoordinator]]  # (world rank in the launch, messa
 
 
 class CoordinatorProtocol(Protocol):
-    """The coordinator as the network sees it. One thread at a time calls it; ranks are those of the launch."""
+    """The coordinator as the network sees it. Only one thread at a time calls it; all ranks are ranks of the launch."""
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """Handle a message from ``rank`` and return the messages that follow from it.
+        """Handle a message from ``rank`` and return the messages to send because of it.
 
-        Raises DdlInternalError if the message was not allowed now; then it has changed nothing.
+        Raises DdlInternalError if the message is not allowed at this time; the coordinator is then unchanged.
         """
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """Handle the end of the process of ``rank``, clean or not, and return the messages that follow from it.
+        """Handle the end of the process of ``rank``, clean or not, and return the messages to send because of it.
 
         The coordinator decides whether this end is a failure.
         """
 
     def lost(self) -> dict[int, str]:
-        """Return all ranks that were lost so far, each with the reason; entries are only ever added."""
+        """Return all ranks that were lost so far, each with the reason. A rank that is in the table stays in it."""
 
     def due(self) -> Outgoing:
         """Return the messages that are due at the time that was last given to ``overdue``."""
 
     def overdue(self, now_s: float) -> list[str]:
-        """Return reports for the user about what has waited for too long.
+        """Return lines for the user about what has been waiting for too long.
 
-        Called twice a second; ``now_s`` is monotonic.
+        The network calls this twice a second; ``now_s`` is the time of the monotonic clock.
         """

@@ -31,7 +31,7 @@ class KeyPair:
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What a rank needs to reach the coordinator and to be admitted. Its repr shows no key."""
+    """The address and the keys with which a rank reaches the coordinator and is admitted. Its repr shows no key."""
 
     endpoint: _Endpoint
     launcher_pid: int  # valid only on the launcher's host
@@ -54,7 +54,7 @@ def encode_access(access: Access) -> bytes:
 def decode_access(data: bytes, where: str) -> Access:
     """Return the Access in ``data``; ``where`` is the name of its source for the error message.
 
-    Raises DdlInternalError with a message of one line that repeats nothing of ``data``.
+    Raises DdlInternalError with a message of one line, which shows nothing of ``data``.
     """
     try:
         return msgspec.json.decode(data, type=Access)
@@ -64,10 +64,10 @@ def decode_access(data: bytes, where: str) -> Access:
 
 
 class JobFile:
-    """A job file. Processes of this user can read it at ``path`` until ``close``.
+    """A file with the endpoint and keys of a job. Processes of this user can read it at ``path`` until ``close``.
 
-    On Linux it is a memfd of this process, which others reach through /proc: it leaves no file behind, and disappears
-    with this process even after kill -9. On other systems it is a file in a directory of its own.
+    On Linux it is a memfd of this process, which other processes reach through /proc: it leaves no file behind, and
+    disappears with this process even after kill -9. On other systems it is a file in a directory of its own.
     """
 
     def __init__(self, access: Access) -> None:

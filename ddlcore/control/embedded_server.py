@@ -39,9 +39,11 @@ _SAY_S = 5.0  # after waiting so long at the end, log which ranks rank 0 waits f
 
 
 def listening_address(interface: str, on_one_host: bool) -> str:
-    """Return the address to listen at: "" for this host only, else ``interface``, or all interfaces if that is empty.
+    """Return the address at which the coordinator is to listen.
 
-    Raises ValueError for an interface that this host does not have.
+    It is that of ``interface``, if one is given; otherwise "" (reachable only within this host) if ``on_one_host``,
+    that is, if all ranks are here; otherwise all interfaces. Raises ValueError for an interface that this host does not
+    have.
     """
     if interface:
         address = chosen_address(interface)
@@ -52,15 +54,15 @@ def listening_address(interface: str, on_one_host: bool) -> str:
 
 
 class EmbeddedServer:
-    """The coordinator and its server in rank 0, from its first ``init`` to the end of its process.
+    """The coordinator and its server in rank 0's process, from the first ``init`` there to the end of the process.
 
-    One thread builds and closes it.
+    The same thread must create and close it.
     """
 
     def __init__(self, size: int, coordinator: CoordinatorProtocol, address: str, deadline_s: float) -> None:
-        """Listen at ``address``. Ranks may arrive until ``deadline_s`` of the monotonic clock.
+        """Listen at ``address`` and start the threads.
 
-        Raises the errors of Server.
+        Ranks may arrive until the monotonic clock shows ``deadline_s``. Raises the same errors as ``Server``.
         """
         self._size = size
         self._deadline_s = deadline_s
@@ -89,11 +91,10 @@ class EmbeddedServer:
         self._thread.start()
 
     def publish(self, places: Sequence[Path], name: str, timeout_s: float) -> None:
-        """Write the file by which the other ranks find this server.
+        """Write the file ``name``, by which the other ranks find this server, in one of ``places``.
 
-        If a running launch has a file of the same name, wait up to ``timeout_s`` for it to disappear. Raises
-        DeadlineExceeded if it is still there then, and DdlInternalError if the file can be written in none of
-        ``places``.
+        If a running launch has a file of the same name, wait up to ``timeout_s`` until that file has disappeared.
+        Raises DeadlineExceeded if it has not, and DdlInternalError if the file can be written in none of ``places``.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -112,11 +113,10 @@ class EmbeddedServer:
                 return
 
     def close(self, reason: str, patient: bool) -> None:
-        """Close the server, and tell the ranks that still need it the ``reason``. May be called again.
+        """Close the server, and tell ``reason`` to the ranks that still use it. Further calls do nothing.
 
-        If ``patient``, first wait until the other ranks have left or a rank was lost. If rank 0's world had only some
-        of the ranks, ranks of other worlds may not have arrived yet; for these it waits up to the deadline of
-        ``__init__``.
+        If ``patient``, first wait until all other ranks have left, or a rank was lost. This includes ranks that have
+        not arrived yet, because they may form a world without rank 0; for these it waits no longer than ``deadline_s``.
         """
         if os.getpid() != self._pid or self._stopping:
             return
@@ -144,7 +144,7 @@ class EmbeddedServer:
                     log.info("rank 0 has ended its script and stays: rank %s may still use its coordinator", who)
 
     def _needing(self) -> frozenset[int]:
-        """Return the other ranks that use the coordinator, or that may still arrive."""
+        """Return all ranks, except rank 0, that use the coordinator or may still arrive."""
         coming = self._registration.missing() if time.monotonic() < self._deadline_s else set[int]()
         return (self._registration.active | coming) - {0}
 
@@ -167,7 +167,10 @@ class EmbeddedServer:
     # --- the watching thread
 
     def _watch(self) -> None:
-        """Tell the server at once when the process of a rank on this host ends, even if others hold its sockets."""
+        """Tell the server at once when the process of a rank on this host ends.
+
+        The end of its connection may come much later, if another process holds its sockets, too.
+        """
         poll = select.poll()
         poll.register(self._wake.fileno(), select.POLLIN)
         watched: dict[int, int] = {}  # by pidfd: rank
@@ -202,9 +205,9 @@ class EmbeddedServer:
 
 
 class _Last:
-    """A wrapper of the coordinator that notes when rank 0's end, the last event, was handled.
+    """A wrapper of the coordinator that sets ``told`` when the end of rank 0, which is the last event, was handled.
 
-    It passes on everything else.
+    It passes everything on to ``coordinator``.
     """
 
     def __init__(self, coordinator: CoordinatorProtocol, told: threading.Event) -> None:
@@ -223,7 +226,7 @@ class _Last:
 
 
 def _endpoints(endpoint: str) -> tuple[str, ...]:
-    """Return ``endpoint``, or one endpoint for each address of this host if it stands for all interfaces.
+    """Return ``endpoint``; but if it stands for all interfaces, return one endpoint for each address of this host.
 
     Addresses that other hosts can reach come before those of the loopback interface.
     """

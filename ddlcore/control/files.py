@@ -1,4 +1,4 @@
-"""Raise the limit of open files to what the connections of a job need, or say what the user can do."""
+"""Raise the limit of open files to what the connections of a job need; if that fails, tell the user what to do."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.wake import Wake
 from ddlcore.errors import Closed, DdlInternalError
 
-FLUSHED = b""  # a client's last frame; the server returns it: everything sent before has arrived
+FLUSHED = b""  # a client's last frame. The server sends it back, which shows that all earlier frames have arrived
 HEARTBEAT_MS = 1000  # TCP only: within a host, the kernel reports a closed connection at once
 HEARTBEAT_TIMEOUT_MS = 2500  # after a ping: about 3 s of silence end a connection
 
@@ -33,10 +33,10 @@ _MOST_REFUSALS = 10
 
 
 class Connection:
-    """What all lines of one rank share: the keys, one ZeroMQ context and the launcher's pidfd.
+    """The object that all lines and the store of one rank share: the keys, a ZeroMQ context and the launcher's pidfd.
 
-    The last line that is closed releases it. A process with many ranks may pass one ``context`` for all their
-    connections; then its owner terminates that context.
+    When its last user has called ``release``, the context and the pidfd are closed. A process with many ranks may pass
+    one ``context`` for all their connections; then the caller must terminate that context.
     """
 
     def __init__(self, access: Access, rank: int, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
@@ -51,7 +51,7 @@ class Connection:
 
     @property
     def foreign(self) -> bool:
-        """Whether this process was forked from the one that connected; then it must not use the sockets."""
+        """Whether this process is a forked child of the one that connected; a child must not use the sockets."""
         return os.getpid() != self.pid
 
     def retain(self) -> Connection:
@@ -82,9 +82,9 @@ def _watch(access: Access) -> int:
 def open_dealer(
     context: zmq.Context[zmq.Socket[bytes]], access: Access, name: bytes, *, beats: bool = True
 ) -> zmq.Socket[bytes]:
-    """Return a socket called ``name`` with the keys of ``access``, not yet connected.
+    """Return a DEALER socket called ``name`` with the keys of ``access``. It is not connected yet.
 
-    ``beats``: ZeroMQ sends heartbeats on it, if the endpoint is TCP.
+    ``beats``: let ZeroMQ send heartbeats on the connection, if the endpoint is TCP.
     """
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.linger = 0
@@ -101,21 +101,24 @@ def open_dealer(
 
 
 class Refusals:
-    """Decides whether a TCP connection that ended may be tried again, as ZeroMQ does by itself, or is broken for good.
+    """The rule that decides whether the end of a TCP connection is final, or is ignored because ZeroMQ connects again.
 
-    While many other clients connect, a server may close a connection before that has shown its key. ZeroMQ keeps the
-    messages that were sent on it until a later attempt is admitted.
+    While many clients connect at once, a server may close a connection before the client has shown its key. ZeroMQ then
+    connects again by itself, and keeps the messages of the client until the server has admitted it.
     """
 
     def __init__(self, endpoint: str) -> None:
         self._left = _MOST_REFUSALS if endpoint.startswith("tcp:") else 0
 
     def heard(self) -> None:
-        """Note that the server has admitted this connection: from now on a closed connection is final."""
+        """Record that the server has admitted this connection. If it is closed after that, it is broken for good."""
         self._left = 0
 
     def forgive(self, event: int) -> bool:
-        """Return whether ``event``, from the socket's monitor, is still to be ignored."""
+        """Return whether to ignore ``event``, which the socket's monitor has reported, because ZeroMQ connects again.
+
+        Only a limited number of events is ignored.
+        """
         if event not in _TRANSIENT or self._left <= 0:
             return False
         self._left -= 1
@@ -123,7 +126,11 @@ class Refusals:
 
 
 class Line:
-    """One DEALER socket to the launcher. One thread at a time uses it; in a forked child, calls raise or do nothing."""
+    """One DEALER socket to the launcher. Only one thread at a time may use it.
+
+    ``kind`` is "c" for a line to the coordinator and "s" for one to the store. ``wake``, if given, interrupts
+    ``receive``. In a forked child, ``close`` does nothing and the other methods raise.
+    """
 
     def __init__(self, connection: Connection, kind: str, wake: Wake | None = None) -> None:
         self._connection = connection.retain()
@@ -155,9 +162,10 @@ class Line:
         self._socket.send(data, zmq.NOBLOCK)
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """Return all messages that have arrived, after waiting at most ``timeout_s``; [] at the timeout or when woken.
+        """Wait at most ``timeout_s`` for a message, and return all messages that have arrived.
 
-        Raises DdlInternalError when the launcher is gone and all that it had sent was returned.
+        Returns [] at the timeout or when woken. Raises DdlInternalError if the launcher is gone and all its messages
+        have been returned.
         """
         self._check()
         deadline_s = time.monotonic() + timeout_s
@@ -169,7 +177,11 @@ class Line:
         return arrived
 
     def _poll(self, timeout_s: float) -> bool:
-        """Wait for at most ``timeout_s``; return False if only events arrived that are to be ignored."""
+        """Wait at most ``timeout_s`` until something arrives, and handle all of it except messages.
+
+        Returns False if nothing but events of the socket's monitor has arrived. The caller then waits again, unless
+        ``broken`` is set.
+        """
         sources = self._poller.poll(max(math.ceil(timeout_s * 1000), 0))
         for source, _ in sources:
             if source is self._events:

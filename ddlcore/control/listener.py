@@ -1,4 +1,4 @@
-"""Accept connections to the control network from clients with a key of the job, and move frames without reading."""
+"""Accept clients that have a key of the job to the control network, and move frames without reading them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID: users who may connect to a Unix sock
 
 
 class Listener:
-    """A ROUTER socket with its authenticator. One thread builds and binds it; afterwards one other thread uses it.
+    """A ROUTER socket, with the authenticator that decides which clients it admits.
 
-    Any thread may call ``admit``. ``parts``: ``parted`` returns connections that ended without a goodbye.
+    One thread builds and binds it; afterwards one other thread uses it. Any thread may call ``admit``. If ``parts`` is
+    set, ``parted`` returns the connections that have ended without a goodbye.
 
-    Processes of other users cannot reach the ROUTER before they have shown a key, because libzmq aborts the process
-    when a flood of connections uses up its descriptors, and reserves memory for what each connection announces. Unix
-    sockets are open to this user only, and TCP connections go through a ``TcpProxy``.
+    A flood of connections to the ROUTER could use up the descriptors, at which libzmq aborts the process, and libzmq
+    reserves memory for whatever a connection announces. Therefore processes of other users must show a key before they
+    reach the ROUTER: Unix sockets are open to this user only, and TCP connections go through a ``TcpProxy``.
     """
 
     def __init__(self, *, parts: bool = False) -> None:
@@ -80,8 +81,9 @@ class Listener:
     def bind_within(self, *, by_name: bool = False) -> str:
         """Listen for processes of this host at an ipc socket that leaves no file; return its endpoint.
 
-        ``by_name``: processes that do not see this one in their /proc, as in other containers, can connect too. Other
-        users can connect to such a socket as well, but are disconnected at once.
+        Without ``by_name``, only processes that see this one in their /proc can connect. With ``by_name``, processes
+        that do not see it, such as those in other containers, can connect too. Other users can connect to such a socket
+        as well, but are disconnected at once.
         """
         own = "" if by_name else self._bind_own()
         if own:
@@ -92,11 +94,11 @@ class Listener:
         return self._bind(f"ipc://{self._directory}/control")
 
     def bind(self, address: str, *, beats: bool = True, connections: int = 0) -> str:
-        """Listen at ``address`` and return the endpoint, with the real port if that was 0.
+        """Listen at ``address`` and return the endpoint. If the port in ``address`` is 0, the system chooses it.
 
-        ``beats``: ZeroMQ sends heartbeats on TCP connections. ``connections``: number of connections that the job
-        itself may open at the same time. Raises ValueError for an address that this host does not have,
-        DdlInternalError if it is in use.
+        ``beats``: let ZeroMQ send heartbeats on TCP connections. ``connections``: number of connections that the job
+        itself may open at the same time. Raises ValueError if this host does not have the address, and DdlInternalError
+        if it is in use.
         """
         if not address.startswith(("tcp:", "ipc:")):
             raise ValueError(f"control network: {address!r} is neither tcp://IP:PORT nor an ipc address")
@@ -122,7 +124,10 @@ class Listener:
         return endpoint
 
     def _bind_own(self) -> str:
-        """Bind to a Unix socket that no other user can reach; return its endpoint, or "" if the system has none."""
+        """Bind to a Unix socket that no other user can reach.
+
+        Return its endpoint, or "" if the system does not support this.
+        """
         try:
             own = OwnSocket()
         except OSError:
@@ -152,8 +157,8 @@ class Listener:
     def close_sockets(self) -> None:
         """Close all sockets.
 
-        The ROUTER must be closed together with its authenticator: without that one's answers it would never release its
-        connections.
+        The ROUTER must be closed together with its authenticator: it never releases a connection while it waits for the
+        authenticator's answer.
         """
         if self._parts and not self._router.closed:
             self._router.disable_monitor()
@@ -162,7 +167,7 @@ class Listener:
         self._authenticator.close()
 
     def release(self) -> None:
-        """Close and release everything, after the thread that used this listener has ended."""
+        """Close all sockets and release everything. Call this after the thread that used this listener has ended."""
         self.close_sockets()
         self.context.term()
         for proxy in self._proxies:  # it has received the last messages by now
@@ -177,26 +182,28 @@ class Listener:
 
     @property
     def refused(self) -> int:
-        """Number of TCP connections that were ended because they had shown no key. Any thread."""
+        """The number of TCP connections that were ended because they had shown no key. Any thread may read this."""
         return sum(proxy.refused for proxy in self._proxies)
 
     def access(self, endpoint: str) -> Access:
-        """Return what a client needs that reaches this listener at ``endpoint``."""
+        """Return the keys and the endpoint with which a client connects to this listener at ``endpoint``."""
         return msgspec.structs.replace(self._access, endpoint=endpoint)
 
     def admit(self, public: str) -> None:
-        """Admit also clients with the public key ``public`` (Z85) from now on. Any thread."""
+        """Admit also clients with the public key ``public`` (Z85), from now on. Any thread may call this."""
         self._admitted.add(z85.decode(public))
 
     def register(self, poller: zmq.Poller) -> None:
-        """Register with ``poller`` everything that ``let_in``, ``receive`` or ``parted`` must react to."""
+        """Register with ``poller`` the sockets on which input for ``let_in``, ``receive`` or ``parted`` arrives."""
         for source in (self._router, self._authenticator, *([self._events] if self._parts else [])):
             poller.register(source, zmq.POLLIN)
 
     def let_in(self) -> None:
-        """Answer requests to authenticate (the ZAP protocol, ZeroMQ RFC 27), and admit clients with an admitted key.
+        """Answer the ROUTER's requests to authenticate clients: admit those with an admitted key, and refuse the
+        others.
 
-        Call it first in each turn, before ``receive``.
+        The requests follow the ZAP protocol (ZeroMQ RFC 27). This also records which connections have ended, for
+        ``parted``. Call it first in each turn, before ``receive``.
         """
         with contextlib.suppress(zmq.Again):
             while True:
@@ -210,7 +217,10 @@ class Listener:
             self._note_parted()
 
     def receive(self) -> list[bytes]:
-        """Return the frames of one message, first the name of the connection. Raises zmq.Again if there is none."""
+        """Return the frames of one message; the first frame is the name of the connection.
+
+        Raises zmq.Again if no message has arrived.
+        """
         if not self._parts:
             return self._router.recv_multipart(zmq.NOBLOCK)
         frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -224,19 +234,25 @@ class Listener:
         return data
 
     def parted(self) -> list[bytes]:
-        """Return names of connections that ended without a goodbye. Call it when all that arrived has been received."""
+        """Return the names of connections that have ended without a goodbye since the last call.
+
+        Call this after ``receive`` has returned everything that had arrived.
+        """
         names = list(self._parted)
         self._parted.clear()
         return names
 
     def send(self, frames: list[bytes]) -> None:
-        """Send without blocking; frames for a connection that is gone are dropped."""
+        """Send a message without blocking. The first of ``frames`` is the name of the connection.
+
+        A message for a connection that has ended is dropped.
+        """
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
             self._router.send_multipart(frames, zmq.NOBLOCK)
 
     def _note_parted(self) -> None:
-        # This must happen before messages are read: a new connection may have the descriptor of one that has ended. It
-        # cannot have sent anything yet, because only ``let_in``, in this thread, admits it.
+        # This must happen before messages are read: a new connection may have the descriptor of an ended one. The new
+        # one cannot have sent anything yet, because only ``let_in``, in this thread, admits it.
         with contextlib.suppress(zmq.Again):
             while True:
                 head, _ = self._events.recv_multipart(zmq.NOBLOCK)

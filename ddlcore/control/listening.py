@@ -58,9 +58,10 @@ class OwnSocket:
 
 
 def tcp_listener(address: str) -> socket.socket:
-    """Return a socket that listens at ``tcp://HOST:PORT``. Raises OSError or ValueError.
+    """Return a socket that listens at ``address``, which is ``tcp://HOST:PORT``.
 
-    HOST is an address or an interface of this host, or ``*`` for all.
+    HOST is an address or an interface of this host, or ``*`` for all. Raises ValueError for another form of address,
+    and OSError if the socket cannot listen there.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -81,7 +82,7 @@ def tcp_listener(address: str) -> socket.socket:
 
 
 def tcp_name(listener: socket.socket) -> str:
-    """Return ``tcp://HOST:PORT`` of a listening socket."""
+    """Return the address of a listening socket in the form ``tcp://HOST:PORT``."""
     host, port = listener.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""Notice that a process has ended and describe its end; what follows from it is decided elsewhere."""
+"""Notice that a process has ended, and describe its end. This module does not decide what follows from the end."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def open_pidfd(pid: int) -> int:
 
 
 class Watcher:
-    """Waits until any of several child processes ends: by pidfd, or by a thread for each process where there is none.
+    """An object that waits until at least one of several child processes ends.
 
-    It does not watch sockets, because a grandchild that holds the socket hides the end of its parent for seconds. One
-    thread adds processes and waits; any thread may call ``wake``.
+    It uses pidfds or, where there are none, a thread for each process. It does not watch sockets: if a grandchild holds
+    the socket, too, the socket stays open for seconds after the child has ended. One thread adds processes and waits;
+    any thread may call ``wake``.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Watcher:
         self._ended: deque[tuple[int, int]] = deque()  # ends that the threads have found
 
     def add(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Watch ``process``, a child that no other code waits for."""
+        """Watch ``process``, the child that is ``rank``. No other code may wait for this child."""
         fd = open_pidfd(process.pid)
         if fd >= 0:
             self._children[fd] = (rank, process)

@@ -1,4 +1,7 @@
-"""Provide the control network within one process, for a world of one rank or of threads, without sockets or threads."""
+"""Provide the control network within one process, for a world of one rank or for ranks that are threads.
+
+It needs no sockets, and no threads of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,11 @@ def _to_stderr(text: str) -> None:
 
 
 class LocalNetwork:
-    """Connects ``size`` ranks of this process. The coordinator runs in the thread that sends to it, one at a time."""
+    """The control network between ``size`` ranks of this process.
+
+    The coordinator has no thread of its own: it runs in the thread that sends a message to it, in one thread at a time.
+    ``report`` is called with lines for the user.
+    """
 
     def __init__(self, size: int, coordinator: CoordinatorProtocol, report: Callable[[str], None] = _to_stderr) -> None:
         self.size = size
@@ -49,7 +56,11 @@ class LocalNetwork:
         return LocalStore(self, rank)
 
     def rank_ended(self, rank: int, reason: str) -> None:
-        """Tell the coordinator that the thread of ``rank`` has ended, or is to be treated as dead. Any thread."""
+        """Tell the coordinator that the thread of ``rank`` has ended, or is to be treated as dead, because of
+        ``reason``.
+
+        Any thread may call this.
+        """
         with self._lock:
             self._tell(self._coordinator.rank_ended(rank, reason))
 
@@ -72,7 +83,7 @@ class LocalNetwork:
     def tick(self) -> None:
         """Run the coordinator's periodic work if it is due.
 
-        Waiting threads call this, because no thread does it otherwise.
+        Threads that wait call this, because the network has no thread that could do it.
         """
         now_s = time.monotonic()
         if now_s < self._tick_s:
@@ -97,7 +108,7 @@ class LocalNetwork:
 
 
 class LocalChannel(Channel):
-    """A queue of messages that one thread waits on."""
+    """The channel of one rank of this process: a queue of messages, on which one thread waits."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self._network = network
@@ -110,7 +121,10 @@ class LocalChannel(Channel):
         self._closed = False
 
     def send(self, message: ToCoordinator) -> None:
-        """Send as ``Channel.send``. The coordinator runs within this call, which also raises its DdlInternalError."""
+        """Send ``message`` as ``Channel.send`` does.
+
+        The coordinator runs within this call, so the call also raises the coordinator's DdlInternalError.
+        """
         self._check()
         self._network.handle(self._rank, message)
 
@@ -138,7 +152,7 @@ class LocalChannel(Channel):
         self._closed = True
 
     def deliver(self, message: FromCoordinator) -> None:
-        """Take a message from the network."""
+        """Add ``message``, which the network delivers, to the queue, and wake the thread that waits."""
         with self._condition:
             self._arrived.append(message)
             self._condition.notify()
@@ -149,7 +163,7 @@ class LocalChannel(Channel):
 
 
 class LocalStore(JobStore):
-    """The store of one rank of this process."""
+    """The client of the job's store for one rank of this process."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         super().__init__()

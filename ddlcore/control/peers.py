@@ -17,12 +17,15 @@ _UID_AT = 64  # in struct inet_diag_msg
 
 
 def is_ours(uid: int) -> bool:
-    """Return whether ``uid`` has the rights of this process: it is the same user, or root."""
+    """Return whether ``uid`` is the user of this process, or root."""
     return uid in (os.geteuid(), 0)
 
 
 def unix_uid(connection: socket.socket) -> int:
-    """Return the user at the other end of a Unix socket, connected or listening; -1 if the system does not say."""
+    """Return the id of the user at the other end of ``connection``, a Unix socket; -1 if the system does not tell.
+
+    The other end may be a client that has connected, or the listener.
+    """
     if not hasattr(socket, "SO_PEERCRED"):
         return -1
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -30,9 +33,9 @@ def unix_uid(connection: socket.socket) -> int:
 
 
 def local_tcp_uid(connection: socket.socket) -> int:
-    """Return the user who owns the other end of a TCP connection.
+    """Return the id of the user who owns the other end of ``connection``, a TCP connection.
 
-    Returns -1 if that end is on another host, or if the system does not say.
+    Returns -1 if that end is on another host, or if the system does not tell.
     """
     if not hasattr(socket, "AF_NETLINK"):
         return -1

@@ -1,4 +1,4 @@
-"""Find TCP ports that are free at the moment; it does not keep them open."""
+"""Find TCP ports that are free at the moment, without reserving them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int, avoid: tuple[int, ...] = ()) -> list[int]:
-    """Return ``count`` different free ports, chosen at random so that two jobs seldom choose the same.
+    """Return ``count`` different free ports, none of them in ``avoid``.
 
-    Raises OSError if there are too few. The system's own choice (port 0) would not do: it could give the same port to
-    an outgoing connection before a rank listens there.
+    They are chosen at random, so that two jobs seldom choose the same. The system's own choice (port 0) would not do:
+    it could give the same port to an outgoing connection before a rank listens there. Raises OSError if there are too
+    few.
     """
     found: list[int] = []
     chance = random.SystemRandom()

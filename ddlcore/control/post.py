@@ -1,7 +1,7 @@
-"""Join the coordinator's messages of one turn, so that each rank gets one message where several would say the same.
+"""Join the coordinator's answers of one turn, so that each rank gets one message instead of many.
 
-When hundreds of ranks send requests at once, each of them is due hundreds of answers. Joined, these cost one message
-and one encryption.
+When hundreds of ranks send requests at once, the coordinator has hundreds of answers for each of them. Joined, they
+cost each rank only one message and one encryption.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ddlcore.messages import Answer, FromCoordinator, encode
 
 
 def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
-    """Return ``joined(outgoing)`` in encoded form. A message to many ranks is encoded once."""
+    """Return ``joined(outgoing)`` in encoded form. A message that many ranks get is encoded only once."""
     once: dict[int, bytes] = {}  # by identity, which is safe: ``messages`` keeps the objects alive
     messages = joined(outgoing)
     for _, message in messages:
@@ -21,9 +21,10 @@ def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
 
 
 def joined(outgoing: Outgoing) -> Outgoing:
-    """Return the same messages for each rank in the same order, with consecutive answers joined into one.
+    """Return ``outgoing`` with consecutive answers to the same rank joined into one.
 
-    The order between ranks is not kept. An answer that was one object for many ranks is still one object.
+    The order of each rank's messages is kept, the order between ranks is not. If many ranks had the same objects as
+    messages, they have the same objects in the result, so that ``packed`` encodes these only once.
     """
     said: dict[int, list[FromCoordinator]] = {}
     for rank, message in outgoing:

@@ -1,4 +1,4 @@
-"""Find out which of several endpoints lead to the holder of given keys, without telling other listeners any key."""
+"""Find out which of several endpoints lead to the holder of given keys, without showing a key to other listeners."""
 
 from __future__ import annotations
 
@@ -26,16 +26,21 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def open_endpoints(endpoints: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the endpoints at which a process listens, each with this host's own address on the route ("" for ipc).
+    """Return those of ``endpoints`` at which some process listens, each with this host's own address on the route to
+    it.
 
-    TCP endpoints keep their order, after those of ipc.
+    Endpoints of ipc come first, with "" as the address; those of TCP follow in the given order.
     """
     found = [(endpoint, "") for endpoint in endpoints if endpoint.startswith("ipc:") and _listens(endpoint)]
     return found + _tcp([endpoint for endpoint in endpoints if endpoint.startswith("tcp:")])
 
 
 def answers(access: Access, rank: int, timeout_s: float) -> bool:
-    """Return whether the holder of the keys listens at ``access.endpoint`` and admits this client."""
+    """Return whether the holder of the keys in ``access`` listens at ``access.endpoint`` and admits this process as
+    ``rank``.
+
+    It must answer within ``timeout_s``.
+    """
     try:
         line = Line(Connection(access, rank), "s")
     except DdlInternalError:
@@ -55,7 +60,7 @@ def answers(access: Access, rank: int, timeout_s: float) -> bool:
 
 
 def at(access: Access, endpoint: str) -> Access:
-    """Return the same keys for another endpoint."""
+    """Return a copy of ``access`` with the same keys and another endpoint."""
     return msgspec.structs.replace(access, endpoint=endpoint)
 
 
@@ -92,7 +97,7 @@ def _tcp(endpoints: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _begin(endpoint: str) -> socket.socket | None:
-    """Return a socket that is connecting, or None if there is no route."""
+    """Return a socket that is connecting to ``endpoint``; None if that is impossible, for example without a route."""
     host, port = split_endpoint(endpoint)
     try:
         family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,10 +1,10 @@
 """Forward the control network's TCP connections, and limit how many of them may exist without having shown a key.
 
 libzmq itself accepts every connection, reads what it announces, and aborts the process when its descriptors run out.
-Therefore libzmq listens at a Unix socket that only this user can reach, and this proxy connects to that socket for each
-TCP connection whose first bytes are those of ZeroMQ's protocol. The proxy holds no key. It recognizes by the answers of
-libzmq whether a connection is authenticated: WELCOME goes to clients that know the server's key, READY to clients that
-also have a key of the job.
+Therefore libzmq listens at a Unix socket that only this user can reach. For each TCP connection whose first bytes are
+those of ZeroMQ's protocol, this proxy opens a connection to that socket. The proxy holds no key. It recognizes by the
+answers of libzmq whether a client is authenticated: libzmq sends WELCOME to a client that knows the server's key, and
+READY to a client that also has a key of the job.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _DRAIN_S = 0.3  # time at the end for the last messages of libzmq
 
 @dataclass(eq=False)
 class _Pair:
-    """A TCP connection with its connection to libzmq, which is opened when valid first bytes have arrived."""
+    """A TCP connection and its own connection to libzmq, which is opened when the first TCP bytes have proved valid."""
 
     outer: socket.socket
-    book: OrderedDict[_Pair, None]  # the book it is in: connections without a key, oldest first
+    book: OrderedDict[_Pair, None]  # the list that has this pair until it has shown a key, oldest first
     deadline_s: float
     inner: socket.socket | None = None
-    known: bool = False  # libzmq has said WELCOME
+    known: bool = False  # libzmq has sent WELCOME
     prolonged: bool = False  # its deadline was extended, because it is known
     ready: bool = False  # the client is authenticated
     shown: int = 0  # bytes received before that
@@ -62,8 +62,8 @@ class _Pair:
 class TcpProxy:
     """A thread that accepts connections at ``listener`` and connects each of them to ``target``, a Unix socket.
 
-    One thread builds it and one closes it. ``expected``: number of connections that the job's own ranks and agents may
-    open at the same time.
+    One thread creates it, and one thread (the same or another) closes it. ``expected``: number of connections that the
+    job's own ranks and agents may open at the same time.
     """
 
     def __init__(self, listener: socket.socket, target: str, expected: int) -> None:
@@ -87,7 +87,10 @@ class TcpProxy:
         self._thread.start()
 
     def close(self) -> None:
-        """Close all connections, after sending what libzmq has sent, or after 0.3 s. Does nothing in a forked child."""
+        """Forward until libzmq has closed its connections, at most for 0.3 s, then close everything.
+
+        Does nothing in a forked child.
+        """
         if os.getpid() != self._pid or self._stopping:
             return
         self._stopping = True
@@ -97,7 +100,10 @@ class TcpProxy:
             self._wake.close()
 
     def _room(self) -> int:
-        """Return how many connections without a key may exist, so that enough descriptors are left for the others."""
+        """Return how many connections may exist at a time that have shown no key.
+
+        Enough descriptors must remain for the connections that have shown one.
+        """
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
             return self._expected + _EXTRA
@@ -160,10 +166,10 @@ class TcpProxy:
 
     def _admit(self, outer: socket.socket) -> None:
         # libzmq must never see a flood, because it aborts when descriptors run out. So connections without a key are
-        # counted before they reach it, in two books: other users of this host have a small one of their own, so that
-        # they cannot fill the one in which the job's ranks come. When a book is full, an old connection is ended and
-        # the new one is accepted. Refusing the new one would let a flood of silent connections keep the ranks out for
-        # as long as it lasts; a rank authenticates within milliseconds, so it is seldom the one that is ended.
+        # counted before they reach it, in two lists (books): other users of this host have a small one of their own, so
+        # that they cannot fill the list for the job's ranks. When a list is full, an old connection is ended and the
+        # new one is accepted. If the new one were refused instead, a flood of silent connections would keep the ranks
+        # out for as long as it lasts. A rank authenticates within milliseconds, so its connection is seldom ended.
         uid = local_tcp_uid(outer)
         stranger = uid >= 0 and not is_ours(uid)
         book, most = (self._strangers, _STRANGERS) if stranger else (self._others, self._most)
@@ -178,9 +184,9 @@ class TcpProxy:
         self._selector.register(outer, selectors.EVENT_READ, pair)
 
     def _make_room(self) -> None:
-        """Free a descriptor if none is left.
+        """Free a file descriptor when the process has none left: end an old connection that has shown no key.
 
-        End an old connection without a key; if there is none, stop accepting connections for a moment.
+        If there is no such connection, stop accepting connections for a moment.
         """
         book = self._strangers or self._others
         if book:
@@ -207,7 +213,11 @@ class TcpProxy:
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _check(self, pair: _Pair, data: bytes) -> bytes:
-        """Return the part of ``data``, received before the client was authenticated, that may be passed on now."""
+        """Return the bytes that may be forwarded to libzmq now that a client without authentication has sent ``data``.
+
+        End the connection if its first bytes are not those of ZeroMQ's protocol, or if the client has sent too much;
+        open the connection to libzmq when the first bytes are complete.
+        """
         pair.shown += len(data)
         if pair.shown > _HANDSHAKE_BYTES:
             self._refuse(pair)
@@ -237,7 +247,7 @@ class TcpProxy:
     def _listen_to_answer(self, pair: _Pair, data: bytes) -> None:
         # The proxy cannot check keys itself, since it holds none, and need not: in CURVE, libzmq sends WELCOME only to
         # a client that used the server's key, and READY only after the authenticator has admitted the client's own
-        # key. Both stand at fixed offsets of the answer, because the greeting and WELCOME have constant lengths. From
+        # key. Both are at fixed offsets of the answer, because the greeting and WELCOME have constant lengths. From
         # READY on, the connection leaves its book and is no longer limited.
         pair.answered += data[: _READY_AT + len(_READY) - len(pair.answered)]
         pair.known = pair.answered[_WELCOME_AT : _WELCOME_AT + len(_WELCOME)] == _WELCOME
@@ -283,7 +293,11 @@ class TcpProxy:
             self._watch(pair)
 
     def _watch(self, pair: _Pair) -> None:
-        """Wait to write where data is left, and read only what can be passed on, so that TCP slows the sender down."""
+        """Tell the selector what to wait for on both sockets of ``pair``.
+
+        A socket is watched for writing while data for it is left. It is watched for reading only while the other socket
+        has accepted all earlier data, so that TCP slows the sender down.
+        """
         assert pair.inner is not None
         for one, other in ((pair.outer, pair.inner), (pair.inner, pair.outer)):
             mask = 0 if other in pair.waiting else selectors.EVENT_READ
@@ -310,10 +324,10 @@ class TcpProxy:
 
 
 def _worst(book: OrderedDict[_Pair, None]) -> _Pair:
-    """Return the connection to end first if there are too many.
+    """Return the connection of ``book`` that is to be ended first if there are too many.
 
-    That is the oldest that has sent nothing valid, else the oldest that does not know the server's key, else the
-    oldest.
+    It is the oldest connection that has not sent valid first bytes; if there is none, the oldest whose client has not
+    shown that it knows the server's key; otherwise the oldest of all.
     """
     return next((pair for pair in book if pair.inner is None), None) or next(
         (pair for pair in book if not pair.known), next(iter(book))

@@ -1,6 +1,7 @@
 """Register the ranks that another launcher has started, and tell them which others have arrived.
 
-It does no I/O of its own. It stands between the network and the coordinator, and passes on every message except Arrive.
+The network calls this in place of the coordinator. Every message except Arrive is passed on to the coordinator. There
+is no I/O in this module.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ddlcore.messages import Arrivals, Arrive, Done, Hello, Lost, Refused, ToCoo
 class Registration:
     """A CoordinatorProtocol for ``size`` ranks that another launcher has started.
 
-    ``arrived`` is called once for each rank, and ``changed`` whenever ``active`` has changed.
+    ``arrived`` is called once for each rank, when it arrives, and ``changed`` whenever ``active`` has changed.
     """
 
     def __init__(
@@ -35,11 +36,14 @@ class Registration:
         self._worlds: dict[int, tuple[int, ...]] = {}  # by rank: ranks of the world that it last entered
 
     def missing(self) -> set[int]:
-        """Return the ranks that may still arrive. Any thread may call this."""
+        """Return the ranks that have not arrived, but still may. Any thread may call this."""
         return {rank for rank in range(self.size) if rank not in self._arrived and rank not in self._gone}
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """Handle a message, as ``CoordinatorProtocol.handle``."""
+        """Handle a message, as ``CoordinatorProtocol.handle`` does.
+
+        Arrive is handled here; the coordinator handles all other messages.
+        """
         if isinstance(message, Arrive):
             return self._arrive(rank, message)
         outgoing = self._coordinator.handle(rank, message)
@@ -52,7 +56,7 @@ class Registration:
         return outgoing
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """Handle the end of a rank, as ``CoordinatorProtocol.rank_ended``.
+        """Handle the end of a rank, as ``CoordinatorProtocol.rank_ended`` does.
 
         Rank 0's end is the last event, because this coordinator runs in the process of rank 0.
         """
@@ -65,15 +69,15 @@ class Registration:
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
     def lost(self) -> dict[int, str]:
-        """Return the lost ranks, as ``CoordinatorProtocol.lost``."""
+        """Return the lost ranks, as ``CoordinatorProtocol.lost`` does."""
         return self._coordinator.lost()
 
     def due(self) -> Outgoing:
-        """Return the messages that are due, as ``CoordinatorProtocol.due``."""
+        """Return the messages that are due, as ``CoordinatorProtocol.due`` does."""
         return self._coordinator.due()
 
     def overdue(self, now_s: float) -> list[str]:
-        """Return reports about waits, as ``CoordinatorProtocol.overdue``."""
+        """Return reports about long waits, as ``CoordinatorProtocol.overdue`` does."""
         return self._coordinator.overdue(now_s)
 
     def _arrive(self, rank: int, arrive: Arrive) -> Outgoing:
@@ -100,7 +104,7 @@ class Registration:
         return Arrivals(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived))
 
     def _dissolve(self, reason: str) -> Outgoing:
-        """Return a Lost for every rank that shares a world with rank 0, because this coordinator ends with rank 0."""
+        """Return a Lost for every rank that is in a world with rank 0, because this coordinator ends with rank 0."""
         worlds = {rank: self._worlds[rank] for rank in sorted(self.active) if 0 in self._worlds.get(rank, ())}
         return [(rank, Lost((ranks.index(0),), reason)) for rank, ranks in worlds.items()]
 

@@ -1,7 +1,8 @@
 """Pass frames between the ranks of an agent's host and the launcher, without reading them.
 
-To its ranks, the agent offers what the launcher would offer them: a job file, keys, an ipc socket, and a process whose
-end is the end of the job. To the launcher there is one connection, which also carries the agent's own messages.
+The agent offers its ranks the same as the launcher would: a job file, keys, an ipc socket, and a process whose end
+means the end of the job. The agent itself has only one connection to the launcher, which also carries the agent's own
+messages.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _MOST_AT_ONCE = 1024  # frames from one side before the other side is served
 
 
 class Relay:
-    """The relay of agent number ``index``.
+    """A thread that passes frames between the ranks of the host of agent ``index`` and the launcher.
 
-    ``heard`` is called with each message of the launcher to the agent, and ``gone`` (once) with the reason why the
-    launcher is gone. Both are called in the relay's thread. If ``patient``, the launcher may not know the agent's key
-    yet, so the relay tries again until it hears from the launcher. One thread builds, starts and closes it; any thread
-    may call ``say``.
+    ``access`` leads to the launcher. ``heard`` is called with each message of the launcher to the agent itself.
+    ``gone`` is called once, with the reason, if the launcher is gone; it counts as gone after ``silence_s`` without a
+    message, too. Both are called in the relay's thread. Set ``patient`` if the launcher may not know the agent's key
+    yet: the relay then connects again and again until it hears from the launcher. One thread creates, starts and closes
+    the relay; any thread may call ``say``.
     """
 
     def __init__(
@@ -70,16 +72,16 @@ class Relay:
         self._thread = threading.Thread(target=self._run, name="ddl-relay", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Call it once."""
+        """Start the relay's thread. Call this only once."""
         self._thread.start()
 
     def say(self, data: bytes) -> None:
-        """Send ``data`` to the launcher. Any thread; returns at once."""
+        """Send ``data`` to the launcher. Any thread may call this; it returns at once."""
         self._said.append(data)
         self._wake.set()
 
     def close(self) -> None:
-        """Stop when all messages have gone out, or after a second; the ranks see the end of their launcher."""
+        """Stop when all messages have been sent, or after a second. The ranks then see the end of their launcher."""
         self._job_file.close()
         self._stopping = True
         self._wake.set()
@@ -114,10 +116,14 @@ class Relay:
         self._upstream.close()
 
     def _try_again(self) -> None:
-        """Open a new connection after one was refused, because that one stays refused, and repeat its messages."""
+        """Replace the connection to the launcher, which was refused, by a new one.
+
+        ZeroMQ does not try a refused connection again. The messages that the launcher may not have received are sent
+        again.
+        """
         self._upstream.linger = 0  # otherwise it might still send them, under its old name
         self._disconnect()
-        time.sleep(_AGAIN_S)  # safe to block: nothing else happens before the launcher answers
+        time.sleep(_AGAIN_S)  # blocking does no harm: nothing else can happen before the launcher answers
         self._connect()
         self._said.extendleft(reversed(self._unheard))
         self._unheard.clear()
@@ -180,7 +186,7 @@ class Relay:
 
     def _pass_on(self, frames: list[bytes]) -> None:
         if not self._over:
-            with contextlib.suppress(zmq.Again):  # the connection was refused; the event that says so comes next
+            with contextlib.suppress(zmq.Again):  # the connection was refused, which the next event will report
                 self._upstream.send_multipart(frames, zmq.NOBLOCK)
 
     def _keep_beat(self, now_s: float) -> None:

@@ -1,8 +1,8 @@
 """Write and find the file by which ranks find each other if no launcher of ddl has started them.
 
-The file holds endpoint and keys, and only this user can read it. Rank 0 creates it and the other ranks look for it. Its
-age is never compared with a clock. Instead, the process that it leads to must answer with the keys in the file, which a
-process that has ended cannot.
+The file holds endpoint and keys, and only this user can read it. Rank 0 creates it and the other ranks look for it. A
+file that an earlier launch has left is not recognized by its age. Instead, the process at the endpoint must answer with
+the keys in the file, which a process that has ended cannot.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SHARED_DIR = "set DDL_RENDEZVOUS_DIR to a directory that all hosts share"
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """The contents of the file. Its repr shows no key."""
+    """The contents of the rendezvous file: how the other ranks reach rank 0. Its repr shows no key."""
 
     nonce: str
     host: str  # name of rank 0's host, for error messages
-    kin: str  # processes with the same value see rank 0 under this process id
+    kin: str  # rank 0's ``surroundings.kin``: in processes with the same value, ``pid`` means the same process
     pid: int
     started: str  # start time of that process, see start_of: its id may have been reused
     endpoints: tuple[str, ...]  # in the order in which ranks try them
@@ -43,7 +43,7 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class Occupied(Exception):
-    """A launch of the same name is still running; ``invitation`` is the contents of its file."""
+    """The error that a launch of the same name is still running; ``invitation`` is the contents of its file."""
 
     def __init__(self, path: Path, invitation: Invitation) -> None:
         super().__init__(str(path))
@@ -52,7 +52,11 @@ class Occupied(Exception):
 
 
 def folders(wanted: str, variables: Mapping[str, str]) -> list[Path]:
-    """Return the directories where the file may be, best first; only ``wanted`` if that is not empty."""
+    """Return the directories where the rendezvous file may be, the best first.
+
+    If ``wanted`` is not empty, it is the only one; otherwise they follow from the environment ``variables`` and the
+    user's home directory.
+    """
     if wanted:
         return [Path(wanted).absolute()]
     found = [Path(variables["SLURM_SUBMIT_DIR"])] if variables.get("SLURM_SUBMIT_DIR") else []
@@ -62,7 +66,10 @@ def folders(wanted: str, variables: Mapping[str, str]) -> list[Path]:
 
 
 def file_name(cluster: str, launch: str) -> str:
-    """Return a file name that is the same on all ranks of a launch, and different for other running launches."""
+    """Return a file name that is the same on all ranks of a launch, and different for other running launches.
+
+    ``launch`` is the id of the launch, and ``cluster`` the name of the kind of launcher that has given this id.
+    """
     shown = _PLAIN.sub("_", launch)[:_LONGEST]
     mark = "" if shown == launch else "-" + hashlib.sha256(launch.encode()).hexdigest()[:12]
     return f"ddl-{cluster}-{shown}{mark}.rendezvous"
@@ -82,7 +89,8 @@ def start_of(pid: int) -> str:
 def has_ended(invitation: Invitation, kin: str) -> bool:
     """Return whether the process that wrote ``invitation`` is known to have ended.
 
-    Returns False if that process cannot be seen from here.
+    ``kin`` is the ``surroundings.kin`` of this process. If the writer's is another one, the writer cannot be seen from
+    here, and the result is False.
     """
     if invitation.kin != kin:
         return False
@@ -99,7 +107,7 @@ def has_ended(invitation: Invitation, kin: str) -> bool:
 
 
 class Published:
-    """The file, from its creation to its removal by the process that created it."""
+    """The rendezvous file that this process has created and will remove."""
 
     def __init__(self, path: Path, invitation: Invitation) -> None:
         self.path = path
@@ -118,10 +126,11 @@ class Published:
 
 
 def publish(places: Sequence[Path], name: str, invitation: Invitation, dead: Callable[[Invitation], bool]) -> Published:
-    """Create the file in the first of ``places`` where that is possible.
+    """Create the file ``name``, which contains ``invitation``, in the first of ``places`` where that is possible.
 
-    An existing file is replaced if ``dead`` returns True for it; otherwise Occupied is raised. Raises DdlInternalError
-    with a message of one line if the file can be created in none of ``places``, or belongs to another user.
+    If the file exists, it is replaced if ``dead`` returns True for its contents; otherwise Occupied is raised. Raises
+    DdlInternalError with a message of one line if the file can be created in none of ``places``, for example because
+    the existing ones belong to another user.
     """
     refusals = []
     for place in places:
@@ -158,7 +167,10 @@ def _create(path: Path, invitation: Invitation, dead: Callable[[Invitation], boo
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Create the file exclusively. Where the file system allows it, the file gets its name only when it is complete."""
+    """Create the file ``path`` with the contents ``data``. Raises FileExistsError if it exists.
+
+    Where the file system allows it, the file gets its name only when it is complete.
+    """
     # A reader must never take half a file for a whole one, and two launches must not both believe that they have
     # created it. Writing to a temporary file and renaming it would be complete, but rename replaces an existing file
     # silently. So the data goes to a file without a name, and link, which fails if the name exists, makes it visible.
@@ -214,7 +226,7 @@ def _take_away(path: Path, dead: Callable[[Invitation], bool]) -> None:
 
 
 def look(places: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]]:
-    """Return the invitations found in ``places``, and one line of text for each file that must not be trusted."""
+    """Return the invitations in the files ``name`` of ``places``, and one line of text for each file not to be trusted."""
     found, refused = [], []
     for place in places:
         try:
@@ -227,7 +239,7 @@ def look(places: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]
 
 
 class _Unfit(Exception):
-    """A file that must not be trusted. ``ours``: it may be replaced."""
+    """The error that a file must not be trusted. ``ours``: it belongs to this user, so it may be replaced."""
 
     def __init__(self, text: str, ours: bool = False) -> None:
         super().__init__(text)

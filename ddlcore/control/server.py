@@ -1,6 +1,6 @@
 """Serve the launcher's end of the control network: one thread moves messages between ranks, coordinator and store.
 
-A rank sends through a connection of its own, or through the agent of its host, which passes its frames on.
+A rank is connected either directly or through the agent of its host, which forwards the frames of the rank.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_request, decode_to_coordinator, encode
 
-OWN = b""  # stands in an agent's frames in place of a rank's connection: the agent's own message
-_MANY_STRANGERS = 100  # number of refused connections: fewer are just a port scan
-_LINES_A_RANK = 3  # lines of a rank that may be connecting at the same time
+OWN = b""  # in an agent's frames, in place of the name of a rank's connection: a message of or for the agent itself
+_MANY_STRANGERS = 100  # number of refused connections that is reported: fewer are probably just a port scan
+_LINES_A_RANK = 3  # how many lines of one rank may be connecting at the same time
 _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 _NAME = re.compile(rb"([cs])(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")  # see Line: c to the coordinator, s to the store
 _AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.([0-9a-f]{8})\.(0|[1-9][0-9]{0,8})")
@@ -49,13 +49,16 @@ def agent_name(index: int, token: str, attempt: int) -> bytes:
 
 
 class Agents(Protocol):
-    """Receives what agents send. Its methods are called in the server's thread and must return at once."""
+    """The object to which the server hands the messages of agents.
+
+    The server calls the methods in its own thread, so they must return at once.
+    """
 
     def heard(self, agent: int, data: bytes) -> None:
-        """Take the message ``data`` of agent number ``agent``."""
+        """Handle the message ``data``, which agent number ``agent`` has sent."""
 
     def silent(self, agent: int, silence_s: float) -> None:
-        """Note that nothing was heard of ``agent`` for ``silence_s``, and that it counts as gone."""
+        """Handle the loss of ``agent``: nothing has arrived from it for ``silence_s``, so the server counts it as lost."""
 
 
 def _to_stderr(text: str) -> None:
@@ -63,12 +66,14 @@ def _to_stderr(text: str) -> None:
 
 
 class Server:
-    """Serves the ranks 0 … ``size`` - 1 of one launch, and admits only clients with the job's key.
+    """The launcher's server for the ranks 0 … ``size`` - 1 of one launch. It admits only clients with the job's key.
 
-    ``address`` "" is an ipc socket that leaves no file; "tcp://IP:PORT" (port 0: any) listens there. With ``agents``,
-    the ranks of this host always connect by ipc, and ``address`` is for the agents; server and agents then exchange
-    heartbeats once a second. ``by_line``: nobody watches the processes of the ranks, so a connection that ends without
-    a goodbye counts as the end of its rank. ``report`` is called with lines for the user, in the server's thread.
+    If ``address`` is "", the server listens at an ipc socket that leaves no file; if it is "tcp://IP:PORT", the server
+    listens there (port 0: any free port). If ``agents`` is given, the agents connect at ``address``, and the ranks of
+    this host always connect by ipc; server and agents then exchange heartbeats once a second, and an agent counts as
+    lost after ``silence_s`` without a message. Set ``by_line`` if nobody watches the processes of the ranks: a
+    connection that ends without a goodbye then counts as the end of its rank. ``report`` is called with lines for the
+    user, in the server's thread.
 
     Raises ValueError for an invalid address, and DdlInternalError if the address is in use or if this process may not
     open enough files for all ranks.
@@ -124,39 +129,45 @@ class Server:
         return self._listener.bind(address, beats=False, connections=self.size)
 
     def agent_access(self, endpoint: str) -> Access:
-        """Return what an agent needs that reaches this server at ``endpoint``. It contains secret keys."""
+        """Return the keys and the endpoint with which an agent connects to this server at ``endpoint``.
+
+        The keys are secret.
+        """
         return self._listener.access(endpoint)
 
     def admit(self, public: str) -> None:
-        """Admit also clients with this public key. Any thread."""
+        """Admit also clients whose public key is ``public``, from now on. Any thread may call this."""
         self._listener.admit(public)
 
     def start(self) -> None:
-        """Start the thread. Call it once."""
+        """Start the server's thread. Call this only once."""
         self._thread = threading.Thread(target=self._run, name="ddl-coordinator", daemon=True)
         self._thread.start()
 
     def rank_ended(self, rank: int, reason: str) -> None:
-        """Note that the process of ``rank`` has ended, cleanly or not. Any thread; returns at once."""
+        """Report that the process of ``rank`` has ended, cleanly or not. Any thread may call this; it returns at once."""
         self._ended.append((rank, reason))
         self._wake.set()
 
     def tell(self, agent: int, data: bytes) -> None:
-        """Send ``data`` to an agent, which gets it once the server has heard from it. Any thread; returns at once."""
+        """Send ``data`` to agent number ``agent``. Any thread may call this; it returns at once.
+
+        If the server has not yet received anything from that agent, ``data`` is dropped.
+        """
         self._for_agents.append((agent, data))
         self._wake.set()
 
     def dismiss(self, agent: int) -> None:
-        """Stop expecting heartbeats of an agent that has finished or is known to be gone.
+        """Stop expecting heartbeats of ``agent``, which has finished or is known to be lost.
 
-        Call it in the server's thread.
+        Call this in the server's thread.
         """
         self._beats.forget(agent)
 
     def close(self) -> None:
-        """Stop the server and remove the job file; ranks that are still connected see that the launcher is gone.
+        """Stop the server and remove the job file. Ranks that are still connected see that the launcher is gone.
 
-        Any thread but the server's; may be called again.
+        Any thread except the server's own may call this. Further calls do nothing.
         """
         if self._closed:
             return
@@ -192,7 +203,7 @@ class Server:
             # The order of these steps matters. ``let_in`` comes first, because it also notes which descriptors were
             # closed: a new connection may get the number of a closed one, but sends nothing before it is let in.
             # ``parted`` comes after reading: a connection's last messages may have arrived together with its end, and
-            # a rank that said goodbye must not count as lost. Reported ends of processes come later for that reason.
+            # a rank that said goodbye must not count as lost. For the same reason, ``_ended`` is handled after that.
             self._listener.let_in()
             self._read()
             for name in self._listener.parted():
@@ -214,7 +225,7 @@ class Server:
         self._tell_agents()
 
     def _read(self) -> None:
-        """Handle the messages that have arrived, up to a limit, so that the rest of the loop gets its turn."""
+        """Handle the messages that have arrived, up to a limit, because the loop has other work to do as well."""
         with contextlib.suppress(zmq.Again):
             for _ in range(4 * self.size + 16):
                 self._take(self._listener.receive())
@@ -256,7 +267,7 @@ class Server:
             self._shelf.hello(rank)
         said = self._coordinator.handle(rank, message)
         if isinstance(message, Arrive) and before is not None and any(isinstance(told, Refused) for _, told in said):
-            self._lines[rank] = before  # another process holds that rank; later messages go to that one
+            self._lines[rank] = before  # another process has this rank already: later messages to the rank go there
             for _, told in said:
                 self._send(route, encode(told))
         else:
@@ -264,7 +275,10 @@ class Server:
         self._lose()
 
     def _part(self, name: bytes) -> None:
-        """Report a rank as ended if its connection to the coordinator broke. Nothing else would notice its end."""
+        """Report the end of a rank whose connection to the coordinator, ``name``, has ended without a goodbye.
+
+        Nothing else would notice the end of that rank. The end of any other connection is ignored.
+        """
         match = _NAME.fullmatch(name)
         if match is not None and match[1] == b"c" and self._lines.get(int(match[2])) == (name,):
             self._said += self._coordinator.rank_ended(int(match[2]), "its connection to the coordinator ended")
@@ -273,10 +287,11 @@ class Server:
     # --- agents
 
     def _agent_of(self, name: bytes) -> int:
-        """Return the number of an agent; -1 if ``name`` is no agent's, or if the number is taken by another agent.
+        """Return the number of the agent whose connection is called ``name``.
 
-        An agent whose connection broke before it heard from this server connects again: from then on the new connection
-        counts.
+        Returns -1 if ``name`` is no agent's connection, or if another agent has that number already. An agent whose
+        connection broke before it heard from this server connects again: from then on only the new connection counts,
+        and -1 is returned for the old one.
         """
         match = _AGENT.fullmatch(name)
         if match is None:

@@ -1,4 +1,4 @@
-"""Implement the job's store without its transport: values, gets that wait for them, and what ends such a wait."""
+"""Implement the job's store without its transport: the values, the gets that wait for them, and how such a wait ends."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class _Waiting(Generic[ClientT]):
 
 
 class Shelf(Generic[ClientT]):
-    """The values of one job. Does no I/O: each method returns the replies that are due, each with its client.
+    """The values in the store of one job. It does no I/O: each method returns the replies to send now, each with its
+    client.
 
-    A get that waits fails when a rank is lost. It does not fail because of losses that happened before the last Hello
-    of its own rank, since the survivors of a loss may open a new world.
+    A get that waits fails when a rank is lost. Losses from before the last Hello of the rank that waits do not count:
+    the survivors of a loss may open a new world, and then each of them sends a Hello.
     """
 
     def __init__(self) -> None:
@@ -66,18 +67,22 @@ class Shelf(Generic[ClientT]):
         return [(client, StoreReply(serial, total)), *self._put(request.key, total)]
 
     def hello(self, rank: int) -> None:
-        """Note that ``rank`` starts a new world: earlier losses no longer make its gets fail."""
+        """Record that ``rank`` starts a new world: earlier losses no longer make its gets fail."""
         self._known[rank] = frozenset(self._lost)
 
     def lose(self, lost: Mapping[int, str]) -> list[tuple[ClientT, StoreReply]]:
-        """Take all ranks lost so far, and fail the gets of ranks for which one of these losses is new."""
+        """Record that all ranks in ``lost`` were lost so far, and return a failure for each waiting get that this ends.
+
+        It ends a get if a rank was lost after the last Hello of the rank that waits. ``lost`` has the reason of each
+        loss.
+        """
         if len(lost) == len(self._lost):  # the usual case: called after every message
             return []
         self._lost = dict(lost)
         return self._end(lambda waiting: self._loss(waiting.rank))
 
     def expire(self, now_s: float) -> list[tuple[ClientT, StoreReply]]:
-        """Fail the gets whose deadline has passed."""
+        """End the gets whose deadline has passed at ``now_s``, and return their replies, which report a timeout."""
         return self._end(lambda waiting: _TIMEOUT if waiting.deadline_s <= now_s else "")
 
     def deadline_s(self) -> float | None:
@@ -115,7 +120,10 @@ class Shelf(Generic[ClientT]):
 
 
 class JobStore(Store):
-    """A rank's client of the store, over any transport. Any thread may call it; calls do not block each other."""
+    """A rank's client of the store; its subclasses provide the transport.
+
+    Any thread may call it, and a call does not block the calls of other threads.
+    """
 
     def __init__(self) -> None:
         self._serials = itertools.count(1)
@@ -134,13 +142,16 @@ class JobStore(Store):
         self._ask(StoreDelete(next(self._serials), prefix), _ANSWER_S, f"store.delete({prefix!r})")
 
     def clock(self) -> Reading:
-        """Return what the clock of the process that holds the store shows now."""
+        """Return a reading of the clock of the process that holds the store."""
         now_ns, _, boot = self._ask(StoreClock(next(self._serials)), _ANSWER_S, "store.clock()").decode().partition(" ")
         return Reading(int(now_ns), boot)
 
     @abstractmethod
     def close(self) -> None:
-        """Close the store: calls in progress and later ones raise Closed. Any thread; may be called again."""
+        """Close the store: calls in progress and later ones raise Closed.
+
+        Any thread may call this, more than once.
+        """
 
     @abstractmethod
     def _call(self, request: StoreRequest, answer_s: float) -> StoreReply:

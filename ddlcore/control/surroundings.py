@@ -11,7 +11,10 @@ _MOST_PARENTS = 64
 
 
 def lineage() -> list[list[str]]:
-    """Return the command lines of this process's parents, nearest first, as far as the system shows them."""
+    """Return the command lines of this process's parent, of the parent's parent, and so on.
+
+    The list ends where the system does not show any more.
+    """
     found: list[list[str]] = []
     pid = os.getppid()
     while pid > 1 and len(found) < _MOST_PARENTS:
@@ -27,8 +30,8 @@ def lineage() -> list[list[str]]:
 def host_name() -> str:
     """Return a name that is the same for all processes of this host and different on every other host.
 
-    A network namespace counts as a host of its own, because processes that this host's sockets do not reach do not
-    share memory with its processes either.
+    A network namespace counts as a host of its own: processes that cannot reach each other's sockets do not share
+    memory either.
     """
     return ":".join((socket.gethostname(), _boot(), _namespace("net")))
 

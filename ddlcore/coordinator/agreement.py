@@ -1,7 +1,7 @@
-"""Compares what ranks report about their parameters, step by step, and describes a difference; sees only digests.
+"""Compares the parameters of the ranks step by step, by their digests, and describes a difference.
 
-No I/O, like the coordinator, to which it belongs. No rank waits for a comparison: ranks report their digests and
-continue to train. A step is compared once every member that can still report it has reported it.
+Like the coordinator, to which it belongs, it does no I/O. No rank waits for a comparison: ranks report their digests
+and continue to train. A step is compared when all members that can still report it have reported it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Differ, Digests, Explain, FromCoordinator, Notice, Sample, Settled
 
 Outgoing = list[tuple[int, FromCoordinator]]
-KEPT = 64  # steps of one optimizer that wait for a rank; if there are more, the oldest is dropped
-EXPLAIN_S = 8.0  # how long ranks may take to send their values of the tensor that differs
+KEPT = 64  # how many steps of one optimizer may wait for reports; of more, the oldest is dropped
+EXPLAIN_S = 8.0  # how long the ranks may take to send their values of the tensor that differs
 FORGOTTEN = (
     "call broadcast_parameters(model.state_dict(), root_rank=0) after init() and before the first step, and step with "
     "ddl.DistributedOptimizer(optimizer). Where the ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
@@ -36,7 +36,7 @@ FORMATS = {
 
 @dataclass
 class _Optimizer:
-    """What was reported about one optimizer's parameters."""
+    """What the ranks have reported about the parameters of one optimizer, and which steps agreed."""
 
     told: dict[int, dict[int, Digests]] = field(default_factory=dict)  # by step, then by rank
     agreed: int = -1  # the last step at which all ranks had equal parameters
@@ -46,7 +46,7 @@ class _Optimizer:
 
 @dataclass
 class _Explaining:
-    """A difference that was found, while ranks are asked for their values."""
+    """A difference that was found, with the values that the ranks have sent so far to explain it."""
 
     differ: Differ
     advice: str
@@ -57,9 +57,9 @@ class _Explaining:
 
 
 class Agreement:
-    """The comparisons of one world; ranks are the world's own. ``sets``: its process sets.
+    """The comparisons of one world. Ranks are the ranks of this world.
 
-    ``joined``: who has called join.
+    ``sets``: the world's process sets. ``joined`` returns the ranks that have called join.
     """
 
     def __init__(
@@ -75,7 +75,10 @@ class Agreement:
         self.differ: Differ | None = None  # the difference because of which the job ended
 
     def hear(self, rank: int, message: Digests) -> Outgoing:
-        """Take the digests that ``rank`` reports. Raises DdlInternalError if they are invalid."""
+        """Take the digests that ``rank`` reports, and return the messages to send.
+
+        Raises DdlInternalError if they are invalid.
+        """
         if self.differ is not None or self._explaining is not None:
             return []
         one = self._optimizers.setdefault((message.set_id, message.label), _Optimizer())
@@ -90,27 +93,31 @@ class Agreement:
         return self._compare()
 
     def settle(self, rank: int) -> Outgoing:
-        """Note that ``rank`` wants to leave, and first wants to know that everything it reported has been compared."""
+        """Take Settle from ``rank``, which wants to leave when all of its reports have been compared.
+
+        Returns the messages to send.
+        """
         self._settling.add(rank)
         return self._compare()
 
     def gone(self, rank: int) -> Outgoing:
-        """Note that ``rank`` has left or died: no comparison waits for it any more."""
+        """Record that ``rank`` has left or died, so that no comparison waits for it. Return the messages to send."""
         self._gone.add(rank)
         self._settling.discard(rank)
         return self._compare() + (self._explained() if self._explaining is not None else [])
 
     def sampled(self, rank: int, message: Sample) -> Outgoing:
-        """Take the answer of ``rank`` to Explain."""
+        """Take the answer of ``rank`` to Explain, and return the messages to send."""
         if self._explaining is None:
             return []
         self._explaining.samples[rank] = message
         return self._explained()
 
     def look(self, now_s: float) -> Outgoing:
-        """End a wait for values that takes too long, and consider ranks that have joined since.
+        """Stop waiting for values that do not come in time. If none are awaited, compare again what was reported.
 
-        Called about once a second.
+        A rank may have joined since the last comparison, and is no longer waited for. Returns the messages to send.
+        This is called about once a second.
         """
         waiting = self._explaining
         if waiting is None:
@@ -132,7 +139,7 @@ class Agreement:
         return outgoing + self._settle()
 
     def _settle(self) -> Outgoing:
-        """Answer the ranks that wait to leave and whose reports have all been compared."""
+        """Return Settled for those ranks that wait to leave and whose reports have all been compared."""
         if self.differ is not None or self._explaining is not None:
             return []  # these ranks will be told about the difference
         pending = {rank for one in self._optimizers.values() for told in one.told.values() for rank in told}
@@ -167,11 +174,14 @@ class Agreement:
         return [(rank, Explain(*place, names[rank].index(tensor))) for rank in self._explaining.asked]
 
     def _listener(self) -> int:
-        """Return the lowest rank that is still there; its log gets the warnings."""
+        """Return the lowest rank that has not left. Warnings are written to the log of this rank."""
         return min(set(range(self._size)) - self._gone, default=0)
 
     def _explained(self, late: bool = False) -> Outgoing:
-        """End the job on every rank, once the values have come or will not come."""
+        """Return the messages that end the job, if all ranks have sent their values; otherwise none.
+
+        ``late``: do not wait for the missing values.
+        """
         waiting = self._explaining
         if waiting is None or not (late or all(r in waiting.samples or r in self._gone for r in waiting.asked)):
             return []
@@ -188,11 +198,14 @@ class Agreement:
         return [(rank, self.differ) for rank in range(self._size) if rank not in self._gone]
 
 
-# --- pure, and for ``verify`` too
+# --- functions without state, which ``verify`` also uses
 
 
 def grouped(values: Mapping[int, object]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks grouped by equal value: the largest group first, among equal ones that with the lowest rank."""
+    """Return the ranks in groups of equal values.
+
+    The largest group comes first. Of groups of the same size, the one with the lowest rank comes first.
+    """
     groups: dict[object, list[int]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)
@@ -202,10 +215,11 @@ def grouped(values: Mapping[int, object]) -> tuple[tuple[int, ...], ...]:
 def differing(
     names: Mapping[int, tuple[str, ...]], digests: Mapping[int, bytes]
 ) -> tuple[int, tuple[tuple[int, ...], ...], int]:
-    """Return the index of the first tensor that differs, the ranks grouped by their values of it, and how many differ.
+    """Return the first tensor that differs, the ranks grouped by their values of it, and how many tensors differ.
 
-    Tensors are paired by name. The index is in the order of the lowest rank, or -1 if the ranks do not have the same
-    tensors. If nothing differs, there are no groups.
+    Tensors of different ranks are matched by name. The first result is the tensor's index on the lowest rank. It is -1
+    if the ranks do not have the same tensors; then the groups are of ranks with the same tensors. If nothing differs,
+    it is -1 too, and there are no groups.
     """
     if len({tuple(sorted(own)) for own in names.values()}) > 1:
         return -1, grouped({rank: tuple(sorted(own)) for rank, own in names.items()}), 0
@@ -218,7 +232,7 @@ def differing(
 
 
 def distance(one: Sample, other: Sample) -> float | None:
-    """Return the largest absolute difference of the elements; None if it is unknown.
+    """Return the largest absolute difference between elements of two samples; None if it cannot be computed.
 
     The result is NaN if an element is NaN in only one of the two samples.
     """
@@ -249,9 +263,10 @@ def _numbers(sample: Sample) -> Sequence[float]:
 
 
 def wording(differ: Differ, count: int, advice: str = "") -> str:
-    """Return the whole message about a difference.
+    """Return the complete message about a difference.
 
-    ``differ.text`` says whose parameters they are. ``count``: the number of tensors that differ.
+    ``differ.text`` says which parameters differ. ``count``: how many tensors differ. ``advice``: what the user should
+    do; "" means the usual advice.
     """
     what, _, table = differ.text.partition("\n")
     head = f"the ranks' parameters differ ({what})"
@@ -277,7 +292,10 @@ def wording(differ: Differ, count: int, advice: str = "") -> str:
 
 
 def _table(names: Mapping[int, tuple[str, ...]]) -> str:
-    """Return which ranks have which tensors: how many, and the tensor at the first place where ranks differ."""
+    """Return a table for ranks that do not have the same tensors: how many tensors each group of ranks has.
+
+    It also shows the tensor of each group at the first position where the ranks have different tensors.
+    """
     most = max(map(len, names.values()))
     padded = {rank: (*own, *["nothing"] * (most - len(own))) for rank, own in names.items()}
     at = next(i for i in range(most) if len({own[i] for own in padded.values()}) > 1)

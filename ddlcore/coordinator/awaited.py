@@ -1,7 +1,7 @@
-"""Describes what a world waits for: which ranks must answer before something continues, and what they were asked. Pure.
+"""Describes what a world waits for: which ranks must answer before something continues, and what they were asked.
 
-Every state of the coordinator in which it or a rank waits for ranks yields one ``Awaited``. A single check goes over
-all of them (``stall.py``), so each wait in this list is reported and ends.
+Whenever the coordinator or a rank waits for ranks, the coordinator returns an ``Awaited`` for it. A single check
+(``stall.py``) goes over all of them, so no wait stays unreported.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ WHY_SILENT = "its process is stopped, or a call in native code holds the interpr
 
 @dataclass(frozen=True)
 class Details:
-    """What a report says about a wait, at the moment of the report."""
+    """The facts about a wait that a report shows, at the moment of the report."""
 
-    ranks: tuple[int, ...]  # the ranks that have not answered; () if all have entered, so the transport blocks
+    ranks: tuple[int, ...]  # the missing ranks; () if all have entered the collective, so the transport blocks
     tensors: tuple[Late, ...] = ()  # the tensors that wait; the reporter fills in their ``waits_s``
     notes: tuple[str, ...] = ()  # lines for which the table of tensors has no column
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """One wait. ``key`` stays the same while the wait lasts; its age is counted from when the key first appears."""
+    """One wait for some ranks.
+
+    ``key`` stays the same while the wait lasts. The age of the wait is counted from when its key first appears.
+    """
 
     key: Hashable
     where: str  # follows "stalled for more than 60 s" in the report: "in discovery"
-    asked: str  # the last request to the missing ranks:
-    details: Callable[[], Details]  # called only for a long wait: there may be thousands of short ones
-    waited_s: float = 0.0  # how long it had already lasted when it was reported
-    only_silent: bool = False  # it is no stall while the ranks answer: they may need long
+    asked: str  # the last request to the missing ranks, such as "to call init()"
+    details: Callable[[], Details]  # called only for long waits, because there may be thousands of short ones
+    waited_s: float = 0.0  # how long the wait had already lasted when the coordinator learned of it
+    only_silent: bool = False  # it is a stall only if the ranks do not answer: they may need long
     ends: bool = True  # whether this wait may end the job
     why: str = WHY_SILENT

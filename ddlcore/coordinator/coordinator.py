@@ -1,8 +1,8 @@
-"""Decides what runs next: takes the messages of one world's ranks, and gives out buckets in one total order.
+"""Decides what runs next: takes the messages of one world's ranks, and returns buckets in one order for all ranks.
 
-A state machine without I/O: it has no socket, no thread and no clock of its own. It knows specs, never tensors. Every
-rank sees the buckets of all its process sets in the same order, so two ranks can never run two collectives in opposite
-orders.
+The coordinator is a state machine without I/O: it has no socket, no thread and no clock of its own. It knows specs,
+never tensors. All ranks get the buckets of all process sets in the same order, so two ranks can never run the same two
+collectives in opposite orders.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Outgoing = list[tuple[int, FromCoordinator]]
 
 
 class Coordinator:
-    """The coordinator of one world of ``size`` ranks."""
+    """The coordinator of one world of ``size`` ranks: it takes the ranks' messages and returns the answers."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Coordinator:
         driver: SearchDriver | None = None,
         compression: str = "none",
     ) -> None:
-        """Create the coordinator of a world in which no rank has said anything yet.
+        """Create the coordinator of a world from which no message has come yet.
 
-        ``compression``: how float32 allreduces travel that leave this to the setting, see ``Spec.compressor_by``.
-        ``driver`` searches for better settings while the world runs.
+        ``compression``: the setting, which applies to tensors whose spec leaves the compressor to it, see
+        ``Spec.compressor_by``. ``driver`` searches for better settings while the world runs.
         """
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
@@ -81,13 +81,13 @@ class Coordinator:
         self._present = dict.fromkeys(range(size))  # the ranks that have not left, in order
         self._next_index = 0
         self._next_set = 1
-        # The parameters for laying out a whole period.
+        # The parameters by which a whole period is arranged in buckets.
         whole = {**self.params, "first_bucket_bytes": float(first_bucket_bytes), "overlap": float(overlap)}
         self.replay_controller = ReplayController(policy, whole, self.table.spec, replay)
         self.replay_controller.compression = compression
         sizes: dict[str, Value] = {"fusion_bytes": fusion_bytes, "first_bucket_bytes": first_bucket_bytes}
         self.tuning = Tuning(driver, {**sizes, "overlap": "on" if overlap else "off", "compression": compression})
-        self._byes: list[tuple[int, Bye]] = []  # Byes said during replay; they take effect when replay has been left
+        self._byes: list[tuple[int, Bye]] = []  # Byes sent during replay; they take effect when replay has been left
         self._diverged = False  # a rank cannot continue with the schedule
         self._slow = False  # a rank only suspects that it cannot continue
         self._statuses = ReplayStatuses()
@@ -97,7 +97,7 @@ class Coordinator:
     # --- messages in, messages out
 
     def handle(self, rank: int, message: Request | Bye | Leave | Frozen | ReplayStatus | Busy | Paused) -> Outgoing:
-        """Take ``message`` from ``rank``, and return the messages to send, each with the rank that it goes to."""
+        """Take ``message`` from ``rank``, and return the messages to send, each with the rank that must get it."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
         if isinstance(message, Busy):
@@ -114,7 +114,7 @@ class Coordinator:
             return self._drain() if self.replay_controller.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
             self._freezes.leave(rank, message, self.epoch)
-            # A rank that says so while another freeze is under way will say it again after that, if it still has to
+            # A rank that sends Leave during another freeze will send it again after that freeze if it still has to
             # leave.
             if self.replay_controller.replaying is not None and not self.replay_controller.freezing:
                 self._diverged = self._diverged or not message.slow
@@ -140,7 +140,7 @@ class Coordinator:
         return self._answers(items, rank, message.serial)
 
     def lost(self, rank: int, reason: str) -> Outgoing:
-        """Note that the process of ``rank`` died, and return the messages that tell all other ranks.
+        """Record that the process of ``rank`` has died, and return the messages that tell all other ranks.
 
         No operation that needs this rank can run any more.
         """
@@ -153,13 +153,13 @@ class Coordinator:
     # --- what is waited for
 
     def parted(self, rank: int) -> bool:
-        """Return whether ``rank`` has left by itself, and has been told that no more messages will come."""
+        """Return whether ``rank`` has left or was lost, so that no more messages will be sent to it."""
         return rank in self._left
 
     def awaited(self) -> list[Awaited]:
         """Return everything that cannot continue before some ranks have answered.
 
-        The stall check calls this now and then.
+        The stall check calls this about once a second.
         """
         waits: list[Awaited] = []
         freezing = self.replay_controller.freezing
@@ -171,7 +171,7 @@ class Coordinator:
         else:
             waits += self._statuses.awaited(self.epoch, self._present)
         for pending in self.table.all():
-            if self.table.lacking(pending):  # a tensor that all have ready is held up by a freeze or by its group
+            if self.table.lacking(pending):  # a tensor that all have ready waits only for a freeze or its group
                 waits.append(_awaited(pending, self.table))
         paused = () if freezing else self.tuning.awaited()
         if paused:
@@ -203,13 +203,17 @@ class Coordinator:
     def _admit(
         self, rank: int, ask: Ask, ready: list[PendingRequest], items: list[tuple[Iterable[int], Item]]
     ) -> PendingRequest | None:
-        """Return the pending request in which ``ask`` must be counted; None if the ask is refused or is a join."""
+        """Return the pending request to which ``ask`` belongs; None if the ask is refused or is a join.
+
+        Appends the refusal, or what follows from a join, to ``items``, and tensors that the join makes ready to
+        ``ready``.
+        """
         members = self.sets.get(ask.set_id)
         if members is None or rank not in members:
             text = f"{describe([ask.name], ask.set_id)}: rank {rank} is not in such a process set (any more)"
             items.append(((rank,), Failure(ask.set_id, (ask.name,), "mismatch", text)))
             return None
-        gone = [left for left in self._left if left in members]  # in order of leaving: the first is the cause
+        gone = [left for left in self._left if left in members]  # in order of leaving: the first one is the cause
         if gone:
             items.append(((rank,), self._gone(ask.set_id, (ask.name,), gone)))
             return None
@@ -242,9 +246,12 @@ class Coordinator:
     # --- deciding
 
     def _decide(self, ready: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
-        """Check what has become ready, and lay it out in buckets in the order in which it became ready."""
+        """Check the requests that have become ready, and arrange them in buckets in the order in which they did so.
+
+        Returns what must be sent, each item with the ranks that must get it.
+        """
         items: list[tuple[Iterable[int], Item]] = []
-        ready = list(dict.fromkeys(ready))  # a join may find requests again that have just become ready
+        ready = list(dict.fromkeys(ready))  # a join may add requests again that have just become ready
         for pending in ready:
             text = self.table.objection(pending) if self.table.holds(pending) else ""
             if text:
@@ -254,7 +261,7 @@ class Coordinator:
         taken: set[PendingRequest] = set()
         for pending in ready:
             if not self.table.holds(pending) or pending in taken:
-                continue  # it has just failed, or was taken together with its group
+                continue  # the request has just failed, or was taken together with its group
             known = None if self.table.joined else self.replay_controller.waiting_for(self.table.key(pending))
             if known is not None:
                 items += self._decided(runnable)
@@ -265,26 +272,26 @@ class Coordinator:
         return items + self._decided(runnable)
 
     def _decided(self, runnable: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
-        """Lay out in buckets what may run, and change to replay if that completes a proven period."""
+        """Arrange ``runnable`` in buckets, and change to replay if they complete a period that has been proven."""
         items: list[tuple[Iterable[int], Item]] = []
         rest = list(runnable)
         while rest:
             buckets = self._arrange(rest)
             count, known = self._observe(rest, buckets)
             for bucket in buckets if count == len(rest) else self._arrange(rest[:count]):
-                if self.table.holds(bucket[0]):  # else its process set was removed by an earlier bucket
+                if self.table.holds(bucket[0]):  # not if an earlier bucket has removed its process set
                     items += self._start(bucket)
             if known is not None:
-                return items + self._resume(known)  # ranks offer the rest, of the next period, to the schedule
+                return items + self._resume(known)  # ranks put the rest, of the next period, into the schedule
             rest = rest[count:]
         return items
 
     def _observe(
         self, runnable: Sequence[PendingRequest], buckets: Sequence[Sequence[PendingRequest]]
     ) -> tuple[int, KnownSchedule | None]:
-        """Return how many of ``runnable`` come before the end of a period, and the schedule of that period.
+        """Return how many of ``runnable`` belong to a period that ends among them, and the schedule of that period.
 
-        If they prove no period, returns all of them and None.
+        If no proven period ends among them, returns the number of all of them and None.
         """
         if self.table.joined:
             self.replay_controller.touched(self.table.key(pending) for pending in runnable)
@@ -305,7 +312,10 @@ class Coordinator:
     def _fail(
         self, pending: PendingRequest, error: str, text: str, gone: tuple[int, ...] = ()
     ) -> list[tuple[Iterable[int], Item]]:
-        """End ``pending``, and the rest of the grouped call to which it belongs, on the ranks that asked."""
+        """Let ``pending``, and all other tensors of its grouped call, fail on the ranks that requested them.
+
+        ``gone``: the ranks that have left, if these are the reason.
+        """
         specs = [self.table.spec(ask.spec) for ask in pending.different_asks()] if error == "mismatch" else []
         kinds = tuple(sorted({spec.kind.name.lower() for spec in specs}))
         parts = tuple(sorted({spec.part_of for spec in specs}))
@@ -313,7 +323,11 @@ class Coordinator:
         return [(one.ranks(), Failure(one.set_id, (one.name,), error, text, gone, kinds, parts)) for one in doomed]
 
     def _orphans(self, removal: PendingRequest) -> list[tuple[Iterable[int], Item]]:
-        """Fail, on the ranks that asked, what was waiting in a process set that has just been removed."""
+        """Let all requests fail that wait in the process set which ``removal`` has just removed.
+
+        Returns the failures for the ranks that sent these requests. If ``removal`` removes no process set, there are
+        none.
+        """
         spec = self.table.spec_of(removal)
         if spec.kind is not Kind.REMOVE_SET or spec.ranks is None:
             return []
@@ -325,9 +339,10 @@ class Coordinator:
         return items
 
     def _resume(self, known: KnownSchedule) -> list[tuple[Iterable[int], Item]]:
-        """Make all ranks replay ``known`` from now on.
+        """Return the items that make all ranks replay ``known`` from now on.
 
-        They offer what is pending to the schedule, or ask for it again.
+        All pending requests are forgotten. The ranks put the tensors that are pending into the schedule, or request
+        them again.
         """
         self._clear()
         items: list[tuple[Iterable[int], Item]] = []
@@ -348,9 +363,10 @@ class Coordinator:
         return [*items, (self._present, self.replay_controller.resume(known, self.epoch, periods))]
 
     def _next_trial(self, rank: int, message: Paused) -> Outgoing:
-        """Begin the next trial when all ranks have come to the end of the last one, maybe with other buckets.
+        """Take Paused from ``rank``.
 
-        A trial ends at the end of a period, so all ranks stand at the same place.
+        When all ranks have reached the end of a trial, begin the next, maybe with other buckets. A trial ends at the
+        end of a period, so all ranks are at the same place.
         """
         known = self.replay_controller.replaying
         if known is None or self.replay_controller.freezing or not self.tuning.paused(rank, message):
@@ -359,7 +375,7 @@ class Coordinator:
         return self._answers(self._resume(known), None, 0)
 
     def _clear(self) -> None:
-        """Begin a new epoch, and forget all requests: the ranks send again what is pending."""
+        """Begin a new epoch, and forget all pending requests: the ranks will send them again."""
         self.epoch += 1
         self.table.clear()
 
@@ -370,7 +386,8 @@ class Coordinator:
     ) -> Outgoing:
         """Handle requests that come while a schedule is replayed.
 
-        Ragged slots are filled. A tensor outside the schedule that all members have ready is inserted by one freeze.
+        A ragged slot runs when all members have requested it. If all members have a tensor ready that is not in the
+        schedule, a freeze interrupts the replay, so that the tensor can run.
         """
         insert = bool(self.table.joined)
         for pending in dict.fromkeys(ready):
@@ -395,17 +412,17 @@ class Coordinator:
         return [(rank, freeze) for rank in self._present]
 
     def _drain(self) -> Outgoing:
-        """Return the messages of a drain, now that every rank has stopped launching.
+        """Return the messages of a drain, after every rank has stopped launching.
 
-        They hold the decision about the launched buckets, and then the items for which the ranks had to stop.
+        They contain which of the launched buckets are valid, followed by the items for which the ranks had to stop.
         """
-        # Drain must come before everything that is decided here, in the same message: a rank first enters the buckets
-        # that its peers have launched, and only then the new ones. If a new bucket overtook them, two ranks would enter
-        # two collectives in opposite orders and block each other.
+        # Everything that is decided here is sent in the same message as Drain, and after it: a rank first enters the
+        # buckets that its peers have launched, and only then the new ones. Otherwise two ranks might enter two
+        # collectives in opposite orders and block each other.
         drain = self.replay_controller.drain(self.epoch, self.sets)
         diverged, slow, self._diverged, self._slow = self._diverged, self._slow, False, False
-        # After a divergence the ranks ask for everything again: tensors that belong together may be separated, because
-        # some were in slots and others in requests.
+        # After a divergence the ranks request everything again: of tensors that belong together, some may be in slots
+        # and others in requests.
         anew = diverged or slow
         complete = [] if anew else self.table.complete()
         known = self.replay_controller.left(diverged, [self.table.key(pending) for pending in complete], slow)
@@ -416,7 +433,7 @@ class Coordinator:
             items += self._resume(known)
         elif self.replay_controller.replaying is None:
             self.table.clear()
-            self.table.none_joined()  # they join again, together with everything that is pending
+            self.table.none_joined()  # these ranks send join again, together with all that is pending
         outgoing: Outgoing = []
         for ranks, told in _shared(items, self._present):
             one = Drain(drain.epoch, drain.highest, drain.lowest, told)
@@ -427,9 +444,10 @@ class Coordinator:
         return outgoing
 
     def _arrange(self, runnable: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
-        """Return buckets in the order of their first tensors.
+        """Return ``runnable`` in buckets. The buckets are in the order of their first tensors.
 
-        The fusion policy decides which tensors share a bucket.
+        The fusion policy decides which tensors of an allreduce share a bucket; all other operations have buckets of
+        their own.
         """
         fusable = [i for i, p in enumerate(runnable) if self.table.spec_of(p).kind is Kind.ALLREDUCE]
         buckets = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
@@ -491,7 +509,7 @@ class Coordinator:
             if rank in self.sets[pending.set_id]:
                 failure = self._gone(pending.set_id, (pending.name,), [rank])
                 items += self._fail(pending, "lost", failure.text, (rank,))
-        for other, ask in self.table.joined.items():  # they wait for a join that can never complete
+        for other, ask in self.table.joined.items():  # these ranks wait for a join that can never complete
             items.append(((other,), self._gone(0, (ask.name,), [rank])))
         self.table.none_joined()
         return [*self._answers(items, None, 0), (rank, Farewell())]
@@ -499,12 +517,13 @@ class Coordinator:
     def _gone(self, set_id: int, names: tuple[str, ...], gone: Sequence[int]) -> Failure:
         return Failure(set_id, names, "lost", self._left[gone[0]], tuple(gone))
 
-    # --- small things
+    # --- helpers
 
     def _answers(self, items: Sequence[tuple[Iterable[int], Item]], asker: int | None, serial: int) -> Outgoing:
-        """Return one message for each rank that is concerned.
+        """Return one message for each rank that must get an item.
 
-        The rank that asked always gets one, as an acknowledgement.
+        The rank ``asker``, whose request is answered, always gets a message, because it waits for one. None: there is
+        no such rank.
         """
         outgoing: Outgoing = []
         for ranks, told in _shared(items, () if asker is None else (asker,)):
@@ -522,7 +541,7 @@ class Coordinator:
 
 
 def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
-    """Return the wait for a tensor that some members have not asked for."""
+    """Return the ``Awaited`` of a tensor that some members have not requested."""
 
     def details() -> Details:
         missing = tuple(table.missing(pending))
@@ -532,7 +551,7 @@ def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
 
 
 def _params(layout: Mapping[str, Value]) -> dict[str, float]:
-    """Return the parameters with which the fusion policy lays out a whole period."""
+    """Return the parameters by which the fusion policy arranges the buckets of a whole period."""
     numbers = {name: float(value) for name, value in layout.items() if not isinstance(value, str)}
     return {**numbers, "overlap": float(layout["overlap"] == "on")}
 
@@ -540,9 +559,9 @@ def _params(layout: Mapping[str, Value]) -> dict[str, float]:
 def _shared(
     items: Iterable[tuple[Iterable[int], Item]], always: Iterable[int]
 ) -> list[tuple[list[int], tuple[Item, ...]]]:
-    """Return which ranks are sent which items, in order. Ranks that get the same items are listed together.
+    """Return which ranks get which items, in order. Ranks that get the same items are listed together.
 
-    The ranks in ``always`` get a message even if there is no item for them.
+    The ranks in ``always`` are listed even if there is no item for them.
     """
     runs = [list(run) for _, run in groupby(items, key=lambda pair: id(pair[0]))]  # often just one run, for all ranks
     heard: dict[int, tuple[int, ...]] = dict.fromkeys(always, ())

@@ -1,4 +1,4 @@
-"""Remembers who asked to leave replay and what waited there, to describe a freeze that does not end. Pure."""
+"""Records which ranks asked to leave replay and what waited there, to describe a freeze that does not end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ddlcore.messages import Leave, Planned, ReplayStatus
 
 
 class Freezes:
-    """What ranks reported in the present epoch when they asked to leave replay."""
+    """The reports of the ranks that asked to leave replay in the present epoch."""
 
     def __init__(self) -> None:
         self._epoch = -1
         self._left: dict[int, ReplayStatus] = {}
 
     def leave(self, rank: int, message: Leave, epoch: int) -> None:
-        """Note that ``rank`` asks to leave."""
+        """Record that ``rank`` asks to leave replay, with its replay status."""
         if epoch != self._epoch:
             self._epoch, self._left = epoch, {}
         if message.replay_status is not None and message.replay_status.epoch == epoch:
             self._left.setdefault(rank, message.replay_status)
 
     def waited_s(self, epoch: int) -> float:
-        """Return how long a tensor had waited before any rank asked to leave."""
+        """Return how many seconds a rank had been at one bucket when it asked to leave; the longest such time."""
         return max((one.waits_s for one in self._of(epoch).values()), default=0.0)
 
     def tensors(
@@ -33,10 +33,10 @@ class Freezes:
         frozen: Mapping[int, Mapping[int, int]],
         sets: Mapping[int, Sequence[int]],
     ) -> list[Late]:
-        """Return the tensors that wait in the schedule of these ``buckets``.
+        """Return the tensors in ``buckets``, those of the schedule, that are ready on some ranks and missing on others.
 
-        ``frozen``: by rank, the last place launched in each process set. A rank that has not answered counts as
-        missing, because nobody knows how far it has come.
+        ``frozen``: for each rank that has answered Freeze, the last place that it launched in each process set. A rank
+        that has not answered counts as missing, because nobody knows how far it has come.
         """
         found: dict[tuple[int, str], Late] = {}
         for set_id, members in sets.items():

@@ -1,4 +1,4 @@
-"""Records which ranks have asked for a tensor that not all ranks have ready; does not know what is done about it."""
+"""Records which ranks have requested a tensor that not all ranks have ready; decides nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddlcore.messages import Ask, Spec
 
 
 class PendingRequest:
-    """One tensor name that some ranks have ready and others have not."""
+    """The requests of different ranks for one tensor. Some members have the tensor ready, others may not."""
 
     __slots__ = (
         "asked",
@@ -27,9 +27,9 @@ class PendingRequest:
         self.name = first.name
         self.first = first
         self.spec = first.spec
-        self.members = members  # ranks as bits, for speed: each step brings hundreds of tensors times hundreds of ranks
+        self.members = members  # ranks as bits, for speed: a step has hundreds of tensors on hundreds of ranks
         self.asked = 0  # the members that have the tensor ready, as bits
-        self.own: dict[int, Ask] = {}  # of ranks whose ask differs from the first one, or has sizes
+        self.own: dict[int, Ask] = {}  # by rank: asks that differ from the first one, or that have rows or a digest
         self.uniform = True  # all asks carry the same spec bytes
         self.stamp = -1  # the highest stamp of all asks
 
@@ -42,24 +42,24 @@ class PendingRequest:
             self.uniform = self.uniform and ask.spec == self.spec
 
     def ask_of(self, rank: int) -> Ask:
-        """Return what ``rank`` asked. The rank must have asked."""
+        """Return the ask of ``rank``, which must have sent one."""
         return self.own.get(rank, self.first)
 
     def ranks(self) -> list[int]:
-        """Return the ranks that have asked."""
+        """Return the ranks that have sent an ask."""
         return ranks_of(self.asked)
 
     def different_asks(self) -> tuple[Ask, ...]:
-        """Return what the ranks asked, where ranks that asked the same as the first one count once."""
+        """Return the asks of all ranks, where asks that are equal to the first one are returned only once."""
         return (self.first, *self.own.values())
 
     def is_grouped(self, spec_of: Callable[[bytes], Spec]) -> bool:
-        """Return whether any rank asked for the tensor in a grouped call."""
+        """Return whether at least one rank sent its ask for a grouped call. ``spec_of`` decodes a spec."""
         return any(spec_of(ask.spec).group for ask in self.different_asks())
 
 
 def bits_of(ranks: Iterable[int]) -> int:
-    """Return a number whose bits are the given ranks."""
+    """Return a number in which the bits with the numbers ``ranks`` are set."""
     bits = 0
     for rank in ranks:
         bits |= 1 << rank
@@ -67,5 +67,5 @@ def bits_of(ranks: Iterable[int]) -> int:
 
 
 def ranks_of(bits: int) -> list[int]:
-    """Return the ranks whose bits are set, in rising order. The inverse of ``bits_of``."""
+    """Return the numbers of the bits that are set, in rising order. This is the inverse of ``bits_of``."""
     return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]

@@ -1,7 +1,8 @@
-"""The coordinator's half of replay: decides which schedules are known, which one runs, and how it is left.
+"""The coordinator's half of replay: decides which schedules are known, which of them runs, and how replay is left.
 
-Pure, and part of the coordinator's state machine. The coordinator reports what it decided in negotiation, which ranks
-want to leave, and how far they are; this answers with the messages to send.
+It has no I/O, no thread and no clock, and is part of the coordinator's state machine. The coordinator reports what it
+decided in negotiation, which ranks want to leave replay, and how far they have come. The results are the messages to
+send.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
 from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
-MOST_SUSPICIONS = 2  # consecutive ones, each after a second or more, with no bucket in between
-CONSECUTIVE = 2  # a tensor that is inserted in so many consecutive periods belongs to the period
+MOST_SUSPICIONS = 2  # in succession: each comes after a second or more, and no bucket runs in between
+CONSECUTIVE = 2  # a tensor that was inserted in so many consecutive periods belongs to the period
 
 
 def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
-    """Return the key that identifies a tensor from step to step."""
+    """Return the key by which a tensor is found again in the next step. Calls without a name all have the name ""."""
     return TensorKey(set_id, "" if name.startswith("noname.") else name, spec)
 
 
 @dataclass(eq=False)
 class KnownSchedule:
-    """A schedule that was arranged, with the state in which it was left."""
+    """A schedule that was arranged, and the places at which replay of it was last left."""
 
     arranged: Arranged
     keys: frozenset[TensorKey]
     after: dict[int, int] = field(default_factory=dict)  # by process set: the last valid place
     told: bool = False  # whether it was sent to all ranks
-    found: tuple[Occurrence, ...] = ()  # the period from which it was laid out
-    whole: bool = True  # no tensor of it was negotiated since it was left, so it can continue there
-    suspicions: int = 0  # how often in succession it was left because nothing moved
-    inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, number in succession
-    begun: int = 0  # the period in which it was found, or found again
+    found: tuple[Occurrence, ...] = ()  # the period from which it was arranged
+    whole: bool = True  # none of its tensors was negotiated since it was left, so replay can continue there
+    suspicions: int = 0  # how often in succession it was left because no bucket ran for long
+    inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in succession
+    begun: int = 0  # the number of the period in which it was found, or found again
     until: int = -1  # the place at which all ranks stop by themselves; -1 for none
 
     @property
@@ -43,9 +44,9 @@ class KnownSchedule:
         return len(self.arranged.buckets)
 
     def align(self) -> bool:
-        """Return whether the schedule would continue at the beginning of a period in all its process sets.
+        """Return whether the schedule can continue at the beginning of a period, the same one in all its process sets.
 
-        If so, ``after`` is set to that place for all of them.
+        If so, ``after`` is set to the place before that period in all of them.
         """
         last = {planned.set_id: i for i, planned in enumerate(self.arranged.buckets)}
         begin = self.fresh_start()
@@ -55,12 +56,12 @@ class KnownSchedule:
         return True
 
     def ended(self) -> None:
-        """Note that all ranks have run the schedule up to ``until`` and have stopped there."""
+        """Record that all ranks have run the schedule up to place ``until`` and have stopped there."""
         self.after = dict.fromkeys({planned.set_id for planned in self.arranged.buckets}, self.until - 1)
 
     @property
     def ragged_slots(self) -> frozenset[TensorKey]:
-        """Return the tensors that are negotiated each time."""
+        """Return the tensors of the schedule whose sizes are negotiated each time."""
         return frozenset(
             TensorKey(planned.set_id, name, spec)
             for planned in self.arranged.buckets
@@ -70,16 +71,19 @@ class KnownSchedule:
 
     @property
     def period(self) -> int:
-        """Return the last period in which a bucket is valid; -1 before the first."""
+        """Return the number of the last period in which a bucket is valid; -1 if no bucket is valid yet."""
         return max(self.after.values(), default=-1) // self.size
 
     def fresh_start(self) -> int:
-        """Return the first place of the first period in which no bucket is valid."""
+        """Return the first place of the first period in which no bucket is valid yet."""
         return (self.period + 1) * self.size
 
 
 class ReplayController:
-    """Decides when ranks change from negotiation to replay and back. If ``enabled`` is False, they never replay."""
+    """The part of the coordinator that decides when ranks change from negotiation to replay and back.
+
+    If ``enabled`` is False, they never replay.
+    """
 
     def __init__(
         self, policy: FusionPolicy, params: Mapping[str, float], spec_of: Callable[[bytes], Spec], enabled: bool
@@ -94,7 +98,7 @@ class ReplayController:
         self._detector = PeriodDetector()
         self._known: list[KnownSchedule] = []  # in the order in which they were last resumed or arranged
         self._arranged = 0  # how many schedules have been arranged
-        self._frozen: dict[int, dict[int, int]] | None = None  # by rank: its places; None: no freeze under way
+        self._frozen: dict[int, dict[int, int]] | None = None  # by rank: its last places; None: no freeze is under way
         self._resumed_after: dict[int, int] = {}
 
     # --- discovery
@@ -102,11 +106,12 @@ class ReplayController:
     def decided(
         self, tensors: Sequence[tuple[TensorKey, int, int]], may_end: Callable[[int], bool]
     ) -> tuple[int, KnownSchedule | None]:
-        """Take what is about to be decided in negotiation, in ready order: (tensor, its bucket, its newest stamp).
+        """Take tensors that are about to be decided in negotiation, and look for a period that they complete.
 
-        Returns how many of these tensors come before the end of a period that they prove, and the schedule to start
-        there; or all of them and None if there is no such period. ``may_end(i)``: whether a period may end between
-        tensor ``i`` and the next one.
+        ``tensors``: in the order in which they became ready, each with its bucket and its newest stamp. ``may_end(i)``:
+        whether a period may end between tensor ``i`` and the next one. Returns how many of the tensors come before the
+        end of the period, and the schedule to replay from there. If no period is complete, returns the number of all
+        tensors and None.
         """
         for i, (key, bucket, stamp) in enumerate(tensors):
             self.touched([key])
@@ -118,21 +123,25 @@ class ReplayController:
         return len(tensors), None
 
     def touched(self, keys: Iterable[TensorKey]) -> None:
-        """Note that tensors were negotiated: schedules that contain them cannot continue where they were left."""
+        """Record that tensors were negotiated: schedules that contain them can no longer continue where they were left."""
         for key in keys:
             for known in self._known:
                 known.whole = known.whole and key not in known.keys
 
     def disturbed(self) -> None:
-        """Forget what was observed, because no schedule may span a failure, a join or a change of the process sets."""
+        """Forget what was observed about periods.
+
+        This is called at a failure, a join and a change of the process sets, because no schedule may contain one of
+        these.
+        """
         self._detector.reset()
 
     def removed(self, set_id: int) -> None:
-        """Forget every schedule that needs a process set which has been removed."""
+        """Forget every schedule that contains buckets of the process set ``set_id``, which has been removed."""
         self._forget({set_id})
 
     def parted(self, rank: int, sets: Mapping[int, Sequence[int]]) -> None:
-        """Forget every schedule that needs a rank which has left."""
+        """Forget every schedule that needs ``rank``, which has left."""
         self._forget({set_id for set_id, members in sets.items() if rank in members})
 
     def _forget(self, set_ids: set[int]) -> None:
@@ -143,7 +152,10 @@ class ReplayController:
         self._known = [k for k in self._known if all(p.set_id not in set_ids for p in k.arranged.buckets)]
 
     def waiting_for(self, key: TensorKey) -> KnownSchedule | None:
-        """Return a known schedule that can continue with this tensor, which all members have ready."""
+        """Return a known schedule that contains this tensor and can continue where it was left; None if there is none.
+
+        All members have the tensor ready.
+        """
         for known in self._known:
             if known is not self.replaying and known.whole and key in known.keys:
                 return known
@@ -172,14 +184,15 @@ class ReplayController:
     # --- replay
 
     def lay_out_anew(self, known: KnownSchedule, params: Mapping[str, float]) -> None:
-        """Lay out ``known``, at the beginning of a period, in other buckets.
+        """Arrange the tensors of ``known`` in other buckets, by ``params``.
 
-        It keeps its number and the count of its periods.
+        The schedule must continue at the beginning of a period, see ``align``. It keeps its number and the count of its
+        periods.
         """
         self._params = params
         number = known.arranged.schedule
         arranged = arrange(number, known.found, self._spec_of, self._policy, params, self.compression)
-        assert arranged is not None  # it could be laid out before, so it can be now
+        assert arranged is not None  # these tensors could be arranged before, so they can be now
         begun = known.fresh_start() // known.size
         if arranged.digest == known.arranged.digest:
             return
@@ -188,9 +201,10 @@ class ReplayController:
         known.after = dict.fromkeys(sets, begun * known.size - 1)
 
     def resume(self, known: KnownSchedule, epoch: int, periods: int = 0) -> Resume:
-        """Return the Resume with which all ranks replay ``known`` from now on.
+        """Return the Resume that makes all ranks replay ``known`` from now on.
 
-        ``periods``: how many periods to replay, which includes the present one if that has begun; 0 for no limit.
+        ``periods``: after how many periods the ranks must stop; a period that has already begun counts as one. 0: no
+        limit.
         """
         self.replaying = known
         self._known = [*(other for other in self._known if other is not known), known]
@@ -202,7 +216,7 @@ class ReplayController:
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())), known.until)
 
     def is_ragged_slot(self, key: TensorKey) -> bool:
-        """Return whether the running schedule leaves this tensor to negotiation, at its place."""
+        """Return whether the tensor has a ragged slot in the schedule that is replayed now."""
         return self.replaying is not None and key in self.replaying.ragged_slots
 
     # --- leaving
@@ -213,30 +227,30 @@ class ReplayController:
 
     @property
     def answered(self) -> Mapping[int, Mapping[int, int]]:
-        """Return, for each rank that has answered Freeze, the last place it launched in each process set."""
+        """Return, for each rank that has answered Freeze, the last place that it launched in each process set."""
         return self._frozen or {}
 
     def freeze(self) -> None:
-        """Note that Freeze has been sent; see ``frozen``."""
+        """Record that Freeze has been sent, so that ``frozen`` takes the answers."""
         self._frozen = {}
 
     def frozen(self, rank: int, message: Frozen, awaited: Collection[int]) -> bool:
-        """Note that ``rank`` has stopped launching. Return whether all of ``awaited`` have."""
+        """Record that ``rank`` has stopped launching. Return whether all of ``awaited`` have done so."""
         if self._frozen is None:
             return False
         self._frozen.setdefault(rank, dict(message.launched))
         return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
-        """Return which launched buckets the ranks must run to their end, and which of these are valid.
+        """Return which launched buckets the ranks must run to their end, and which of these buckets are valid.
 
-        All ranks must be frozen. The schedule is left after that.
+        All ranks must have answered Freeze. After these buckets have run, the ranks have left the schedule.
         """
         assert self._frozen is not None
         assert self.replaying is not None
         # A bucket is valid only if every member launched it with real data. Each rank launches in the schedule's order,
-        # so this holds exactly up to the smallest of the members' last places. Up to the largest of them some member
-        # already waits in the collective, so all others must still enter it.
+        # so the valid ones are up to the smallest of the members' last places. Up to the largest of these places, some
+        # member already waits in the collective, so all others must still enter it.
         used = {planned.set_id for planned in self.replaying.arranged.buckets}
         places = {
             set_id: [self._frozen[rank].get(set_id, -1) for rank in sets[set_id] if rank in self._frozen]
@@ -248,11 +262,12 @@ class ReplayController:
         return Drain(epoch, highest, tuple(sorted(self.replaying.after.items())))
 
     def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> KnownSchedule | None:
-        """Return, after Drain, the schedule with which to continue immediately, or None for negotiation.
+        """Return the schedule to continue with immediately after a drain; None: the ranks negotiate.
 
-        ``slow``: a rank has heard nothing from the others for long. If these were only slow (a checkpoint), the first
-        tensor that all ranks have ready resumes the schedule where it was. If that happens several times without any
-        progress, the schedule does not fit.
+        ``diverged``: some rank found that the schedule does not fit what it submitted. ``inserted``: tensors for which
+        replay was interrupted. ``slow``: some rank has waited for the others for long. Perhaps the others were only
+        slow (a checkpoint). So the schedule is kept, and the first of its tensors that all ranks have ready continues
+        it. If this happens several times with no bucket in between, the schedule counts as one that does not fit.
         """
         known, self.replaying = self.replaying, None
         assert known is not None
@@ -275,17 +290,17 @@ class ReplayController:
     def _insert(self, known: KnownSchedule, key: TensorKey, period: int) -> int:
         last, run = known.inserted.get(key, (-2, 0))
         known.inserted = {other: seen for other, seen in known.inserted.items() if period - seen[0] <= 1}
-        if period > last:  # else the tensor repeats within one period: another loop has begun
+        if period > last:  # otherwise the tensor repeats within one period: another loop has begun
             run = run + 1 if period == last + 1 else 1
         known.inserted[key] = (period, run)
         return run
 
 
 def _turn(buckets: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
-    """Return at which of ``buckets`` a period with the same tensors begins; None if it begins at none of them.
+    """Return the index in ``buckets`` at which a period with the same tensors can begin; None if there is none.
 
-    It can begin there if, from there on, the buckets follow the period's segments and each bucket lies within one
-    segment. The order within a segment may differ each time.
+    ``buckets`` is read as a ring. A period can begin at an index if, from there on, the buckets follow the period's
+    segments in order, and each bucket lies within one segment. The order within a segment may differ each time.
     """
     rounds: dict[TensorKey, list[int]] = {}
     for number, segment in enumerate(segments(period)):

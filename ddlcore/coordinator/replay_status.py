@@ -1,8 +1,8 @@
-"""Describes a stall that only ranks can see: who waits in which bucket, who has not reached it, what is missing there.
+"""Describes stalls that only the ranks can see: who waits in which bucket, who has not reached it, what is missing.
 
-Pure, and part of the coordinator's state machine. In replay the coordinator does not know which tensors are ready, and
-for decided buckets it does not know how far the ranks are. So a rank that has been at one bucket for long reports that,
-and the other members are asked where they are.
+It has no I/O and no clock, and is part of the coordinator's state machine. In replay, the coordinator does not know
+which tensors are ready. For buckets that it has decided, it does not know how far the ranks are. So a rank that has
+been at one bucket for long reports that, and the coordinator asks the other members at which bucket they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALL_ENTERED = "every rank has entered it: the transport or the network holds it 
 
 
 class ReplayStatuses:
-    """What the ranks have reported since the last alarm."""
+    """The last alarm of a rank that has been at one bucket for long, and the replay status of each rank since then."""
 
     def __init__(self) -> None:
         self._alarm: ReplayStatus | None = None
@@ -26,7 +26,7 @@ class ReplayStatuses:
         self._awaited: set[int] = set()
 
     def hear(self, rank: int, replay_status: ReplayStatus, members: Iterable[int]) -> list[int]:
-        """Take the replay status of ``rank``, and return the ranks that must be asked where they are.
+        """Take the replay status of ``rank``, and return the ranks that must be asked for theirs.
 
         ``members``: the members of the bucket's process set.
         """
@@ -49,12 +49,12 @@ class ReplayStatuses:
         return ask
 
     def awaited(self, epoch: int, present: Collection[int]) -> list[Awaited]:
-        """Return the wait for the bucket of the last alarm, unless the ranks have moved on.
+        """Return the wait for the bucket of the last alarm. There is none if replay was left or the rank has gone on.
 
-        ``epoch`` is the present one.
+        ``epoch`` is the present epoch. ``present`` are the ranks that have not left.
         """
         alarm = self._alarm
-        if alarm is None or alarm.epoch != epoch:  # replay was left meanwhile, so this bucket is not waited for
+        if alarm is None or alarm.epoch != epoch:  # replay was left meanwhile, so no rank waits for this bucket
             return []
         where = f"in replay (epoch {alarm.epoch}, place {alarm.place})"
         asked = f"where it is in replay (Where of epoch {alarm.epoch})"
@@ -69,7 +69,10 @@ class ReplayStatuses:
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._other_places(alarm, there)))
 
     def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
-        """Return the tensors of the bucket that some rank lacks, or all its tensors if no rank lacks any."""
+        """Return those tensors of the bucket that at least one rank lacks. If no rank lacks any of them, return all.
+
+        ``there``: the ranks that have entered the bucket.
+        """
         found = []
         everyone = sorted(self._told.keys() | self._awaited)
         for name in alarm.names:
@@ -83,9 +86,9 @@ class ReplayStatuses:
         return one is not None and one.place == alarm.place and name not in one.missing
 
     def _other_places(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
-        """Return lines for ranks at other buckets, for which the table has no column.
+        """Return lines about ranks that are at other buckets, because the table of tensors has no column for that.
 
-        Ranks with the same line share it.
+        Ranks to which the same line applies share it. If all ranks have entered the bucket, a single line says that.
         """
         said: dict[str, list[int]] = {}
         for rank, one in sorted(self._told.items()):
@@ -98,15 +101,15 @@ class ReplayStatuses:
 
 
 class Busies:
-    """What the ranks' engines have been in for long, of everything that was decided and runs outside a schedule."""
+    """The steps in which the ranks' engines have been for long: decided buckets and other work outside a schedule."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[int, str], dict[int, Busy]] = {}  # by index and text, then by rank
 
     def hear(self, rank: int, busy: Busy) -> None:
-        """Note that ``rank`` has been in ``busy`` for long, or has left it.
+        """Record that ``rank`` has been in the step ``busy`` for long, or that the step has ended on this rank.
 
-        Other ranks may still be in it then, as in a broadcast.
+        The step may end earlier on some ranks than on others, as in a broadcast.
         """
         key = (busy.index, busy.what)
         said = self._said.get(key, {})
@@ -118,9 +121,9 @@ class Busies:
                 del self._said[key]
 
     def awaited(self, sets: Mapping[int, Sequence[int]], present: Collection[int]) -> list[Awaited]:
-        """Return one wait for each of them, with the ranks that have not reported it.
+        """Return one wait for each step that was reported, with the ranks that have not reported it.
 
-        Drops those of which no present rank has reported that it is still in it.
+        A step is forgotten when no rank in ``present`` is still in it.
         """
         self._said = {
             key: said
@@ -153,12 +156,15 @@ class Busies:
 
 
 def _has_come(one: ReplayStatus, alarm: ReplayStatus) -> bool:
-    """Return whether a rank has entered the bucket or gone past it, as a broadcast's root may without waiting."""
+    """Return whether the rank of ``one`` has entered the bucket of ``alarm`` or has gone past it.
+
+    The root of a broadcast, for example, may go past it without waiting.
+    """
     return one.place > alarm.place or (one.launched and one.place == alarm.place)
 
 
 def _place(one: ReplayStatus) -> str:
-    """Describe where a rank is that is at another bucket."""
+    """Describe at which other bucket the rank of ``one`` is."""
     if one.launched:
         return f"in {_called(one.names, one.set_id)} (place {one.place})"
     return f"at place {one.place}, without {_called(one.missing, one.set_id)}"

@@ -1,4 +1,7 @@
-"""Records what some ranks of a world have asked for and others have not, and who has joined; decides nothing."""
+"""Records which tensors some ranks of a world have requested and others have not, and who has joined.
+
+It decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from ddlcore.runtime.checks import describe, mismatch_table
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.types import Kind
 
-MOST_SPECS = 16384  # how many decoded specs are kept
+MOST_SPECS = 16384  # how many decoded specs are kept at most
 
 
 class RequestTable:
-    """The pending tensors by process set and name, in the order in which the first rank asked for each."""
+    """The pending requests by process set and name. They are in the order in which the first rank requested each."""
 
     def __init__(self) -> None:
         self.joined: dict[int, Ask] = {}  # by rank, in the order of joining
@@ -32,7 +35,7 @@ class RequestTable:
         return list(self._pending.values())
 
     def open(self, ask: Ask, members: Sequence[int]) -> PendingRequest:
-        """Return the pending request in which ``ask`` must be counted: the one of its name, or a new one."""
+        """Return the pending request to which ``ask`` belongs: the existing one of the same name, or a new one."""
         pending = self._pending.get((ask.set_id, ask.name))
         if pending is None:
             bits = self._members.get(ask.set_id) or self._members.setdefault(ask.set_id, bits_of(members))
@@ -48,11 +51,11 @@ class RequestTable:
         del self._pending[pending.set_id, pending.name]
 
     def clear(self) -> None:
-        """Remove all pending requests; the ranks send theirs again."""
+        """Remove all pending requests; the ranks will send them again."""
         self._pending.clear()
 
     def removed(self, set_id: int) -> list[PendingRequest]:
-        """Remove and return what was waiting in a process set that has been removed."""
+        """Remove and return all pending requests of the process set ``set_id``, which has been removed."""
         self._members.pop(set_id, None)
         orphans = [pending for pending in self._pending.values() if pending.set_id == set_id]
         for pending in orphans:
@@ -62,43 +65,49 @@ class RequestTable:
     # --- who has asked
 
     def join(self, rank: int, ask: Ask) -> list[PendingRequest]:
-        """Note that ``rank`` takes part in everything from now on, and return what is complete now."""
+        """Record that ``rank`` has joined. Return the pending requests that are complete now.
+
+        From now on, the rank takes part in everything, with zeros.
+        """
         self.joined.setdefault(rank, ask)
         self._joined_bits |= 1 << rank
         return self.complete()
 
     def none_joined(self) -> None:
-        """Forget who has joined: these ranks have returned from join, or will ask for it again."""
+        """Forget which ranks have joined: they have returned from join, or will send it again."""
         self.joined.clear()
         self._joined_bits = 0
 
     def lacking(self, pending: PendingRequest) -> int:
-        """Return, as bits, the members that neither have the tensor ready nor have joined."""
+        """Return the members that neither have the tensor ready nor have joined, as a number with one bit for each."""
         return pending.members & ~pending.asked & ~self._joined_bits
 
     def missing(self, pending: PendingRequest) -> list[int]:
-        """Return, as ranks, the members that neither have the tensor ready nor have joined."""
+        """Return, as a list of ranks, the members that neither have the tensor ready nor have joined."""
         return ranks_of(self.lacking(pending))
 
     def complete(self) -> list[PendingRequest]:
-        """Return the requests that no rank lacks."""
+        """Return the pending requests for which no member is missing."""
         return [pending for pending in self._pending.values() if not self.lacking(pending)]
 
     def rows(self, pending: PendingRequest, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the first dimensions that each member reported, in the order of members; zeros if it has joined."""
+        """Return the ``rows`` of each member's ask, in the order of the members; zeros for a member that has joined."""
         nothing = (0,) * len(pending.first.rows)
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).rows if m in asked else nothing for m in members)
 
     def digests(self, pending: PendingRequest, members: Sequence[int]) -> tuple[bytes, ...]:
-        """Return the digest of its object that each member reported, in the order of members."""
+        """Return the ``digest`` of each member's ask, in the order of the members; b"" for a member that has joined."""
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).digest if m in asked else b"" for m in members)
 
     # --- what was asked for
 
     def spec(self, data: bytes) -> Spec:
-        """Return the decoded spec; each is decoded only once. Raises msgspec.DecodeError."""
+        """Return the spec that is encoded in ``data``. Equal bytes are decoded only once.
+
+        Raises msgspec.DecodeError.
+        """
         spec = self._specs.get(data)
         if spec is None:
             if len(self._specs) > MOST_SPECS:  # shapes that are never used again must not fill the memory
@@ -107,15 +116,15 @@ class RequestTable:
         return spec
 
     def spec_of(self, pending: PendingRequest) -> Spec:
-        """Return the spec for which the first rank asked."""
+        """Return the spec of the ask that came first."""
         return self.spec(pending.spec)
 
     def key(self, pending: PendingRequest) -> TensorKey:
-        """Return the key of the tensor in a schedule."""
+        """Return the key that identifies the tensor in a schedule."""
         return tensor_key(pending.set_id, pending.name, pending.spec)
 
     def describe(self, pending: PendingRequest, compression: str) -> Ready:
-        """Return what the fusion policy needs to know about the tensor. ``compression`` is the job's setting."""
+        """Return the facts about the tensor that the fusion policy needs. ``compression`` is the job's setting."""
         spec = self.spec_of(pending)
         compressor = spec.compressor_by(compression)
         key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, compressor)
@@ -123,7 +132,7 @@ class RequestTable:
         return Ready(pending.name, key, prod(spec.shape) * spec.dtype.itemsize, group=group)
 
     def objection(self, pending: PendingRequest) -> str:
-        """Return why the operation cannot run, or ""."""
+        """Return why the operation cannot run; "" if it can."""
         if not pending.uniform:
             specs = {rank: self.spec(pending.ask_of(rank).spec) for rank in pending.ranks()}
             return mismatch_table(pending.name, pending.set_id, specs)
@@ -138,13 +147,15 @@ class RequestTable:
     # --- grouped calls
 
     def are_mates(self, one: PendingRequest, other: PendingRequest) -> bool:
-        """Return whether both belong to the same grouped call."""
+        """Return whether both requests belong to the same grouped call."""
         return _same_call(one, other) and all(self.spec_of(pending).group for pending in (one, other))
 
     def complete_group(self, pending: PendingRequest) -> list[PendingRequest]:
-        """Return the tensors that may run now that ``pending`` is complete: a grouped tensor waits for its whole group.
+        """Return the requests that may run now that ``pending`` is complete.
 
-        A rank asks for all remaining tensors of a grouped call in one request, so no counting is needed.
+        This is ``pending`` itself, or all tensors of its grouped call. If one of these is not complete, the result is
+        empty. All tensors of a grouped call that are not in a schedule come in one Request of the rank, so no counting
+        is needed.
         """
         if not self.spec_of(pending).group:
             return [pending]
@@ -152,7 +163,7 @@ class RequestTable:
         return [] if any(self.lacking(mate) for mate in mates) else mates
 
     def is_torn(self, pending: PendingRequest) -> bool:
-        """Return whether parts of its grouped call are in slots of a schedule, while others are pending here.
+        """Return whether some tensors of its grouped call are in slots of the schedule, while others are pending here.
 
         Such a call must be decided as a whole, in negotiation.
         """
@@ -162,7 +173,7 @@ class RequestTable:
         return mates < max(self.spec(pending.ask_of(rank).spec).group for rank in pending.ranks())
 
     def doom(self, pending: PendingRequest) -> list[PendingRequest]:
-        """Remove and return ``pending`` and the rest of the grouped call to which it belongs: they fail together."""
+        """Remove and return ``pending`` and all other tensors of its grouped call, because these fail together."""
         doomed = [pending]
         if pending.is_grouped(self.spec):
             doomed += [

@@ -1,6 +1,6 @@
-"""Decides which ranks form a world: gathers the ranks that enter ``init``, and gives each world a coordinator.
+"""Decides which ranks form a world: collects the ranks that enter ``init``, and gives each world a coordinator.
 
-No I/O, like the coordinator. One launch may contain many worlds: ``init`` and ``shutdown`` may be repeated, and
+Like the coordinator, it does no I/O. One launch may contain many worlds: ``init`` and ``shutdown`` may be repeated, and
 ``init(comm=[ranks])`` makes a world of some of the ranks.
 """
 
@@ -55,7 +55,7 @@ class _World:
     coordinator: Coordinator
     patience: Patience
     active: set[int]  # the launched ranks that have not sent Done
-    leaving: set[int] = field(default_factory=set)  # those of them that have sent Bye
+    leaving: set[int] = field(default_factory=set)  # those of ``active`` that have sent Bye
 
     def __post_init__(self) -> None:
         ranks = range(len(self.key[0]))
@@ -64,7 +64,11 @@ class _World:
         self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
 
     def _awaited(self) -> list[Awaited]:
-        """Return what the coordinator waits for, and the ranks that have not left, for which the launcher waits."""
+        """Return everything that this world waits for.
+
+        These are the coordinator's waits, the ranks that are in ``shutdown``, and the ranks that still run after others
+        have left.
+        """
         waits = self.coordinator.awaited()
         own = {rank: self.inward[rank] for rank in sorted(self.active)}
         leaving = tuple(one for rank, one in own.items() if rank in self.leaving and self.coordinator.parted(one))
@@ -82,9 +86,9 @@ class _World:
         return waits
 
     def agree(self, launched: int, message: Digests | Sample | Settle | None) -> Outgoing:
-        """Return the messages that follow from a report of a rank about its parameters.
+        """Take the report of a rank about its parameters, and return the messages to send.
 
-        None: it will report no more.
+        ``launched``: the rank's number in the launch. ``message``: None if the rank will send no more reports.
         """
         rank, agreement = self.inward[launched], self.agreement
         if isinstance(message, Digests):
@@ -96,12 +100,12 @@ class _World:
         return self.outward(agreement.gone(rank))
 
     def outward(self, outgoing: Outgoing) -> Outgoing:
-        """Return messages with the launch's rank numbers in place of the world's."""
+        """Return the messages with each rank's number in the launch instead of its number in this world."""
         return [(self.key[0][rank], message) for rank, message in outgoing]
 
 
 class Sessions:
-    """All worlds of one launch of ``size`` ranks."""
+    """The worlds of one launch of ``size`` ranks, and the ranks that wait in ``init`` for a world to begin."""
 
     def __init__(
         self,
@@ -115,7 +119,7 @@ class Sessions:
     ) -> None:
         """Create the sessions of a launch in which no world exists yet.
 
-        ``driver`` searches for better settings, in one world at a time. ``refuses``: why no world can begin.
+        ``driver`` searches for better settings, in one world at a time. ``refuses``: "", or why no world can begin.
         """
         self.size = size
         self._refuses = refuses
@@ -136,11 +140,11 @@ class Sessions:
         self._dead: dict[int, str] = {}
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """Take ``message`` from ``rank`` (its launched number), and return the messages to send."""
+        """Take ``message`` from ``rank``, a rank of the launch, and return the messages to send."""
         if isinstance(message, Hello):
             return self._hello(rank, message)
         if isinstance(message, (Pulse, Profile)):
-            return []  # those who need these messages got them before
+            return []  # the parts that need these messages have got them before
         world = self._worlds.get(rank)
         if world is None:
             if isinstance(message, Settle):
@@ -167,9 +171,9 @@ class Sessions:
         return world.outward(world.coordinator.handle(world.inward[rank], message))
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """Note that the process of ``rank`` has ended, and return the messages to send.
+        """Record that the process of ``rank`` has ended, and return the messages to send.
 
-        This is a fault, unless the rank had sent Done or no rank will ask for it.
+        This is a failure, unless the rank had sent Done or no world will need it.
         """
         self._ended[rank] = reason
         outgoing: Outgoing = []
@@ -191,7 +195,10 @@ class Sessions:
         return dict(self._lost)
 
     def overdue(self, now_s: float) -> list[str]:
-        """Return reports, each once, of what has waited too long. ``now_s`` may come from any steady clock."""
+        """Return a report about each wait that has become too long since the last call.
+
+        ``now_s`` is the time by any steady clock.
+        """
         now_s = self._time.at(now_s)
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
@@ -203,7 +210,7 @@ class Sessions:
         return reports + self._overdue_in_init(now_s)
 
     def _overdue_in_init(self, now_s: float) -> list[str]:
-        """Return reports about worlds that cannot begin because some of their ranks have not come."""
+        """Return reports about worlds that cannot begin, because some of their ranks have not called ``init``."""
         known, self._init_watches = self._init_watches, {}
         reports = []
         for key, present in list(self._gathering.items()):
@@ -229,9 +236,9 @@ class Sessions:
         return StallWatch(lambda: [wait], key[0], self._patience, ())
 
     def dead(self) -> dict[int, str]:
-        """Return the ranks that did not answer when a stall ended the job, with what is known of each.
+        """Return the ranks that did not answer when a stall ended the job, each with what is known about it.
 
-        Only a kill ends them.
+        Such a rank cannot end by itself: its process must be killed.
         """
         return dict(self._dead)
 
@@ -245,7 +252,7 @@ class Sessions:
         if text:
             return [(rank, Refused(text))]
         key = (hello.ranks, hello.ordinal)
-        gone = [ended for ended in self._ended if ended in hello.ranks]  # the first to end is the cause
+        gone = [ended for ended in self._ended if ended in hello.ranks]  # the rank that ended first is the cause
         if gone:
             self._lost.setdefault(gone[0], self._ended[gone[0]])
             return [(rank, Lost((hello.ranks.index(gone[0]),), f"{self._ended[gone[0]]}, before init was complete"))]
@@ -267,7 +274,7 @@ class Sessions:
     def _begin_or_refuse(self, key: WorldKey) -> Outgoing:
         present = self._gathering[key]
         if len(present) == len(key[0]):
-            if self._refuses:  # only when all have come, so that each one is told and none waits for another
+            if self._refuses:  # not before all have come: so all get the refusal, and none waits for another
                 return [(rank, Refused(self._refuses)) for rank in self._gathering.pop(key)]
             return self._begin(key)
         cycle = self._cycle(key) if len(self._gathering) > 1 else set()
@@ -282,7 +289,10 @@ class Sessions:
         return [(rank, Refused(text)) for rank in asked]
 
     def _cycle(self, start: WorldKey) -> set[WorldKey]:
-        """Return the worlds, with ``start``, that wait for each other; empty if they only need more time."""
+        """Return the worlds, including ``start``, whose ranks wait for each other in a cycle.
+
+        The result is empty if there is no cycle, so the ranks may still come.
+        """
 
         def awaited(key: WorldKey) -> set[WorldKey]:
             missing = set(key[0]) - set(self._gathering[key])
@@ -301,7 +311,7 @@ class Sessions:
         return {other for other in reach(start) if start in reach(other)} | {start} if start in reach(start) else set()
 
     def _give_up(self, rank: int) -> Outgoing:
-        """Return the messages for a rank that no longer waits for the others: they say which ranks are missing."""
+        """Return the answer to a rank that no longer waits in ``init``: which ranks had not called it."""
         for key, present in self._gathering.items():
             if present.pop(rank, None) is not None:
                 missing = [other for other in key[0] if other not in present and other != rank]

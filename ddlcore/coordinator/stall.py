@@ -1,6 +1,6 @@
-"""Watches what a world waits for: reports long waits, asks missing ranks for signs of life, and at last ends the job.
+"""Watches the waits of a world: reports long ones, asks missing ranks for a sign of life, and may end the job.
 
-No I/O, like the coordinator: what is awaited comes from ``awaited.py``, and the time from the caller.
+Like the coordinator, it does no I/O. The waits are described in ``awaited.py``, and the caller passes the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _WARNING, _SHUTDOWN = 0, 1
 
 
 class StallWatch:
-    """Watches ``waits``. ``ranks`` are told if the job ends. ``now_s`` may come from any steady clock."""
+    """A watch over the waits that ``waits`` returns.
+
+    ``ranks`` get a message if a stall ends the job. ``now_s`` in its methods is the time by any steady clock.
+    """
 
     def __init__(
         self,
@@ -28,19 +31,19 @@ class StallWatch:
         patience: Patience,
         present: Iterable[int] = (),
     ) -> None:
-        """Create the watch. ``present``: the ranks that have just been heard."""
-        self.dead: dict[int, str] = {}  # ranks that did not answer when the job ended, with what is known of each
+        """Create the watch. ``present``: the ranks from which a message has just come."""
+        self.dead: dict[int, str] = {}  # ranks that did not answer when the job ended, each with what is known of it
         self._waits = waits
         self._ranks = ranks
         self._patience = patience
         self._since_s: dict[Hashable, float] = {}
         self._reported: set[Hashable] = set()
-        self._asked_for: set[tuple[Hashable, int]] = set()  # the waits for which ranks were probed, once for each limit
-        self._spoke = set(present)  # the ranks heard since the last look
+        self._asked_for: set[tuple[Hashable, int]] = set()  # waits for which ranks were probed, with the limit
+        self._spoke = set(present)  # the ranks from which a message has come since the last look
         self._heard_s: dict[int, float] = {}
-        self._probed_s: dict[int, float] = {}  # when the rank was asked for a sign of life that has not come
+        self._probed_s: dict[int, float] = {}  # when the rank got a Probe to which no answer has come
         self._states: dict[int, str] = {}  # what the rank has said about itself
-        self._told_silent: dict[int, float] = {}  # the ranks that a report called silent, and since when they were
+        self._told_silent: dict[int, float] = {}  # ranks that a report called silent, and since when they are
         self._shown_s: dict[int, float] = {}  # when the rank was asked for its stack
         self._stacks: dict[int, str] = {}
         self._sought_s = float("-inf")  # when the ranks of waits with ``only_silent`` were last asked
@@ -49,11 +52,11 @@ class StallWatch:
     # --- what ranks say
 
     def spoke(self, rank: int) -> None:
-        """Note that a message came from ``rank``, so it is alive."""
+        """Record that a message has come from ``rank``, so its process is running."""
         self._spoke.add(rank)
 
     def hear(self, rank: int, message: Stack | Alive) -> None:
-        """Take the answer of ``rank`` about what it is doing."""
+        """Take the answer of ``rank`` to Probe or Show."""
         if isinstance(message, Alive):
             self._states[rank] = message.text
         elif rank in self._shown_s:
@@ -62,7 +65,7 @@ class StallWatch:
     # --- what follows
 
     def look(self, now_s: float) -> tuple[list[str], Outgoing]:
-        """Return the reports, each once, and the messages to send."""
+        """Check all waits, and return new reports and the messages to send."""
         texts = self._heard(now_s)
         if self.over or max(self._patience.warning_s, self._patience.shutdown_s) <= 0:
             return texts, []
@@ -92,9 +95,9 @@ class StallWatch:
         return texts + self._told(now_s), outgoing
 
     def _seek(self, wait: Awaited, now_s: float, late: dict[str, list[tuple[Awaited, Details, float]]]) -> Outgoing:
-        """Check a wait that is a stall only if ranks do not answer; it counts from their last answers.
+        """Check a wait that is a stall only if its ranks do not answer.
 
-        Its ranks are asked for signs of life all the time.
+        The age of such a wait is the time since the last message from these ranks. They are probed again and again.
         """
         warning_s, shutdown_s = self._patience.warning_s, self._patience.shutdown_s
         details = wait.details()
@@ -117,9 +120,9 @@ class StallWatch:
         return outgoing
 
     def _remember(self, waits: Sequence[Awaited], now_s: float) -> None:
-        """Note since when each of ``waits`` has lasted, and forget all others.
+        """Record since when each of ``waits`` has lasted, and forget all others.
 
-        A forgotten wait that returns counts from zero.
+        If a wait that was forgotten returns, its age is counted anew.
         """
         known = self._since_s
         self._since_s = {wait.key: min(known.get(wait.key, now_s), now_s - wait.waited_s) for wait in waits}
@@ -127,7 +130,11 @@ class StallWatch:
         self._asked_for = {one for one in self._asked_for if one[0] in self._since_s}
 
     def _due(self, key: Hashable, waits_s: float) -> list[int]:
-        """Return the limits that are so near that the ranks must be asked for a sign of life now."""
+        """Return the limits (_WARNING, _SHUTDOWN) that the wait ``key`` will reach soon or has reached.
+
+        ``waits_s`` is its age. The ranks must be probed before a limit is reached, so that their answers can come in
+        time.
+        """
         limits_s = (self._patience.warning_s, self._patience.shutdown_s)
         near_s = waits_s + self._patience.answer_s
         return [
@@ -146,7 +153,7 @@ class StallWatch:
             outgoing.append((rank, Probe()))
 
     def _is_known(self, ranks: Sequence[int], now_s: float) -> bool:
-        """Return whether it is known of each rank whether it answers."""
+        """Return whether each rank has either answered its Probe or has had enough time to answer it."""
         answer_s = self._patience.answer_s
         return all(now_s - self._probed_s[rank] >= answer_s for rank in ranks if rank in self._probed_s)
 
@@ -155,9 +162,9 @@ class StallWatch:
         return [rank for rank in ranks if rank in self._probed_s and now_s - self._probed_s[rank] >= answer_s]
 
     def _heard(self, now_s: float) -> list[str]:
-        """Note the ranks that have spoken since the last look.
+        """Record from which ranks a message has come since the last look.
 
-        Return a report about those that had been reported as silent.
+        Returns a report if some of these ranks had been reported as silent.
         """
         spoke, self._spoke = self._spoke, set()
         again: list[int] = []
@@ -198,7 +205,7 @@ class StallWatch:
         return "\n".join(lines)
 
     def _lines(self, missing: Sequence[int], wait: Awaited, now_s: float) -> list[str]:
-        """Return lines that say of each missing rank whether it answers, and what it said."""
+        """Return lines that say of each missing rank whether it answers, and with what text."""
         silent = self._silent(missing, now_s)
         lines = [self._silence(silent, wait, now_s)] if silent else []
         said: dict[str, list[int]] = {}
@@ -210,7 +217,7 @@ class StallWatch:
         ]
 
     def _silence(self, silent: Sequence[int], wait: Awaited, now_s: float) -> str:
-        """Return what is known about ranks that do not answer."""
+        """Return a sentence about the ranks ``silent``, which do not answer."""
         one = len(silent) == 1
         whom, they, was = ("it", "it", "was") if one else ("them", "they", "were")
         heard_s = [self._heard_s[rank] for rank in silent if rank in self._heard_s]
@@ -233,7 +240,7 @@ class StallWatch:
         return [(rank, Stalled(text)) for rank in self._ranks]
 
     def _told(self, now_s: float) -> list[str]:
-        """Return the stacks that have come, and the ranks that did not send one.
+        """Return reports with the stacks that have come, and with the ranks that sent none in time.
 
         Ranks with the same stack share a report.
         """
@@ -261,7 +268,7 @@ class StallWatch:
 
 
 def _summary(details: Details) -> str:
-    """Describe the tensors of a wait in half a line, for an error message."""
+    """Describe the tensors of a wait in a part of a sentence, for an error message."""
     first = details.tensors[0]
     alike = [one.name or "(a call without a name)" for one in details.tensors if one.missing == first.missing]
     lacking = f"but not on {on_ranks(first.missing)}" if first.missing else "and under way"

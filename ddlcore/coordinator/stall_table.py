@@ -1,6 +1,6 @@
-"""Lays out a stall as a table: which tensor is ready on which ranks, which ranks are missing, how long it has waited.
+"""Formats a stall as a table: which tensor is ready on which ranks, which ranks are missing, how long it has waited.
 
-Pure.
+Its functions have no side effects.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from ddlcore.text.columns import aligned, indented
 from ddlcore.text.ranks import span
 
-SHOWN = 8  # tensors shown that wait for the same ranks; the others are only counted
-_MOST_SPANS = 12  # spans shown of a list of ranks: nobody reads every other rank of a thousand
+SHOWN = 8  # how many tensors that wait for the same ranks are shown; the others are only counted
+_MOST_SPANS = 12  # how many spans of a list of ranks are shown: nobody reads hundreds of them
 _HEADINGS = ("tensor", "ready on", "missing ranks", "waits s")
 
 
 @dataclass(frozen=True)
 class Late:
-    """A tensor that some members of its process set have asked for and the ranks in ``missing`` have not."""
+    """A tensor that is ready on the ranks in ``ready``, but not on those in ``missing``."""
 
     name: str
     set_id: int
@@ -28,7 +28,10 @@ class Late:
 
 
 def spans(ranks: Iterable[int]) -> str:
-    """Return 0, 1, 2, 5 as "0-2,5". A very long list is cut, and ends with the number of ranks."""
+    """Return the ranks as a text of spans: 0, 1, 2, 5 become "0-2,5".
+
+    A very long list is cut, and ends with the number of ranks.
+    """
     known = sorted(ranks)
     pieces = span(known).split(",")
     if len(pieces) <= _MOST_SPANS:
@@ -37,19 +40,22 @@ def spans(ranks: Iterable[int]) -> str:
 
 
 def on_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 3" or "ranks 0-2,5"."""
+    """Return the ranks as a text such as "rank 3" or "ranks 0-2,5"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 
 
 def stall_table(late: Sequence[Late]) -> str:
-    """Return aligned lines, without a final end of line. Tensors that wait for the same ranks are together."""
+    """Return the table as aligned lines, without a newline at the end.
+
+    Tensors that wait for the same ranks are listed together.
+    """
     groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[Late]] = {}
     for one in late:
         groups.setdefault((one.set_id, one.ready, one.missing), []).append(one)
     rows = [_HEADINGS]
     for (set_id, ready, missing), alike in groups.items():
         where = f" (process set {set_id})" if set_id else ""
-        shown = alike if len(alike) <= SHOWN + 1 else alike[:SHOWN]  # "1 more" takes a line as well
+        shown = alike if len(alike) <= SHOWN + 1 else alike[:SHOWN]  # a line "… 1 more" would save no line
         told = [(f"{one.name or '(a call without a name)'}{where}", one.waits_s) for one in shown]
         if rest := alike[len(shown) :]:
             told.append((f"… {len(rest)} more{where}", max(one.waits_s for one in rest)))

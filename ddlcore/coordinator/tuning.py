@@ -1,8 +1,8 @@
 """Connects a search for better settings to replay: runs trials, each of several whole periods with the same settings.
 
-Part of the coordinator's state machine, without a thread or a clock. Ranks stop by themselves at the end of a trial,
-which is the end of a period, and report how long its periods took. When all have done so, the next trial begins at the
-same bucket on all ranks.
+It has no thread and no clock, and is part of the coordinator's state machine. Ranks stop by themselves at the end of a
+trial, which is the end of a period, and report how long its periods took. When all have done so, the next trial begins
+at the same bucket on all ranks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ddlcore.coordinator.replay_controller import KnownSchedule
 from ddlcore.messages import Adjust, Paused, decode_spec
 from ddlcore.types import Kind, Value
 
-MOST_DISCARDED = 8  # so many discarded trials in succession show that this loop cannot be measured
+MOST_DISCARDED = 8  # after so many discarded trials in succession, the search ends
 
 
 class Trial(Protocol):
-    """The trial that is run next."""
+    """A combination of settings that must be measured, and for how long."""
 
     @property
     def values(self) -> Mapping[str, Value]:
@@ -26,44 +26,53 @@ class Trial(Protocol):
 
     @property
     def periods(self) -> int:
-        """Return the number of periods; 0 for no end."""
+        """Return how many periods the trial lasts; 0 if it never ends."""
 
 
 class SearchDriver(Protocol):
-    """The search as the coordinator sees it. Every call returns immediately; only one thread calls at a time."""
+    """The search, as the coordinator uses it. Every call returns immediately. One thread at a time makes calls."""
 
     @property
     def given(self) -> Mapping[str, Value]:
-        """Return the settings that ranks have without being told, by name."""
+        """Return the settings that all ranks have at the start, by name."""
 
     @property
     def reopens(self) -> Collection[str]:
-        """Return the settings that take effect only when a communicator opens.
+        """Return the names of those settings that take effect only when a communicator opens.
 
-        All others determine how a schedule is laid out.
+        All other settings decide how a schedule is arranged in buckets.
         """
 
     def trial(self, nbytes: int) -> Trial:
-        """Return the next trial of a schedule whose period moves ``nbytes`` bytes."""
+        """Return the next trial. In each period of the schedule, ``nbytes`` bytes are reduced."""
 
     def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
-        """Take the result of the last trial: by rank, how long its periods took, without the first one."""
+        """Take the result of the last trial: for each rank, the duration of each period but the first, in nanoseconds."""
 
     def trial_discarded(self) -> None:
-        """Note that the last trial was left in the middle, so it says nothing."""
+        """Record that the last trial was left in the middle, so that its measurement says nothing."""
 
     def gave_up(self, why: str) -> None:
-        """Note that the search is over: from now on a trial never ends."""
+        """Record that the search has ended: from now on, ``trial`` returns a trial that never ends.
+
+        ``why`` says the reason.
+        """
 
 
 class Tuning:
-    """The tuning of one world. It tunes the schedule that moves the most bytes; others are replayed as they are."""
+    """The search for settings in one world.
+
+    It tunes the schedule that moves the most bytes; other schedules are replayed without changes.
+    """
 
     def __init__(self, driver: SearchDriver | None, layout: Mapping[str, Value]) -> None:
-        """Create the tuning. ``layout``: the settings before anything is tuned."""
-        self.layout: dict[str, Value] = dict(layout)  # the present settings for laying out schedules
+        """Create the tuning. ``driver``: the search, or None.
+
+        ``layout``: the settings before the search changes any.
+        """
+        self.layout: dict[str, Value] = dict(layout)  # the present settings by which schedules are arranged
         self._driver = driver
-        self._told: dict[str, Value] = {**(driver.given if driver is not None else {}), **layout}  # as ranks know them
+        self._told: dict[str, Value] = {**(driver.given if driver is not None else {}), **layout}  # the ranks' values
         self._tuned: KnownSchedule | None = None
         self._tuned_bytes = 0
         self._paused: dict[int, Paused] | None = None  # by rank; None: no trial is running
@@ -72,15 +81,19 @@ class Tuning:
         self._discarded = 0
 
     def tunes(self, known: KnownSchedule) -> bool:
-        """Return whether ``known``, which will be replayed next, is the schedule that is tuned."""
+        """Return whether ``known``, which will be replayed next, is the schedule that is tuned.
+
+        The trial before it has ended.
+        """
         self._paused, self._measured = None, False
         return self._driver is not None and self._is_tuned(known)
 
     def begin(self, aligned: bool, awaited: frozenset[int]) -> tuple[int, list[Adjust]]:
-        """Begin a trial. Return its number of periods (0: it never ends), and what all ranks must be told before it.
+        """Begin a trial.
 
-        ``aligned``: the trial begins at the beginning of a period, so the schedule can be laid out anew by ``layout``;
-        otherwise the present period is first run to its end. ``awaited``: the ranks that will send Paused.
+        Return its number of periods (0: it never ends), and the Adjust that all ranks must get before it. ``aligned``:
+        replay continues at the beginning of a period, so the schedule can be arranged anew by ``layout``. Otherwise the
+        present period is first run to its end. ``awaited``: the ranks that will send Paused.
         """
         assert self._driver is not None
         self._paused, self._awaited = {}, awaited
@@ -98,9 +111,9 @@ class Tuning:
         return trial.periods, [Adjust(tuple(sorted(changed.items())))] if changed else []
 
     def paused(self, rank: int, message: Paused) -> bool:
-        """Note that ``rank`` has come to the trial's end.
+        """Record that ``rank`` has come to the end of the trial.
 
-        Return whether all have, so that the next trial must begin.
+        Returns True if all ranks have, so that the next trial must begin.
         """
         if self._paused is None:
             return False
@@ -115,11 +128,11 @@ class Tuning:
         return True
 
     def awaited(self) -> tuple[int, ...]:
-        """Return the ranks that have not come to the end of the running trial, if other ranks wait there."""
+        """Return the ranks that have not come to the end of the trial while other ranks wait there."""
         return tuple(sorted(self._awaited - self._paused.keys())) if self._paused else ()
 
     def left(self) -> None:
-        """Note that replay is left in the middle of the running trial, if there is one."""
+        """Record that the ranks leave replay in the middle of a trial, if a trial is running."""
         self._paused = None
         if not self._measured or self._driver is None:
             return
@@ -130,7 +143,7 @@ class Tuning:
             self._driver.gave_up("the training loop leaves its period too often to be measured")
 
     def stop(self) -> None:
-        """End the tuning, because a rank leaves: from now on nothing is measured, and no setting changes."""
+        """End the search, because a rank leaves: from now on nothing is measured, and no setting changes."""
         self.left()
         self._driver = None
 

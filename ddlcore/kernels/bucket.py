@@ -1,6 +1,6 @@
-"""The bucket kernels for numba: convert, pack, unpack, reduce and digest memory; they know no ranks.
+"""The bucket kernels for numba: convert, pack, unpack, reduce and digest memory, without any knowledge of ranks.
 
-Imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
+This module is imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _is_float(dtype: int) -> int:
 
 @compiled("qqd")
 def _hub(s: int, t: int, scale: float) -> int:
-    """Return the intermediate type for a conversion from type ``s`` to type ``t``."""
+    """Return the type through which elements of type ``s`` are converted to type ``t``, for a factor of ``scale``."""
     if F16 <= s <= F32 and F16 <= t <= F32:
         return F32
     if _is_float(s) or _is_float(t) or scale != 1.0:
@@ -35,7 +35,10 @@ def _hub(s: int, t: int, scale: float) -> int:
 
 @compiled("qqqqqd", "")
 def _convert_elements(source: int, s: int, target: int, t: int, count: int, scale: float) -> None:
-    """Compute target = scale * source; the two are the same memory (if the types have the same size) or disjoint."""
+    """Convert ``count`` elements of type ``s`` to type ``t``, times ``scale``.
+
+    ``source`` and ``target`` are the same memory (only if both types have the same size), or they do not overlap.
+    """
     if s == t and scale == 1.0:
         if source != target:
             copy(target, source, count * ITEMSIZE[s])
@@ -57,7 +60,10 @@ def _convert_elements(source: int, s: int, target: int, t: int, count: int, scal
 def _reduce_block(
     sources: int, n: int, offset: int, out: int, count: int, dtype: int, op: int, prescale: float, scale: float
 ) -> None:
-    """Reduce one block of two or more sources, each ``offset`` bytes after its address in the table ``sources``."""
+    """Reduce one block of ``count`` elements of ``n`` sources into ``out``; ``n`` is at least 2.
+
+    In each source, the block begins ``offset`` bytes after the address in the table ``sources``.
+    """
     sum_block = stack(BLOCK_BYTES)
     scaled_block = stack(BLOCK_BYTES)
     floating = _is_float(dtype)
@@ -103,7 +109,10 @@ def _scale_one(source: int, target: int, count: int, dtype: int, prescale: float
 def ddl_reduce(
     sources: int, n: int, target: int, count: int, dtype: int, op: int, prescale: float, scale: float
 ) -> int:
-    """Compute target = scale * (prescale * s0 op prescale * s1 op …) over the n addresses at ``sources``, in order."""
+    """Compute target = scale * (prescale * s0 op prescale * s1 op …), in this order.
+
+    The addresses of s0, s1, … are the ``n`` words of the table ``sources``.
+    """
     if n == 1:
         _scale_one(read(sources), target, count, dtype, prescale, scale)
         return 0
@@ -123,7 +132,11 @@ def ddl_reduce(
 def ddl_convert(
     addresses: int, counts: int, n: int, dtype: int, flat: int, wire: int, scale: float, unpack: int
 ) -> int:
-    """Convert n tensors of ``dtype`` to one sequence of ``wire`` elements at ``flat``, or with ``unpack`` the reverse."""
+    """Convert ``n`` tensors of ``dtype`` to one sequence of ``wire`` elements at ``flat``.
+
+    With ``unpack``, convert the sequence to the tensors. The tensors are at ``addresses[i]`` and have ``counts[i]``
+    elements.
+    """
     at = flat
     for i in range(n):
         address, count = read(addresses + 8 * i), read(counts + 8 * i)
@@ -141,10 +154,10 @@ LOW_35 = (1 << 35) - 1
 
 @compiled("qq")
 def _mixed(state: int, word: int) -> int:
-    """Mix one word into the state: for a given state, different words give different states.
+    """Return ``state`` after mixing ``word`` into it: from the same state, different words lead to different states.
 
-    All bits affect the low ones. Without the mask, the shift would copy the sign bit and lose information; without the
-    shift, changes of the top bit in two words would cancel each other.
+    By the shift, the high bits affect the low ones, too; without it, changes of the top bit in two words would cancel
+    each other. Without the mask, the shift would copy the sign bit and lose information.
     """
     product = (state ^ word) * PRIME
     return product ^ ((product >> 29) & LOW_35)
@@ -154,7 +167,8 @@ def _mixed(state: int, word: int) -> int:
 def ddl_digest(addresses: int, sizes: int, n: int, out: int) -> int:
     """Write a 64-bit digest for each of n memory ranges: out[i] is for the ``sizes[i]`` bytes at ``addresses[i]``.
 
-    It mixes four words at a time, each into its own state, because each multiplication must wait for the one before.
+    Four words at a time are mixed, each into a state of its own. Within one state, each multiplication has to wait for
+    the one before.
     """
     for i in range(n):
         at, size = read(addresses + 8 * i), read(sizes + 8 * i)

@@ -1,8 +1,8 @@
 """Counters and slots in shared memory, for numba: publishing, waiting, aborting. It does not know what a slot contains.
 
 **Channels.** Every rank owns a line of counters in the segment and a ring of slots. A collective is a number of rounds,
-the same on every rank. In round n a rank *publishes*: it fills the round's place in its ring, if it has data for it,
-and adds one to its counter. Peers read the place when they see that the counter is greater than n. There are two
+the same on every rank. In round n a rank *publishes*: it fills the round's place in its ring, if it has data for that
+round, and adds one to its counter. Peers read the place when they see that the counter is greater than n. There are two
 channels: one for input, one for partial results (allreduce of many ranks).
 
 **Places.** A collective decides how many bytes of the ring a round takes, at most one slot. A round lies within one
@@ -13,10 +13,11 @@ rings, and every rank computes it without communication (``reserve``).
 publishes round n only after it has read everything it needs from rounds up to n - 2. So when a rank's counter has
 reached n + 1, the rank has finished with round n - 2, and a slot whose last round was m may be filled again when every
 counter has reached m + 3. Peers can reach m + 3 without further action of ours once we have published round m + 2; so a
-ring needs at least 4 slots. Nobody waits at the end of a collective: slower peers still find its slots filled. By the
-same rule, the marks of the ranks without data are kept for ROUNDS rounds.
+ring needs at least 4 slots. A rank does not wait at the end of a collective: its slots stay filled for slower peers. By
+the same rule, the bits that mark ranks without data are kept for ROUNDS rounds.
 
-Imported only while compiling. Arguments are int64; ``frame`` is the rank's private memory, see frame.py.
+This module is imported only while compiling. All arguments are int64; ``frame`` is the address of the rank's private
+memory, see frame.py.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ HERE, BY_PEER = 1, 2  # return codes: aborted by this rank itself, or by a peer
 
 @compiled("qqq")
 def _counter(frame: int, rank: int, channel: int) -> int:
-    """Return the address of a rank's counter."""
+    """Return the address of the counter of ``rank`` in ``channel``."""
     return read(frame + HEADER) + (1 + rank) * LINE + channel * CHANNEL
 
 
 @compiled("q")
 def aborted(frame: int) -> int:
-    """Return who has aborted this communicator: HERE, BY_PEER, or 0 for nobody."""
+    """Return who has aborted this communicator: HERE if this rank has, BY_PEER if another rank has, otherwise 0."""
     if load_word(frame + ABORTED) != 0:
         return HERE
     return BY_PEER if load_word(read(frame + HEADER)) != 0 else 0
@@ -81,10 +82,10 @@ def aborted(frame: int) -> int:
 
 @compiled("qqqq")
 def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
-    """Wait until ``word`` has reached ``value``: spin for microseconds, then yield the core several times, then sleep.
+    """Wait until the counter at ``word`` has reached ``value``: spin for microseconds, then yield the core, then sleep.
 
-    It must not spin for long, because the peer may need this core. ``sleeps``: return LATER after sleeping that many
-    times; -1 for no limit.
+    It must not spin for long, because the peer may need this core. It returns LATER after ``sleeps`` sleeps; with -1,
+    it waits without a limit. Return 0, or another value if the communicator was aborted.
     """
     for _ in range(read(frame + SPINS)):
         pause()
@@ -122,9 +123,9 @@ def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
 
 @compiled("qqqq")
 def wait(frame: int, rank: int, channel: int, value: int) -> int:
-    """Wait until a rank's counter has reached ``value``.
+    """Wait until the counter of ``rank`` in ``channel`` has reached ``value``.
 
-    Return a value other than 0 if the communicator was aborted.
+    Return 0, or another value if the communicator was aborted.
     """
     word = _counter(frame, rank, channel)
     if load_word(word) >= value:
@@ -134,7 +135,7 @@ def wait(frame: int, rank: int, channel: int, value: int) -> int:
 
 @compiled("qqqq")
 def wait_a_while(frame: int, channel: int, value: int, sleeps: int) -> int:
-    """Do as ``wait_all``, but return LATER after sleeping ``sleeps`` times for one rank."""
+    """Wait as ``wait_all`` does, but return LATER after ``sleeps`` sleeps in the wait for one of the ranks."""
     rank = read(frame + RANK)
     for r in range(read(frame + SIZE)):
         word = _counter(frame, r, channel)
@@ -147,9 +148,9 @@ def wait_a_while(frame: int, channel: int, value: int, sleeps: int) -> int:
 
 @compiled("qqq")
 def wait_all(frame: int, channel: int, value: int) -> int:
-    """Wait until every rank's counter has reached ``value``.
+    """Wait until every rank's counter in ``channel`` has reached ``value``.
 
-    Return a value other than 0 if the communicator was aborted.
+    Return 0, or another value if the communicator was aborted.
     """
     if read(frame + IN_SEEN + 8 * channel) >= value:
         return 0
@@ -165,10 +166,10 @@ def wait_all(frame: int, channel: int, value: int) -> int:
 
 @compiled("qqqq")
 def reserve(frame: int, channel: int, round_: int, nbytes: int) -> int:
-    """Choose a place for ``round_`` in the ring, and wait until nobody reads that place any more.
+    """Choose a place of ``nbytes`` for ``round_`` in the ring, and wait until no peer reads that place any more.
 
-    Every rank calls it for the same rounds, in order, with the same ``nbytes``, at most a slot. Return a value other
-    than 0 if the communicator was aborted.
+    Every rank calls this for the same rounds, in order, with the same ``nbytes``, at most the size of a slot. Return 0,
+    or another value if the communicator was aborted.
     """
     chunk = read(frame + CHUNK)
     length = (max(nbytes, 1) + PLACE_BYTES - 1) // PLACE_BYTES * PLACE_BYTES
@@ -192,10 +193,12 @@ def reserve(frame: int, channel: int, round_: int, nbytes: int) -> int:
 
 @compiled("qqq")
 def enter(frame: int, round_: int, idle: int) -> int:
-    """Set the mark that says whether this rank enters the bucket that begins with ``round_`` without data (``idle``).
+    """Set or clear the bit that tells peers whether this rank has no data (``idle``) for the bucket that begins with
+    ``round_``.
 
-    Peers see the mark when the round is published. First wait, which is rarely necessary, until nobody reads the mark
-    of ROUNDS rounds ago. Return a value other than 0 if the communicator was aborted.
+    Peers see the bit when the round is published. ROUNDS rounds ago, the same bit had another meaning; so first wait
+    until no peer reads that any more, which is rarely necessary. Return 0, or another value if the communicator was
+    aborted.
     """
     code = wait_all(frame, INPUT, round_ - ROUNDS + 3)
     if code == 0:
@@ -210,7 +213,10 @@ def enter(frame: int, round_: int, idle: int) -> int:
 
 @compiled("qq")
 def anybody_idle(frame: int, round_: int) -> int:
-    """Return whether some rank has entered without data. Call it after ``wait_all`` for the round."""
+    """Return 1 if at least one rank has no data for the bucket that begins with ``round_``, otherwise 0.
+
+    Call this after ``wait_all`` for the round.
+    """
     for r in range(read(frame + SIZE)):
         if (load_word(_counter(frame, r, INPUT) + MARKS) >> (round_ % ROUNDS)) & 1:
             return 1
@@ -219,7 +225,11 @@ def anybody_idle(frame: int, round_: int) -> int:
 
 @compiled("qq", "")
 def publish(frame: int, channel: int) -> None:
-    """Add one to this rank's counter, after everything it has written before, and wake the counter's sleepers."""
+    """Publish what this rank has written: add one to its counter in ``channel``, and wake the threads that wait for
+    that.
+
+    A peer that sees the new value also sees everything that this rank wrote before.
+    """
     word = _counter(frame, read(frame + RANK), channel)
     add_word(word, 1)
     if load_word(word + SLEEPERS) > 0:
@@ -228,28 +238,34 @@ def publish(frame: int, channel: int) -> None:
 
 @compiled("qqq")
 def slot(frame: int, rank: int, round_: int) -> int:
-    """Return the address of a rank's memory of ``round_`` in the input channel. Call it after ``reserve``."""
+    """Return the address of the memory that ``rank`` uses for ``round_`` in the input channel.
+
+    Call this after ``reserve``.
+    """
     return read(frame + INPUTS) + rank * read(frame + RING) + read(frame + PLACES + 8 * (round_ % ROUNDS))
 
 
 @compiled("qq")
 def result(frame: int, round_: int) -> int:
-    """Return the address of the memory of ``round_`` to which all ranks write their results.
+    """Return the address of the memory to which all ranks write their results of ``round_``.
 
-    Call it after ``reserve``.
+    Call this after ``reserve``.
     """
     return read(frame + RESULTS) + read(frame + PLACES + 8 * (RESULT * ROUNDS + round_ % ROUNDS))
 
 
 @compiled("qqq", "")
 def next_round(frame: int, channel: int, rounds: int) -> None:
-    """Count ``rounds`` rounds of a channel as finished."""
+    """Add ``rounds`` to the number of finished rounds of ``channel``.
+
+    ``frame`` is the address of this rank's private memory, which has that number.
+    """
     write(frame + IN_USED + 8 * channel, read(frame + IN_USED + 8 * channel) + rounds)
 
 
 @compiled(FUNCTIONS["ddl_barrier"])
 def ddl_barrier(frame: int) -> int:
-    """Wait until every rank has called it."""
+    """Wait until every rank has called this. Return 0, or another value if the communicator was aborted."""
     first = read(frame + IN_USED)
     publish(frame, INPUT)
     next_round(frame, INPUT, 1)
@@ -258,9 +274,9 @@ def ddl_barrier(frame: int) -> int:
 
 @compiled(FUNCTIONS["ddl_abort"])
 def ddl_abort(frame: int) -> int:
-    """Make the pending and all later calls of all ranks fail, and wake the threads that sleep.
+    """Make all ranks' calls fail, those in progress and all later ones, and wake the threads that sleep.
 
-    Any thread may call it.
+    Any thread may call this.
     """
     store_word(frame + ABORTED, 1)
     store_word(read(frame + HEADER), 1 + read(frame + RANK))

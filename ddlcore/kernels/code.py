@@ -1,7 +1,7 @@
-"""Finds the kernels' machine code in the cache, or has it compiled, and makes it callable.
+"""Find the kernels' machine code in the cache, or have it compiled, and make it callable.
 
-It does not know what the code does. A rank needs only llvmlite for this (50 ms); numba, whose import takes half a
-second, is needed only for compiling.
+This module does not know what the code does. A rank needs only llvmlite for this (50 ms); numba, whose import takes
+half a second, is needed only for compiling.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ C_TYPES: dict[str, Any] = {"q": ctypes.c_void_p, "d": ctypes.c_double}  # faster
 
 
 class Code:
-    """Machine code loaded into this process. ``code.function(name)`` is called like a C function, and releases the GIL."""
+    """Machine code that is loaded into this process.
+
+    ``code.function(name)`` is called like a C function, and releases the GIL.
+    """
 
     def __init__(self, image: bytes) -> None:
         import llvmlite.binding as llvm
@@ -60,7 +63,7 @@ class Code:
 
 
 def file_name() -> str:
-    """Return the name of the cache file; it changes with the sources, the compiler and the processor."""
+    """Return the name of the cache file, which depends on the sources, the compiler and the processor."""
     import llvmlite
     import llvmlite.binding as llvm
 
@@ -83,7 +86,10 @@ def file_name() -> str:
 
 
 def obtain(cache_dir: str = "") -> tuple[bytes, str]:
-    """Return the machine code, and "" if it was in the cache, else a text that says where it has been stored."""
+    """Return the machine code and a text, which is "" if the code was in the cache.
+
+    Otherwise the code was compiled, and the text says where it has been stored.
+    """
     name = file_name()
     image = find(name, cache_directories(cache_dir))
     if image is not None:
@@ -100,8 +106,7 @@ def obtain(cache_dir: str = "") -> tuple[bytes, str]:
 
 
 def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
-    """Make sure that the cache has the kernels; return the seconds that compiling took, 0 if the cache had them
-    already.
+    """Compile the kernels if the cache does not have them; return how many seconds that took, or 0 if it has them.
 
     ``report`` gets one line if something was compiled. The launcher calls this before the ranks start.
     """
@@ -115,10 +120,10 @@ def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
 
 
 def load(cache_dir: str = "") -> Code:
-    """Return the kernels, ready to call; all callers get the same object. Compiles them (seconds) if no cache has them.
+    """Return the kernels, ready to call; all callers get the same object. If no cache has them, compile them (seconds).
 
-    Any thread may call it: one loads while the others wait, because LLVM requires that. Loaded code is never freed,
-    because function pointers into it remain in use.
+    Any thread may call this. LLVM requires that only one thread loads while the others wait. Loaded code is never
+    freed, because function pointers into it remain in use.
     """
     with _LOADING:
         return _load(cache_dir)

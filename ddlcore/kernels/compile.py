@@ -1,4 +1,4 @@
-"""Compiles the kernels with numba into one object file; this is the only module that runs numba."""
+"""Compile the kernels with numba into one object file; this is the only module that runs numba."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddlcore.kernels.functions import FUNCTIONS
 
 
 def compile_object() -> bytes:
-    """Return the object file that contains all FUNCTIONS."""
+    """Compile all FUNCTIONS, and return the object file that contains them."""
     import llvmlite.binding as llvm
 
     from ddlcore.kernels import bucket, loops, whole
@@ -33,8 +33,9 @@ def compile_object() -> bytes:
 
 
 def _exported(llvm: Any, part: Any, name: str, inner: str, arguments: str) -> Any:
-    """Return a module with a C function ``name`` around numba's, which returns a status and takes two result pointers
-    first.
+    """Return an LLVM module with a C function ``name`` that calls ``inner``, the function that numba has compiled.
+
+    numba's function takes two pointers for results before its ``arguments``, and returns a status.
     """
     from llvmlite import ir
 

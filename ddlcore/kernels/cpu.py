@@ -1,4 +1,4 @@
-"""The kernels for host memory: converts Python sequences to tables of addresses and calls the machine code."""
+"""The kernels for host memory: convert Python sequences to tables of addresses, and call the machine code."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _INFINITY = {
 class CpuKernels(Kernels):
     """The kernels for host memory. Any thread may call them.
 
-    ``cache_dir``: the directory of the machine code, if not one of the usual ones. If no cache has the machine code,
-    the first construction compiles it, which takes some seconds; with ``late``, the first call does, because a world of
-    one rank may never need any.
+    ``cache_dir``: the directory of the machine code, if it is not one of the usual ones. If no cache has the machine
+    code, the constructor compiles it, which takes some seconds. With ``late``, the first call of a kernel does that
+    instead, because a world of one rank may never need a kernel.
     """
 
     def __init__(self, cache_dir: str = "", late: bool = False) -> None:
@@ -94,7 +94,7 @@ class CpuKernels(Kernels):
         self._mean(source, target, count, dtype, divisor, scale)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """Return an 8-byte digest for each memory range of ``sizes`` bytes.
+        """Return an 8-byte digest for each memory range: ``sizes[i]`` bytes at ``addresses[i]``.
 
         Ranges that differ almost certainly have different digests; two that differ in a single 8-byte word always have.
         The digest is no protection against deliberate changes.
@@ -107,7 +107,7 @@ class CpuKernels(Kernels):
 
 
 def _identity(dtype: DType, op: ReduceOp) -> bytes:
-    """Return the bytes of the identity element of ``op``."""
+    """Return the bytes of one element of ``dtype`` that is the identity of ``op``, such as 0 for a sum."""
     size = dtype.itemsize
     if dtype is DType.BOOL:
         return b"\x01" if op in (ReduceOp.Min, ReduceOp.Product) else b"\x00"

@@ -1,6 +1,6 @@
-"""The other collectives over the channels, for numba: copy bytes from slots to targets, or reduce rows in the slots.
+"""The collectives other than allreduce, for numba: copy bytes from slots to targets, or reduce rows in the slots.
 
-Imported only while compiling. Arguments are int64.
+They run over the channels. This module is imported only while compiling. All arguments are int64.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _reduce = outside("ddl_reduce")
 
 @compiled(FUNCTIONS["ddl_gather"])
 def ddl_gather(frame: int, source: int, target: int, nbytes: int) -> int:
-    """Write every rank's source to target, one after the other; that of rank r has ``nbytes[r]`` bytes.
+    """Write the sources of all ranks to ``target``, one after the other; the source of rank r has ``nbytes[r]`` bytes.
 
-    For a broadcast, only one of them is not 0.
+    For a broadcast, only the root's number of bytes is not 0.
     """
     rank, size, chunk = read(frame + RANK), read(frame + SIZE), read(frame + CHUNK)
     first = read(frame + IN_USED)
@@ -54,15 +54,19 @@ def ddl_gather(frame: int, source: int, target: int, nbytes: int) -> int:
 
 @compiled("qqq")
 def _begin(n: int, i: int, rounds: int) -> int:
-    """Return where part i begins when n elements are divided into ``rounds`` parts whose lengths differ by one at most."""
+    """Return where part ``i`` begins when ``n`` elements are divided into ``rounds`` parts.
+
+    The lengths of the parts differ by one at most.
+    """
     return n // rounds * i + min(i, n % rounds)
 
 
 @compiled("qqqqqqqq")
 def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row: int, itemsize: int, most: int) -> int:
-    """Publish part i of the data for each peer; ``row[d]`` elements at ``source`` go to rank d.
+    """Publish, in ``round_``, part ``i`` of this rank's data for each peer. The data is divided into ``rounds`` parts.
 
-    ``most``: the number of elements in the longest row of any rank.
+    The data at ``source`` is ordered by rank: ``row[d]`` elements are for rank d. ``most``: the number of elements in
+    the longest row of all ranks.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     code = reserve(frame, INPUT, round_, ((most + rounds - 1) // rounds + size) * itemsize)
@@ -83,7 +87,11 @@ def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row:
 
 @compiled("qqqqq")
 def _offset_in_slot(frame: int, owner: int, i: int, rounds: int, row: int) -> int:
-    """Return the offset, in elements, of the part for this rank in round i's slot of ``owner``."""
+    """Return the offset, in elements, of the data for this rank in the slot to which ``owner`` has published part
+    ``i``.
+
+    ``row[d]``: the number of elements that ``owner`` sends to rank d.
+    """
     at = 0
     for d in range(read(frame + RANK)):
         if d != owner:
@@ -94,8 +102,9 @@ def _offset_in_slot(frame: int, owner: int, i: int, rounds: int, row: int) -> in
 
 @compiled("qqq")
 def _rounds(frame: int, total: int, itemsize: int) -> int:
-    """Return how many rounds a row of ``total`` elements needs: its parts, rounded up for every peer, must fit one
-    slot.
+    """Return in how many rounds a row of ``total`` elements is sent.
+
+    In each round, one part for every peer must fit into the slot, and each of these parts may be rounded up.
     """
     room = read(frame + CHUNK) // itemsize - read(frame + SIZE)
     return (total + room - 1) // room
@@ -105,7 +114,8 @@ def _rounds(frame: int, total: int, itemsize: int) -> int:
 def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
     """Send ``nbytes[s * size + d]`` bytes from each rank s to each rank d.
 
-    In both buffers, the parts for or from the ranks lie one after the other, by rank.
+    In ``source``, the parts for the ranks lie one after the other, by rank; so do the parts from the ranks in
+    ``target``.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     first = read(frame + IN_USED)
@@ -149,7 +159,10 @@ def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
 
 @compiled("qqqqqqq", "")
 def _reduce_row_part(frame: int, plan: int, source: int, target: int, round_: int, i: int, rounds: int) -> None:
-    """Reduce part i of this rank's elements over all slots of ``round_``; its own elements begin at ``source``."""
+    """Reduce part ``i`` of this rank's elements from all slots of ``round_`` into ``target``.
+
+    This rank's own elements are not in a slot; they begin at ``source``.
+    """
     rank, size = read(frame + RANK), read(frame + SIZE)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     row = plan + COUNTS
@@ -170,7 +183,7 @@ def _reduce_row_part(frame: int, plan: int, source: int, target: int, round_: in
 
 @compiled(FUNCTIONS["ddl_reducescatter"])
 def ddl_reducescatter(frame: int, plan: int, source: int, target: int) -> int:
-    """Write this rank's part of the reduction to target.
+    """Reduce the sources of all ranks, and write this rank's part of the result to ``target``.
 
     The plan's counts are the lengths of the ranks' parts of ``source``.
     """

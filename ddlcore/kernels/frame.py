@@ -1,4 +1,4 @@
-"""Defines the layout of the memory that the shared-memory machine code and its Python side share; offsets are in bytes."""
+"""Define the layout of the memory that the shared-memory code and its Python side share, with offsets in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists the functions of the kernels' machine code; knows neither how they are compiled nor how they are loaded."""
+"""List the functions of the kernels' machine code, without knowing how they are compiled or loaded."""
 
 from __future__ import annotations
 

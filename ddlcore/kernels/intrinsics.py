@@ -1,6 +1,6 @@
 """The operations that numba lacks: memory at raw addresses, ordered atomics, and waiting in the operating system.
 
-Waiting works on Linux only. Addresses are int64. Imported only while compiling.
+Waiting works on Linux only. Addresses are int64. This module is imported only while compiling.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ inline: Callable[[Callable[..., Any]], Callable[..., int]] = numba.extending.int
 
 
 def compiled(arguments: str, result: str = "q") -> Callable[[Function], Function]:
-    """Return a decorator that makes numba compile a function for these types only.
+    """Return a decorator that makes numba compile a function for the types ``arguments`` and ``result`` only.
 
     q is int64, d float64, and "" means no result; two letters of ``result`` mean a pair. numba's wrappers for Python
     are left out, because they take time to compile and refer to a runtime that ranks do not load.
@@ -46,9 +46,9 @@ def compiled(arguments: str, result: str = "q") -> Callable[[Function], Function
 
 
 def outside(name: str) -> Callable[..., int]:
-    """Return one of FUNCTIONS as an external function, so that its callers do not compile it again.
+    """Return the function ``name`` of FUNCTIONS as an external function, so that its callers do not compile it again.
 
-    It is linked at the end.
+    Callers are linked to it when all functions are compiled.
     """
     llvm.add_symbol(name, 1)  # numba links what it compiles, but never runs it here, so any address will do
     function: Callable[..., int] = types.ExternalFunction(
@@ -67,7 +67,10 @@ def _pointer(builder: Any, address: Any, element: Any = I64) -> Any:
 
 @inline
 def load_word(typing: Any, address: Any) -> Any:
-    """Load the word atomically (sequentially consistent): everything written before it was stored is then visible."""
+    """Load the word at ``address`` atomically (sequentially consistent).
+
+    Everything that was written before this word was stored is then visible.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_pointer(builder, args[0]), "seq_cst", 8)
@@ -77,7 +80,7 @@ def load_word(typing: Any, address: Any) -> Any:
 
 @inline
 def store_word(typing: Any, address: Any, value: Any) -> Any:
-    """Store the word atomically (sequentially consistent), after everything written before."""
+    """Store ``value`` at ``address`` atomically (sequentially consistent), after everything that was written before."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[1], _pointer(builder, args[0]), "seq_cst", 8)
@@ -88,7 +91,10 @@ def store_word(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def add_word(typing: Any, address: Any, value: Any) -> Any:
-    """Add to the word atomically (sequentially consistent), ordered after all earlier and before all later accesses."""
+    """Add ``value`` to the word at ``address`` atomically (sequentially consistent), and return its old value.
+
+    This is ordered after all earlier and before all later accesses.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], "seq_cst")
@@ -98,7 +104,7 @@ def add_word(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def read(typing: Any, address: Any) -> Any:
-    """Load a word of this thread's own memory, without ordering."""
+    """Load the word at ``address``, in memory that only this thread uses, without ordering."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0]))
@@ -108,7 +114,7 @@ def read(typing: Any, address: Any) -> Any:
 
 @inline
 def read_double(typing: Any, address: Any) -> Any:
-    """Load a float64 of this thread's own memory, without ordering."""
+    """Load the float64 at ``address``, in memory that only this thread uses, without ordering."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0], F64))
@@ -118,7 +124,7 @@ def read_double(typing: Any, address: Any) -> Any:
 
 @inline
 def write(typing: Any, address: Any, value: Any) -> Any:
-    """Store a word of this thread's own memory, without ordering."""
+    """Store ``value`` at ``address``, in memory that only this thread uses, without ordering."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[1], _pointer(builder, args[0]))
@@ -129,7 +135,7 @@ def write(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
-    """Copy with memcpy; the two ranges must not overlap."""
+    """Copy ``nbytes`` bytes with memcpy; the two ranges must not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target, source, nbytes = args
@@ -141,8 +147,10 @@ def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
 
 @inline
 def stack(typing: Any, nbytes: Any) -> Any:
-    """Return the address of ``nbytes`` (a literal) bytes of stack, aligned to a cache line, valid until the function
+    """Return the address of ``nbytes`` bytes on the stack, which are valid until the function that asks for them
     returns.
+
+    ``nbytes`` must be a literal. The address is aligned to a cache line.
     """
     if not isinstance(nbytes, types.IntegerLiteral):
         return None
@@ -176,13 +184,14 @@ def pause(typing: Any) -> Any:
 
 @compiled("qqq", "")
 def futex_wait(word: int, seen: int, timeout: int) -> None:
-    """Sleep until woken if the low half of ``word`` equals that of ``seen``, at most as long as the timespec at
-    ``timeout``.
+    """Sleep until ``futex_wake`` is called for ``word``, at most as long as the timespec at ``timeout`` says.
+
+    Return at once if the low half of the word at ``word`` is not that of ``seen``.
     """
     _syscall(SYS_FUTEX, word, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout, 0, 0)
 
 
 @compiled("q", "")
 def futex_wake(word: int) -> None:
-    """Wake all threads that sleep on ``word``."""
+    """Wake all threads that sleep on the word at ``word``."""
     _syscall(SYS_FUTEX, word, FUTEX_WAKE, EVERYBODY, 0, 0, 0)

@@ -1,8 +1,8 @@
-"""Emits the innermost loops over elements as LLVM vector code; it knows element types, but neither buckets nor ranks.
+"""Emit the innermost loops over elements as LLVM vector code, which knows element types, but no buckets and no ranks.
 
-Plain numba loops do not serve: source and target may be the same memory, for which LLVM's vectoriser falls back to one
-element at a time; numba has no bfloat16; and a hundred small numba functions take half a minute to compile, these loops
-two seconds.
+Plain numba loops would not do. Source and target may be the same memory, for which LLVM's vectoriser falls back to one
+element at a time; numba has no bfloat16; and a hundred small numba functions take half a minute to compile, while these
+loops take two seconds.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ def _vector(element: Any) -> Any:
 
 
 def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: Any, body: Body) -> Any:
-    """Define a function of type LOOP that applies ``body`` to WIDTH elements at a time, and to the rest through the
-    stack.
+    """Define a function of type LOOP that applies ``body`` to WIDTH elements at a time, and return it.
+
+    The elements that are left at the end are copied to a full vector on the stack and computed there. ``operands`` and
+    ``out`` are the types of the elements, ``scale`` is the type of the scales.
     """
     function = ir.Function(module, LOOP, name)
     function.linkage = "linkonce_odr"  # several modules define it; the linker keeps one of the definitions
@@ -101,7 +103,10 @@ def _bytes(element: Any) -> int:
 
 
 def combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
-    """Return the loop of ``ddl_combine`` for one type and operation, a function of type LOOP."""
+    """Define and return the loop of ``ddl_combine`` for one type and operation, a function of type LOOP.
+
+    ``form``: the bits WIDE_LEFT and WIDE_OUT.
+    """
     short = dtype in SHORT_FLOATS
     left = F32 if form & WIDE_LEFT else STORED[dtype]
     out = F32 if form & WIDE_OUT else STORED[dtype]
@@ -135,7 +140,10 @@ def _convert_loop(module: Any, source: DType, target: DType) -> Any:
 
 
 def _conversions() -> Iterable[tuple[DType, DType]]:
-    """Yield the pairs of types that one loop converts; through float64, float32 or int64 they reach all other pairs."""
+    """Yield the pairs of types that one loop converts directly.
+
+    All other pairs are converted by two loops, through float64, float32 or int64.
+    """
     for dtype in DType:
         yield dtype, DType.F64
         if dtype is not DType.F64:
@@ -150,7 +158,7 @@ def _conversions() -> Iterable[tuple[DType, DType]]:
 
 
 def _dispatch(b: Any, code: Value, loops: dict[int, Any], args: list[Value]) -> None:
-    """Emit a call of the loop with the number ``code``, or of none if there is no such loop."""
+    """Emit code that calls the loop with the number ``code``; if there is no such loop, the code calls none."""
     done = b.append_basic_block("done")
     switch = b.switch(code, done)
     for number, function in loops.items():

@@ -1,9 +1,9 @@
 """Allreduce over the channels, for numba: reduces one bucket from the first chunk to the last, without the GIL.
 
-Elements are reduced in rank order, whatever the chunks are. Source and target may be the same memory, because a rank
-overwrites a chunk only after it has published it. An allreduce is atomic: with its first chunk, a rank says whether it
-enters without data (``idle``); if any rank does, all ranks run the rounds, but nobody writes to a tensor. Imported only
-while compiling. Arguments are int64.
+Elements are reduced in rank order, whatever the size of the chunks. Source and target may be the same memory, because a
+rank overwrites a chunk only after it has published it. An allreduce is atomic: with its first chunk, a rank says
+whether it takes part without data (``idle``). If at least one rank does, all ranks run the rounds, but no rank writes
+to a tensor. This module is imported only while compiling. All arguments are int64.
 """
 
 from __future__ import annotations
@@ -64,8 +64,11 @@ VOID = 3  # return code: some rank entered without data, so nothing was written
 def _copy_pieces(
     plan: int, addresses: int, tensor: int, offset: int, flat: int, count: int, outwards: int
 ) -> tuple[int, int]:
-    """Copy ``count`` elements into ``flat`` (``outwards`` 0), out of it (1), or skip them (-1); return the place after
-    them.
+    """Copy ``count`` elements between the tensors, from the place (``tensor``, ``offset``) on, and the memory at
+    ``flat``.
+
+    ``outwards``: 0 copies into ``flat``, 1 copies from ``flat`` to the tensors, and -1 copies nothing. ``addresses`` is
+    the table of the tensors' addresses. Return the place after these elements.
     """
     size = ITEMSIZE[read(plan + DTYPE)]
     while count > 0:
@@ -86,7 +89,11 @@ def _copy_pieces(
 
 @compiled("qqqqqqq", "")
 def _reduce_slots(frame: int, plan: int, round_: int, offset: int, own: int, target: int, count: int) -> None:
-    """Reduce ``count`` elements that lie ``offset`` bytes within every rank's slot; those of this rank are at ``own``."""
+    """Reduce ``count`` elements of all ranks into ``target``.
+
+    The elements begin ``offset`` bytes after the begin of each peer's slot of ``round_``; this rank's own elements are
+    at ``own``.
+    """
     rank, size = read(frame + RANK), read(frame + SIZE)
     for r in range(size):
         write(frame + TABLE + 8 * r, own if r == rank else slot(frame, r, round_) + offset)
@@ -98,7 +105,10 @@ def _reduce_slots(frame: int, plan: int, round_: int, offset: int, own: int, tar
 def _reduce_pieces(
     frame: int, plan: int, sources: int, targets: int, tensor: int, offset: int, round_: int, count: int
 ) -> tuple[int, int]:
-    """Reduce the chunk in the slots directly into the tensors; return the place after it."""
+    """Reduce the chunk of ``count`` elements in the slots of ``round_`` directly into the tensors.
+
+    The chunk begins at the place (``tensor``, ``offset``). Return the place after it.
+    """
     size = ITEMSIZE[read(plan + DTYPE)]
     done = 0
     while done < count:
@@ -120,9 +130,10 @@ def _reduce_pieces(
 
 @compiled("qqqqq")
 def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> int:
-    """Wait a limited time for all ranks to publish round ``first``.
+    """Wait until all ranks have published round ``first``; return LATER if they have not after ``sleeps`` sleeps.
 
-    If it returns LATER, it has saved where to continue.
+    Also save for the next try that this rank has published its first chunk, and (``tensor``, ``offset``), where the
+    second chunk begins.
     """
     # A try that ends with LATER has already published round ``first``: peers may see it and reduce with it, so it can
     # be neither taken back nor published a second time. BEGUN tells the next try to skip that round, and the saved
@@ -140,7 +151,7 @@ def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> 
 def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
     """Return the begin and end of this rank's part of a chunk of ``n`` elements.
 
-    Two ranks never write to one cache line.
+    The parts are such that two ranks never write to the same cache line.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     line = CACHE_LINE // ITEMSIZE[read(plan + DTYPE)]
@@ -153,7 +164,10 @@ def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
 def _copy_others(
     frame: int, plan: int, addresses: int, tensor: int, offset: int, flat: int, n: int, outwards: int
 ) -> tuple[int, int]:
-    """Do as ``_copy_pieces`` for a chunk of ``n`` elements, except for this rank's own part, which no other rank needs."""
+    """Copy a chunk of ``n`` elements as ``_copy_pieces`` does, except for this rank's own part.
+
+    Only this rank reduces its own part, so the part is not exchanged.
+    """
     size = ITEMSIZE[read(plan + DTYPE)]
     begin, end = _shard(frame, plan, n)
     tensor, offset = _copy_pieces(plan, addresses, tensor, offset, flat, begin, outwards)
@@ -167,8 +181,8 @@ def _publish(
 ) -> tuple[int, int, int]:
     """Publish chunk ``i`` of ``n`` elements, which begins at (tensor, offset); return (code, the place after it).
 
-    ``whole`` 0: leave out this rank's own part. The first chunk is the entry: if ``sleeps`` is not 0, wait a limited
-    time for all ranks.
+    If ``whole`` is 0, this rank's own part is left out. The first chunk also says whether this rank has no data
+    (``idle``). After the first chunk, if ``sleeps`` is not 0, wait a limited time for all ranks.
     """
     first = read(frame + IN_USED)
     if i == 0 and read(frame + BEGUN) != 0:
@@ -193,7 +207,10 @@ def _publish(
 
 @compiled("qqqqq")
 def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
-    """Let every rank read the slots of all peers and reduce all elements: best for two ranks, and for few bytes."""
+    """Run an allreduce in which every rank reads the slots of all peers and reduces all elements itself.
+
+    This is best for two ranks, and for few bytes.
+    """
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
@@ -249,9 +266,11 @@ def _reduce_shard(
 
 @compiled("qqqqq")
 def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
-    """Let each rank reduce its part of every chunk and gather the other parts.
+    """Run an allreduce in which each rank reduces its part of every chunk, and then copies the other parts from the
+    others.
 
-    There are three steps; each works one chunk behind the one before.
+    There are three steps for each chunk: publish, reduce, copy. Each turn of the loop does the first step for one
+    chunk, the second for the chunk before it, and the third for the chunk before that.
     """
     targets, total = read(plan + TARGETS), read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
@@ -308,15 +327,16 @@ def _allreduce(plan: int, idle: int, sleeps: int) -> int:
 
 @compiled(FUNCTIONS["ddl_allreduce"])
 def ddl_allreduce(plan: int) -> int:
-    """Reduce one bucket: the tensors of the plan, as one sequence of elements."""
+    """Reduce one bucket, the tensors of the plan, as one sequence of elements. ``plan``: the address of the plan."""
     return _allreduce(plan, 0, 0)
 
 
 @compiled(FUNCTIONS["ddl_allreduce_try"])
 def ddl_allreduce_try(plan: int) -> int:
-    """Do as ``ddl_allreduce``, but return LATER after about 0.1 s if not all ranks have arrived; call it again then.
+    """Do the same as ``ddl_allreduce``, but return LATER if not all ranks have arrived after about 0.1 s.
 
-    The plan's ticket identifies the run. After that run has ended, further calls only return its result.
+    The caller then calls it again. The plan's ticket identifies the run. When that run has ended, further calls with
+    the same ticket only return its result.
     """
     # A signal may raise an exception in the calling thread after this function has returned and before Python has
     # stored the code. The caller then asks again with the same ticket. Without this record, it would start a second
@@ -333,5 +353,8 @@ def ddl_allreduce_try(plan: int) -> int:
 
 @compiled(FUNCTIONS["ddl_allreduce_idle"])
 def ddl_allreduce_idle(plan: int) -> int:
-    """Take part in a bucket without data, which makes it void on every rank; the plan's addresses are not followed."""
+    """Take part in the allreduce of a bucket for which this rank has no data; that makes the bucket void on every rank.
+
+    The addresses of tensors in the plan are not used.
+    """
     return _allreduce(plan, 1, 0)

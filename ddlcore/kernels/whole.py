@@ -1,6 +1,6 @@
-"""Exact means of integers, for numba: widens elements so that sums cannot overflow, and converts sums to means.
+"""Exact means of integers, for numba: widen elements so that sums cannot overflow, and convert sums to means.
 
-Imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
+This module is imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ END = 9223372036854775808.0  # 2^63, the first float64 that is too large for an 
 
 @compiled("d")
 def _truncated(value: float) -> int:
-    """Truncate toward zero. A value that does not fit an int64 becomes the nearest int64, and a NaN becomes 0."""
+    """Return ``value`` truncated toward zero.
+
+    A value that does not fit an int64 becomes the nearest int64, and a NaN becomes 0.
+    """
     if value != value:
         return 0
     if value >= END:
@@ -31,9 +34,10 @@ def _truncated(value: float) -> int:
 
 @compiled("qqq")
 def _quotient(high: int, low: int, divisor: int) -> int:
-    """Return (high * 2^32 + low) / divisor toward zero, by long division: 0 <= low < 2^32, 0 < divisor < 2^31.
+    """Return (high * 2^32 + low) / divisor, truncated toward zero. The quotient is computed by long division.
 
-    The result wraps around if it does not fit an int64. The mean of ``divisor`` int64 values always fits.
+    Requires 0 <= low < 2^32 and 0 < divisor < 2^31. The result wraps around if it does not fit an int64. The mean of
+    ``divisor`` int64 values always fits.
     """
     upper = high // divisor  # floored, so that the rest is not negative
     rest = ((high - upper * divisor) << 32) + low
@@ -46,10 +50,10 @@ def _quotient(high: int, low: int, divisor: int) -> int:
 
 @compiled(FUNCTIONS["ddl_widen"])
 def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) -> int:
-    """Write each element, times ``scale``, as numbers that can be added without overflow.
+    """Multiply each element by ``scale``, and write it as one or two int64 numbers that can be added without overflow.
 
-    An element becomes one int64; an int64 becomes two, its high and its low half. 2^31 of the halves can be added
-    without overflow, and so can 2^31 elements of 32 bits or fewer.
+    An element of 32 bits or fewer becomes one number. An int64 becomes two, its high and its low half. 2^31 numbers of
+    either kind can be added without overflow.
     """
     block = stack(BLOCK_BYTES)
     at = 0
@@ -75,9 +79,10 @@ def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) ->
 
 @compiled(FUNCTIONS["ddl_mean"])
 def ddl_mean(source: int, target: int, count: int, dtype: int, divisor: int, scale: float) -> int:
-    """Convert exact sums back to the type: multiply each by ``scale``, divide by ``divisor``, truncate toward zero.
+    """Convert sums of what ``ddl_widen`` writes to means of type ``dtype``.
 
-    The result is exact if ``scale`` is 1, and else computed in float64. Values that the type cannot hold wrap around.
+    Each sum is multiplied by ``scale``, divided by ``divisor`` and truncated toward zero. The result is exact if
+    ``scale`` is 1, and otherwise computed in float64. Values that the type cannot hold wrap around.
     """
     block = stack(BLOCK_BYTES)
     at = 0

@@ -1,4 +1,7 @@
-"""Measure how far two clocks are apart, from the best of several questions and answers. Reads only the given clock."""
+"""Measure how far two clocks are apart: ask for the time of the other clock several times, and use the best answer.
+
+``compare`` reads only the clocks that it is given.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading of the other side's clock, and the boot of the machine to which that clock belongs."""
+    """A time that another process's clock has shown, and the boot of the machine to which that clock belongs."""
 
     now_ns: int
     boot: str
 
 
 def boot_id() -> str:
-    """Return an id that is equal for two processes if they read the same monotonic clock; "" if that is unknown."""
+    """Return an id that is equal in two processes if they read the same monotonic clock; "" if it is unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -26,9 +29,10 @@ def boot_id() -> str:
 
 
 def compare(ask: Callable[[], Reading], now_ns: Callable[[], int], own_boot: str) -> tuple[int, int]:
-    """Return (offset, error) in ns: the other clock is ours plus ``offset``, give or take ``error``.
+    """Return (offset, error) in ns: the other clock shows ours plus ``offset``, with an error of at most ``error``.
 
-    Of ``SAMPLES`` answers, the one with the shortest round trip is used, which limits the error to half of that time
+    ``ask`` returns a reading of the other clock, ``now_ns`` the time of our clock, whose boot is ``own_boot``. Of
+    ``SAMPLES`` answers, the one with the shortest round trip is used, which limits the error to half of that time
     (Cristian, 1989). Processes of one boot of one machine read the same clock, so the offset is 0, unless an answer
     contradicts that (a time namespace may shift a clock).
     """

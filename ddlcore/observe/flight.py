@@ -26,12 +26,15 @@ log = logging.getLogger("ddl")
 class Flight:
     """The flight recorder of one rank.
 
-    The threads that launch buckets write into ``launches`` directly, one store for each bucket: see
+    The threads that launch buckets write into ``launches`` directly, by one assignment for each bucket: see
     ``TensorQueue.launch``.
     """
 
     def __init__(self, records: int = 1024) -> None:
-        """Keep the last ``records`` launches (rounded up to a power of two) and as many of all else; 0 for none."""
+        """Prepare to keep the last ``records`` launches, negotiated buckets and decisions each; 0 keeps nothing.
+
+        For launches, the number is rounded up to a power of two.
+        """
         self._keeps = records > 0  # one slot exists in any case, so that launching threads need no test
         self.mask = (1 << max(records - 1, 0).bit_length()) - 1
         self.launches: list[tuple[int, int, Planned, int] | None] = [None] * (self.mask + 1)
@@ -39,24 +42,30 @@ class Flight:
         self._decisions: deque[tuple[float, str, Mapping[str, Any]]] = deque(maxlen=records)
 
     def note(self, what: str, **said: Any) -> None:
-        """Note a decision of this rank or of the coordinator. Any thread."""
+        """Record the decision ``what`` of this rank or of the coordinator, with its details ``said``.
+
+        Any thread may call this.
+        """
         self._decisions.append((time.monotonic(), what, said))
 
     def begin(self, bucket: Bucket) -> dict[str, Any]:
-        """Note that a negotiated bucket starts, and return its record for ``done``. The engine's thread."""
+        """Record that a negotiated bucket starts, and return this record, which is to be passed to ``done``.
+
+        Only the engine's thread calls this.
+        """
         record = {"bucket": bucket, "at_s": time.monotonic(), "state": "started", "took_s": 0.0}
         self._buckets.append(record)
         return record
 
     def done(self, record: dict[str, Any], state: str = "completed") -> None:
-        """Note that the bucket of ``record`` has ended."""
+        """Record that the bucket of ``record``, which ``begin`` has returned, has ended in ``state``."""
         record["state"] = state
         record["took_s"] = time.monotonic() - record["at_s"]
 
     def entries(self, under_way: Collection[int]) -> list[dict[str, Any]]:
-        """Return all buckets that are remembered, the oldest first.
+        """Return a description of each recorded bucket, the oldest first.
 
-        ``under_way``: numbers of launches that are in flight.
+        ``under_way``: numbers of the launches that are in flight.
         """
         found = []
         for launch in list(self.launches):
@@ -88,9 +97,11 @@ class Flight:
         under_way: Collection[int],
         more: Mapping[str, Any],
     ) -> Path | None:
-        """Write ``rankN.REASON.json``, whole or not at all, and return its path. Any thread.
+        """Write all that is recorded to ``rankN.REASON.json`` in ``directory``, and return the path of this file.
 
-        Returns None if the file cannot be written; the reason is logged.
+        The file is written completely or not at all; in the second case, the cause is logged and the result is None.
+        ``groups``: the ranks of each process set. ``under_way``: as for ``entries``. ``more``: further fields for the
+        file. Any thread may call this.
         """
         now_s, now_ns = time.monotonic(), time.time_ns()
         state = {

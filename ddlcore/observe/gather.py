@@ -1,4 +1,4 @@
-"""Bring the ranks' parts of a timeline to rank 0 over the job's store, if no launcher collects them."""
+"""Copy the ranks' parts of a timeline to rank 0 through the job's store, if no launcher collects them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ddlcore.errors import DdlInternalError
 
 
 def send(store: Store, key: str, path: Path, shared: bool) -> None:
-    """Send a rank's complete part to rank 0. ``shared``: rank 0 is on this host and can read the file directly."""
+    """Send the complete part of this rank, the file ``path``, to rank 0 under ``key``.
+
+    ``shared``: rank 0 is on this host and can read the file directly, so only the key is sent.
+    """
     with contextlib.suppress(DdlInternalError, OSError):  # if rank 0 can no longer be told, it does not need the part
         store.set(key, b"" if shared else zlib.compress(path.read_bytes(), 1))
 
@@ -21,7 +24,8 @@ def send(store: Store, key: str, path: Path, shared: bool) -> None:
 def collect(store: Store, prefix: str, ranks: Iterable[int], directory: Path, timeout_s: float) -> list[int]:
     """Wait for the parts of ``ranks`` and write them to ``directory``; return the ranks whose part is missing.
 
-    Call it on rank 0. A part that its rank could write there itself is only waited for.
+    Call this on rank 0. The part of a rank that could write to ``directory`` itself is only waited for. All together
+    may take ``timeout_s``.
     """
     missing = []
     deadline_s = time.monotonic() + timeout_s

@@ -40,7 +40,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve the request in a thread of its own; end the oldest request first if there are too many."""
+        """Serve the request in a thread of its own. If there are too many requests, end the oldest one first."""
         with self._turn:
             while len(self._served) >= MOST_AT_ONCE:
                 oldest = min(self._served, key=self._served.__getitem__)
@@ -60,9 +60,10 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 def bounded_server(address: str, port: int, app: Callable[..., Iterable[bytes]]) -> WSGIServer:
-    """Return a server that listens, and that answers with ``app`` once ``serve_forever`` runs.
+    """Return a server that listens at ``address`` and ``port``.
 
-    Raises OSError, and OverflowError for an invalid port.
+    It answers requests with ``app`` once its ``serve_forever`` runs. Raises OSError if it cannot listen there, and
+    OverflowError for an invalid port.
     """
     found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE) if port <= 65535 else []
     if not found:

@@ -1,4 +1,4 @@
-"""Merge the ranks' parts into one trace, with a process for each rank and one clock for all."""
+"""Merge the parts that the ranks have written into one trace, with a process for each rank and one clock for all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
 
 @dataclass
 class Part:
-    """What one rank has written."""
+    """The contents of the file that one rank has written."""
 
     pid: int
     events: list[Event]
@@ -31,11 +31,17 @@ class Part:
 
     @property
     def error_us(self) -> float | None:
-        """Largest error of its times relative to the coordinator's clock; None if its clock was never compared."""
+        """The largest error of the rank's times after conversion to the coordinator's clock.
+
+        None if the two clocks were never compared.
+        """
         return max(error for _, _, error in self.clocks) / 1000 if self.clocks else None
 
     def offset_us(self, ts: float) -> float:
-        """Return what must be added to ``ts``, interpolated linearly between two comparisons of the clocks."""
+        """Return what must be added to the time ``ts`` to get the time of the coordinator's clock.
+
+        Between two comparisons of the clocks, it is interpolated linearly.
+        """
         looks = self.clocks
         if not looks:
             return 0.0
@@ -52,9 +58,9 @@ def parts_in(directory: Path) -> list[Path]:
 
 
 def read_part(path: Path) -> Part:
-    """Return the contents of a part, even if its last write was cut short.
+    """Return the contents of the part in the file ``path``, even if its last write was cut short.
 
-    Raises ValueError with a message of one line for any other content.
+    Raises ValueError with a message of one line if the file is no part of a timeline.
     """
     data = path.read_bytes()
     try:
@@ -74,7 +80,10 @@ def read_part(path: Path) -> Part:
 
 
 def _decoded(data: bytes) -> Any:
-    """Return decoded JSON, also with names that are no valid Unicode (Python writes them). Raises ValueError."""
+    """Return the value of the JSON text ``data``. Raises ValueError if it is no JSON.
+
+    Names that are no valid Unicode are accepted, because Python writes them.
+    """
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.json.decode(data)
     try:
@@ -84,7 +93,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _mended(text: str) -> list[Event]:
-    """Return the events of all complete lines."""
+    """Return the events of all complete lines of ``text``, the contents of a part that was cut short."""
     events = []
     for line in text.split("\n"):  # the only end of a record; other line breaks may be within a name
         with contextlib.suppress(ValueError, RecursionError):
@@ -95,7 +104,7 @@ def _mended(text: str) -> list[Event]:
 
 
 def aligned(part: Part) -> list[Event]:
-    """Return the events of ``part`` by the coordinator's clock; durations stay unchanged."""
+    """Return the events of ``part`` with all times converted to the coordinator's clock; durations stay unchanged."""
     moved = []
     for event in part.events:
         if "ts" in event:
@@ -105,8 +114,9 @@ def aligned(part: Part) -> list[Event]:
 
 
 def merge(paths: Sequence[Path], target: Path) -> list[str]:
-    """Write the trace of ``paths`` to ``target``: one JSON object, or if it ends in .zip, parts with a manifest.
+    """Merge the parts in the files ``paths`` into one trace, and write it to ``target``.
 
+    If the name of ``target`` ends in .zip, it becomes a zip of parts with a manifest, otherwise one JSON object.
     Returns a line of text for each part that could not be read. Raises OSError if ``target`` cannot be written.
     """
     parts, problems = [], []
@@ -130,7 +140,10 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
 
 
 def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
-    """Add marks to each bucket's negotiation on its lowest rank: for each rank, when that became ready."""
+    """Show in the negotiation of each bucket at which time each rank became ready.
+
+    For each rank, an event is added to the row in which the lowest rank shows this negotiation.
+    """
     negotiated: dict[tuple[Any, ...], list[tuple[int, Event, float]]] = {}
     for number, (part, events) in enumerate(zip(parts, rows)):
         slices = [e for e in events if e.get("name", "").startswith("NEGOTIATE_") and e.get("ph") == "X"]
@@ -178,7 +191,10 @@ def _write_json(path: Path, parts: Sequence[Part], rows: Iterable[Sequence[Event
 
 
 def _write_zip(path: Path, parts: Sequence[Part], rows: Sequence[Sequence[Event]]) -> None:
-    """Write a zip with a manifest in Perfetto's format. The parts are aligned already, so none needs an offset."""
+    """Write a zip with a manifest in Perfetto's format.
+
+    The times of the parts are by one clock already, so the manifest needs no offsets.
+    """
     names: dict[str, int] = {}
     files = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -16,7 +16,7 @@ INSTALL = "pip install ddlcore[metrics]"
 class Family:
     """A metric with its samples, one for each value of its label.
 
-    ``name`` is the name as shown; that of a counter ends in _total.
+    ``name`` is the name that Prometheus shows; the name of a counter ends in _total.
     """
 
     name: str
@@ -27,9 +27,10 @@ class Family:
 
 
 def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
-    """Return the metrics for the counts of ``ddl.stats()``, by the conventions of Prometheus: base units, and totals.
+    """Return the metrics for ``stats``, the counts of ``ddl.stats()``.
 
-    ``step_s``: recent duration of a step; 0 if unknown.
+    They follow the conventions of Prometheus: base units, and totals. ``step_s``: recent duration of a step; 0 if
+    unknown.
     """
 
     def total(name: str, doc: str, value: float) -> Family:
@@ -88,7 +89,10 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
 
 
 class Exporter:
-    """An HTTP server in a thread of its own, from ``open`` to ``close``. It may call ``read`` at any time."""
+    """An HTTP server in a thread of its own, from ``open`` to ``close``, for the metrics that ``read`` returns.
+
+    It may call ``read`` at any time.
+    """
 
     def __init__(self, read: Callable[[], Iterable[Family]], labels: Mapping[str, str]) -> None:
         """Prepare an exporter that adds ``labels`` to every sample."""
@@ -98,7 +102,7 @@ class Exporter:
         self._thread: threading.Thread | None = None
 
     def open(self, address: str, port: int) -> int:
-        """Start to listen and return the port (the real one if ``port`` is 0).
+        """Listen at ``address`` and ``port``, and return the port. If ``port`` is 0, the system chooses it.
 
         Raises ValueError with a message of one line if that is impossible.
         """
@@ -123,7 +127,7 @@ class Exporter:
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Stop serving: requests in progress are answered, and the port is free afterwards. May be called again."""
+        """Stop serving, after answering the requests in progress; the port is then free. Further calls do nothing."""
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
             server.shutdown()
@@ -131,7 +135,7 @@ class Exporter:
             self._thread.join(2.0)
 
     def collect(self) -> Iterable[Any]:
-        """Return the metrics in the form of Prometheus' library, which calls this at each scrape."""
+        """Return the metrics in the form of Prometheus' library, which calls this at each request for metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         own = list(self._labels)

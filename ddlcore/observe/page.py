@@ -1,4 +1,4 @@
-"""Draw a summary as one self-contained HTML page, with tables and with charts as SVG. It computes no results itself."""
+"""Draw a summary as one self-contained HTML page, with tables and with charts in SVG. Computes no results itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPUTE, EXPOSED, HIDDEN, COPY, WAIT, NEGOTIATE = "#c9d6e2", "#d1495b", "#2a6f97
 
 
 def sentences(summary: Summary) -> list[str]:
-    """Return the main results as sentences."""
+    """Return the main results of ``summary`` as sentences."""
     said = []
     if summary.ranks:
         step = statistics.median(row.step_ms for row in summary.ranks)
@@ -68,7 +68,7 @@ def _clocks(summary: Summary) -> list[str]:
 
 
 def tables(summary: Summary) -> list[Table]:
-    """Return the tables of results, for a terminal and for the page."""
+    """Return the results of ``summary`` as tables, for a terminal and for the page."""
     whole = sum(row.last for row in summary.ranks) or 1
     found: list[Table] = [
         (
@@ -103,7 +103,7 @@ def tables(summary: Summary) -> list[Table]:
 
 
 def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Sequence[Event]) -> str:
-    """Return the HTML page; ``name`` is the name of the trace."""
+    """Return the HTML page for the trace called ``name``, which has these ``metadata`` and ``events``."""
     name = plain(name)
     parts = [html.element("h1", f"Timeline {name}"), *(html.element("p", text) for text in sentences(summary))]
     for title, svg in charts(summary, events).items():
@@ -172,7 +172,7 @@ def _stragglers(summary: Summary) -> str:
 
 
 def _median_step(runs: Sequence[Run]) -> tuple[float, float] | None:
-    """Return begin and end of the step of median length on the first rank.
+    """Return begin and end of the step of median length on the first rank; None if no whole step was replayed.
 
     A step begins at the end of the previous one.
     """

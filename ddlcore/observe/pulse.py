@@ -1,4 +1,4 @@
-"""Send the load and progress of this rank from time to time, on a thread of its own that blocks no other thread."""
+"""Measure the load and progress of this rank, and send them at intervals in a thread that blocks no other thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _STATM = Path("/proc/self/statm")
 
 
 class Ticker:
-    """Calls ``tick`` every ``interval_s`` until ``close``. An exception of ``tick`` ends the calls, but not the job."""
+    """A thread that calls ``tick`` every ``interval_s`` until ``close``.
+
+    An exception of ``tick`` ends the calls, but not the job.
+    """
 
     def __init__(self, interval_s: float, tick: Callable[[], None], name: str) -> None:
         self._interval_s = interval_s
@@ -24,9 +27,9 @@ class Ticker:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and wait up to 2 s for a call in progress.
+        """Stop the calls; if one is in progress, wait up to 2 s for its end.
 
-        Any thread but the ticker's own may call this, and more than once.
+        Any thread except the ticker's own may call this, more than once.
         """
         self._end.set()
         self._thread.join(2.0)
@@ -64,7 +67,10 @@ def resident_bytes() -> int:
 
 
 class Pace:
-    """Computes the duration of a step from the number of steps at successive calls. One thread at a time."""
+    """A meter that computes the duration of a step from the number of steps at successive calls.
+
+    Only one thread at a time may call it.
+    """
 
     def __init__(self) -> None:
         self._steps = 0
@@ -72,7 +78,10 @@ class Pace:
         self._step_s = 0.0
 
     def step_s(self, steps: int) -> float:
-        """Return the mean seconds for each step since the last call that saw a new step; 0 before the first."""
+        """Return the mean duration of the steps since the last call that saw a new step; 0 before the first step.
+
+        ``steps``: number of steps so far.
+        """
         now_s = time.monotonic()
         if steps > self._steps:
             self._step_s = (now_s - self._at_s) / (steps - self._steps)

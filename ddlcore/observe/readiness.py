@@ -1,4 +1,7 @@
-"""Remember when each tensor was submitted until its bucket has run, at low cost if many are submitted at once."""
+"""Keep the time at which each tensor was submitted until its bucket has run.
+
+The cost is low even if many tensors are submitted at once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ MOST_CALLS = 8
 
 
 class _Call:
-    """Tensors that are started together in one call, the same in every step. Only the first call describes them."""
+    """A set of tensors that are started together in one call, the same set in every step.
+
+    The set is described only once, when the first such call is recorded.
+    """
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self.entries = tuple(entries)  # kept alive, because their ids are the key of this call
@@ -39,7 +45,7 @@ class Readiness:
         self._together: list[tuple[int, _Call, list[Planned]]] = []  # time, call, and the buckets of it that have run
 
     def one(self, set_id: int, name: str, spec: bytes, at_ns: int) -> None:
-        """Note that a tensor was submitted at ``at_ns``."""
+        """Record that the tensor ``name`` was submitted at ``at_ns``."""
         self._note((set_id, name), at_ns)
         if name.startswith("noname."):
             waiting = self._anonymous.setdefault((set_id, spec), deque())
@@ -48,7 +54,7 @@ class Readiness:
             waiting.append(name)
 
     def together(self, entries: Sequence[Any], at_ns: int) -> None:
-        """Note that several persistent requests were started in one call at ``at_ns``."""
+        """Record that several persistent requests were started in one call at ``at_ns``."""
         if len(entries) == 1:
             self._note((entries[0].set_id, entries[0].name), at_ns)
             return
@@ -63,9 +69,10 @@ class Readiness:
         self._together.append((at_ns, call, []))
 
     def of(self, what: Bucket | Planned, before_ns: int) -> Sequence[int]:
-        """Return when the tensors of a bucket that began at ``before_ns`` were submitted.
+        """Return when the tensors of the bucket ``what``, which began at ``before_ns``, were submitted.
 
-        The result has one time for each tensor, or one for all. An unknown time is replaced by ``before_ns``.
+        The result has one time for each tensor, or a single time if one call has started them all. An unknown time is
+        replaced by ``before_ns``.
         """
         if isinstance(what, Planned) and (at_ns := self._of_call(what, before_ns)):
             return (at_ns,)
@@ -75,7 +82,7 @@ class Readiness:
         return [self._asked((what.set_id, name), before_ns) for name in self._names(what)]
 
     def _of_call(self, planned: Planned, before_ns: int) -> int:
-        """Return the time of the one call that started all tensors of the bucket; 0 if there is none."""
+        """Return the time of the call that has started all tensors of the bucket together; 0 if there is none."""
         for i in range(len(self._together) - 1, -1, -1):
             at_ns, call, ran = self._together[i]
             if at_ns <= before_ns and call.covers_all(planned) and not any(planned is one for one in ran):
@@ -86,7 +93,10 @@ class Readiness:
         return 0
 
     def _spread(self, at_ns: int, call: _Call, ran: Sequence[Planned]) -> None:
-        """Note the tensors of a call one by one, because they do not belong to one bucket."""
+        """Record the submission of each tensor of ``call`` by itself.
+
+        Tensors are left out whose buckets, ``ran``, have run already.
+        """
         done = {(planned.set_id, name) for planned in ran for name in planned.names}
         for key in call.keys - done:
             self._note(key, at_ns)
@@ -106,9 +116,9 @@ class Readiness:
         return [name or self._next_anonymous(what.set_id, spec) for name, spec in zip(what.names, what.specs)]
 
     def _next_anonymous(self, set_id: int, spec: bytes) -> str:
-        """Return the name of the oldest call without a name that has not run.
+        """Return the generated name of the oldest call without a name that has not run; "" if there is none.
 
-        Calls that were negotiated are skipped: they have run under their names.
+        Calls that were negotiated are skipped, because they have run under their generated names.
         """
         waiting = self._anonymous.get((set_id, spec), deque())
         while waiting:

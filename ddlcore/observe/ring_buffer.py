@@ -28,7 +28,10 @@ class Code(IntEnum):
 
 
 class RingBuffer:
-    """A fixed number of slots that any thread fills, over and over, and that one thread empties. No thread blocks."""
+    """A fixed number of slots for records, which are used over and over again.
+
+    Any thread may add records, and one thread reads them. No thread blocks.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         """Make a buffer of ``capacity`` slots, a power of two."""
@@ -40,7 +43,10 @@ class RingBuffer:
         self._next = 0
 
     def put(self, *what: Any) -> None:
-        """Add a record; its number is added here. Any thread. It overwrites an old record if the buffer is full."""
+        """Add a record of the fields ``what``, with the next number in front. Any thread may call this.
+
+        If the buffer is full, the record overwrites an old one.
+        """
         # There is no lock, because a training thread must never wait for a trace, and a signal handler may record in
         # the middle of another record. It is safe since each of the two steps is atomic in CPython: drawing a number,
         # which reserves a slot, and storing one tuple that is complete and contains its number. A reader therefore sees
@@ -51,7 +57,7 @@ class RingBuffer:
         self.slots[number & self.mask] = (number, *what)
 
     def take(self) -> Iterator[Record]:
-        """Return the records that were put since the last call, in order. Only one thread may call this."""
+        """Yield the records that were added since the last call, in order. Only one thread may call this."""
         while True:
             record = self.slots[self._next & self.mask]
             if record is None or record[0] < self._next:

@@ -1,7 +1,7 @@
-"""Sample the stack of a rank's main thread, and compute which share of a step it waits for input.
+"""Sample the stack of a rank's main thread, and compute for which share of a step the thread waits for input.
 
-The method is described in docs/design/input.md. It knows no framework: input is whatever the training loop iterates
-over.
+The method is described in docs/design/input.md. This module knows no framework: input is whatever the training loop
+iterates over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OURS = "ddl"  # prefix of the names of ddl's modules
 
 @dataclass
 class _Node:
-    """One frame of the sampled stack, for as long as it stays there."""
+    """One frame of the sampled stack, with the time that the samples found at each of its lines."""
 
     frame: FrameType
     depth: int
@@ -46,7 +46,7 @@ class _Node:
 
 @dataclass
 class _Loop:
-    """Totals over all frames of one code object."""
+    """The totals over all frames of one code object, which may be the training loop."""
 
     code: CodeType
     depth: int
@@ -65,9 +65,10 @@ class _Loop:
 
 
 class Stacks:
-    """Totals over samples of one thread's stack.
+    """The totals over the samples of one thread's stack.
 
-    ``loaders``: modules of frameworks; a thread inside them counts as waiting for input.
+    ``loaders``: prefixes of the names of framework modules; while the thread is inside such a module, it counts as
+    waiting for input.
     """
 
     def __init__(self, loaders: Sequence[str] = ()) -> None:
@@ -79,7 +80,7 @@ class Stacks:
         self._first_step = self._steps = -1
 
     def take(self, frame: FrameType | None, steps: int, seconds: float) -> None:
-        """Add a sample that stands for ``seconds`` of time, taken when ``steps`` steps were done."""
+        """Add the sample ``frame``, which stands for ``seconds`` of time and was taken when ``steps`` steps were done."""
         frames = _outermost_first(frame)
         if self._first_step < 0:
             self._first_step = steps
@@ -110,7 +111,7 @@ class Stacks:
         self._first_step = -1
 
     def profile(self) -> Profile:
-        """Return the profile of all samples so far; one with 0 steps if no loop was seen for some steps."""
+        """Return the profile of all samples so far. It has 0 steps if no training loop was recognized in the samples."""
         loop = self._loop()
         if loop is None:
             return Profile(0, 0.0, 0.0, "", ())
@@ -124,7 +125,10 @@ class Stacks:
         return Profile(loop.steps, total_s, input_s, f"{loop.code.co_name} in {name}", lines)
 
     def _loop(self) -> _Loop | None:
-        """Return the innermost code whose frames lasted over most of the steps."""
+        """Return the totals of the training loop: of the innermost code whose frames stayed during most of the steps.
+
+        Returns None if there is no such code.
+        """
         loops = {code: one.copy() for code, one in self._loops.items()}
         for node in self._stack:
             _join(loops, node)
@@ -140,8 +144,9 @@ class Stacks:
     def _waits(self, frames: Sequence[FrameType]) -> list[bool]:
         """Return for each frame whether it is waiting for input at this moment.
 
-        It waits if it iterates, and neither ddl nor training code runs below it; or if it has called training code that
-        waits.
+        A frame that has called ddl does not wait. A frame that has called training code (code that calls ddl at some
+        time) waits if the called frame waits. Any other frame waits if it is fetching the next element of an iteration,
+        or if what it has called is inside ``loaders``.
         """
         found = [False] * len(frames)
         loading = False
@@ -192,7 +197,10 @@ def _module(frame: FrameType) -> str:
 
 
 class Sampler:
-    """A thread that samples the stack of thread ``ident`` every ``interval_s``, and calls ``tell`` once a second."""
+    """A thread that samples the stack of thread ``ident`` every ``interval_s``.
+
+    ``steps`` returns how many steps are done. When the first steps are over, ``tell`` gets the profile once a second.
+    """
 
     def __init__(
         self,
@@ -213,7 +221,10 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, after calling ``tell`` a last time. From any thread but the sampler's own; may be called again."""
+        """Stop the thread, which calls ``tell`` a last time.
+
+        Any thread except the sampler's own may call this, more than once.
+        """
         self._end.set()
         self._thread.join(2.0)
 

@@ -1,4 +1,4 @@
-"""React to a signal by which a user asks a process for something, if the process does not use that signal itself."""
+"""Call a function when the user sends this process a certain signal, unless the process uses that signal itself."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from types import FrameType
 
 
 def listen(name: str, call: Callable[[], None]) -> Callable[[], None]:
-    """Call ``call`` whenever signal ``name`` arrives ("" for none), between any two instructions of the main thread.
+    """Make ``call`` run whenever the signal called ``name`` arrives; return a function that undoes this.
 
-    Therefore ``call`` must take no lock. Does nothing if the signal has a handler already, or if this is not the main
-    thread. Returns a function that restores the default. Raises ValueError if ``name`` is no signal.
+    ``call`` runs between any two instructions of the main thread, so it must take no lock. Does nothing if ``name`` is
+    "", if the signal has a handler already, or if this is not the main thread. Raises ValueError if ``name`` is no
+    signal.
     """
     if not name:
         return lambda: None

@@ -1,4 +1,7 @@
-"""Show what the threads of this process are doing, as Python stacks. The calling thread needs the interpreter."""
+"""Show what the threads of this process are doing, as Python stacks.
+
+The thread that asks for them must get the GIL.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ LARGEST = 8192  # characters
 
 
 def stack_of(ident: int) -> str:
-    """Return the stack of thread ``ident``, innermost call last; that of the main thread if ``ident`` has ended.
+    """Return the stack of thread ``ident``, innermost call last. If that thread has ended, return the main thread's
+    stack.
 
     A native call appears as the Python line that makes it.
     """
@@ -24,7 +28,7 @@ def stack_of(ident: int) -> str:
 
 
 def all_stacks() -> dict[str, list[str]]:
-    """Return the stack of every Python thread, by its name."""
+    """Return the stacks of all Python threads, by the name of the thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         names.get(ident, f"thread {ident}"): "".join(traceback.format_stack(frame)[-INNERMOST:]).splitlines()

@@ -1,4 +1,4 @@
-"""Compute from a trace where the time of a step goes, and which rank delays it. Pure functions."""
+"""Compute from a trace what the time of a step is spent on, and which rank delays the others. All functions are pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SHOWN = 10  # rows of the tables of buckets and tensors
 
 @dataclass(frozen=True)
 class Run:
-    """One bucket on one rank. Times are in us of the trace."""
+    """One run of a bucket on one rank. Times are in µs of the trace."""
 
     pid: int
     key: str  # equal on all ranks of the bucket
     kind: str
-    begun: float  # start: copies and communication follow
+    begun: float  # time at which the bucket starts; copies and communication follow
     ended: float
     ready: float  # time when the last of its tensors was submitted
     wire: float  # duration of the communication, waiting for other ranks included
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def step(self) -> tuple[str, int, int] | None:
-        """(epoch, schedule, period) of a replayed bucket; None of any other."""
+        """The step to which a replayed bucket belongs, as (epoch, schedule, period); None for other buckets."""
         if "period" not in self.args:
             return None
         return self.args["bucket"].split(".")[0], self.args["schedule"], self.args["period"]
@@ -42,9 +42,9 @@ class Run:
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank. Shares are of the time of a step.
+    """The results for one rank. Each share is a share of the time of a step.
 
-    They are medians over the replayed steps, or over all that was recorded if none was replayed.
+    Times and shares are medians over the replayed steps. If no step was replayed, they are for all that was recorded.
     """
 
     rank: int
@@ -55,16 +55,16 @@ class RankRow:
     exposed: float  # share in which the user's thread waited in ddl
     communication: float  # share in which buckets were in flight
     overlap: float  # part of that share in which the user's thread did not wait
-    last: int  # buckets for which it was the last rank; only replayed ones, if there are any
-    late_ms: float  # median of its delay for these, behind the median of the other ranks
-    offset_us: float | None  # added to its clock; 0 if it reads the coordinator's clock
-    error_us: float | None  # error of that; None: its clock was never compared with the others'
+    last: int  # number of buckets for which it was the last rank; if any were replayed, only replayed ones count
+    late_ms: float  # median of its delays in these buckets, behind the median of the other ranks
+    offset_us: float | None  # what is added to its times; 0 if it reads the coordinator's clock
+    error_us: float | None  # error of ``offset_us``; None: its clock was never compared with the coordinator's
     complete: bool  # whether its file has an end
 
 
 @dataclass(frozen=True)
 class BucketRow:
-    """Buckets that are alike, together."""
+    """The results for all runs of the same bucket, on all ranks together."""
 
     names: str
     kind: str
@@ -103,12 +103,12 @@ class Summary:
 
     @property
     def exposed(self) -> float:
-        """Share of a step in which ranks wait in ddl: the mean over the ranks."""
+        """The share of a step in which a rank's user thread waits in ddl, as the mean over the ranks."""
         return statistics.fmean(row.exposed for row in self.ranks) if self.ranks else 0.0
 
 
 def runs_of(events: Iterable[Event]) -> list[Run]:
-    """Return the buckets of a trace."""
+    """Return all runs of buckets in the ``events`` of a trace, in the order of their start."""
     slices = [event for event in events if event.get("ph") == "X"]
     phases: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for one in slices:
@@ -144,7 +144,7 @@ def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
 
 
 def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
-    """Return the summary of a trace, given what ``read_trace`` returns."""
+    """Return the summary of a trace. The arguments are what ``read_trace`` returns."""
     runs = runs_of(events)
     waits: dict[int, list[Interval]] = defaultdict(list)
     changes: dict[int, Counter[str]] = defaultdict(Counter)
@@ -213,7 +213,10 @@ def _rank_row(
 
 
 def _steps(runs: Sequence[Run]) -> list[Interval]:
-    """Return the spans of steps, each from the end of a period's last bucket to that of the next period."""
+    """Return the begin and the end of each step that was replayed on a rank.
+
+    A step lasts from the end of the last bucket of one period to the end of the last bucket of the next period.
+    """
     ends: dict[tuple[str, int, int], float] = {}
     for run in runs:
         if run.step is not None:
@@ -226,10 +229,11 @@ def _steps(runs: Sequence[Run]) -> list[Interval]:
 
 
 def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
-    """Return by rank, for each bucket to which it came last, its delay behind the median of the other ranks.
+    """Return by rank (its pid): for each bucket in which it was the last rank, its delay behind the median of the
+    others.
 
-    A replayed bucket counts from when the rank began it, any other from when its tensors were ready, so that only the
-    rank's own work counts and not the network.
+    Replayed buckets are compared by the time at which each rank began them, other buckets by the time at which their
+    tensors were ready on each rank. So only a rank's own work counts, and not the network.
     """
     buckets: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -293,7 +297,7 @@ def _short(names: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return the name, or "" for a call without a name, because its generated name never occurs twice."""
+    """Return ``name``, or "" if it was generated for a call without a name: such a name never occurs twice."""
     return "" if name.startswith("noname.") else name
 
 
@@ -322,7 +326,7 @@ def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval
 
 
 class Cover:
-    """A set of intervals, which returns how much of a span lies in them."""
+    """A set of intervals that can tell how much of a span they cover."""
 
     def __init__(self, intervals: Iterable[Interval]) -> None:
         self.intervals = _union(intervals)

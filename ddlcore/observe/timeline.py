@@ -1,4 +1,4 @@
-"""Write one rank's file of a timeline on a thread of its own. The file is valid JSON at any time."""
+"""Write one rank's file of a timeline, in a thread of its own. The file is valid JSON at any time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PART = "rank*.json"  # pattern of the names of such files
 MADE_HERE = ".ddl-timeline"  # file that marks a directory as made by ddl: others are never removed
 _PART_NAME = re.compile(r"rank\d+(\.\d+)?\.json")
 FLUSH_S = 0.2
-CHUNK = 32  # records handled before other threads get a turn, which a write gives them
+CHUNK = 32  # number of records after which a write to the file lets other threads run
 CLOCK_S = 10.0  # time between two readings of the coordinator's clock
 _END = b"\n]\n"
 
@@ -29,7 +29,10 @@ Clock = Callable[[], "tuple[int, int] | None"]  # offset and error in ns; None: 
 
 
 def part_of(directory: Path, rank: int) -> Path:
-    """Return the path of the part that ``rank`` writes; further parts of the same rank get a number."""
+    """Return the path for a new part of ``rank`` in ``directory``.
+
+    If the rank has a part there already, the new name contains a number.
+    """
     number = 0
     while True:
         path = directory / (f"rank{rank}.{number}.json" if number else f"rank{rank}.json")
@@ -39,7 +42,7 @@ def part_of(directory: Path, rank: int) -> Path:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory for parts, marked as made by ddl. An existing directory stays as it is. Raises OSError."""
+    """Make ``directory`` for parts, and mark it as made by ddl. If it exists, it stays as it is. Raises OSError."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
         directory.mkdir()
@@ -73,9 +76,9 @@ def remove_if_empty(directory: Path) -> None:
 
 
 class TraceFile:
-    """A file with a JSON list of events that grows at its end.
+    """A file with a JSON list of events, to which events can be added at the end.
 
-    Each write leaves a complete list, also for readers meanwhile.
+    After each write the list in the file is complete, so the file can be read at any time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,9 +92,9 @@ class TraceFile:
         self._at = 1
 
     def add(self, events: Sequence[str]) -> None:
-        """Add events, given as JSON, in one write that replaces the end of the list.
+        """Add ``events``, which are JSON texts, by one write that overwrites the end of the list.
 
-        The kernel executes the whole write, unless the process is killed within it.
+        The list stays complete, because the kernel executes the whole write, unless the process is killed during it.
         """
         if not events:
             return
@@ -110,14 +113,14 @@ class TraceFile:
 
 
 class Timeline:
-    """A thread that writes the records of the ring to the file at short intervals, from ``start`` to ``stop``."""
+    """A thread that writes the records of ``ring`` to a file at short intervals, from ``start`` to ``stop``."""
 
     def __init__(
         self, ring: RingBuffer, writer: TraceWriter, path: Path, facts: Mapping[str, Any], clock: Clock
     ) -> None:
-        """Create the file. ``clock`` compares this rank's clock with the coordinator's.
+        """Create the file ``path``. Raises OSError as TraceFile does.
 
-        Raises OSError as TraceFile does.
+        ``facts`` describe the recording. ``clock`` compares this rank's clock with the coordinator's.
         """
         self.path = path
         self._ring = ring
@@ -135,7 +138,7 @@ class Timeline:
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Write what is left and close the file. May be called again."""
+        """Write what is left and close the file; wait for that at most ``timeout_s``. Further calls do nothing."""
         if self._stopping.is_set():
             return
         self._stopping.set()

@@ -1,9 +1,10 @@
 """Turn the records of a rank into events of a Chrome trace, with the names that Horovod uses.
 
-No files, threads or clocks.
+This module uses no files, threads or clocks.
 
-A bucket is a sequence of phases in one row. Buckets that overlap are in different rows. Events that occur hundreds of
-times a second are formatted as text directly, because this work competes with the training for the interpreter.
+The phases of a bucket follow each other in one row. Buckets that overlap are in different rows. Events that occur
+hundreds of times a second are formatted as text directly, because this work competes with the training for the
+interpreter.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _WITHOUT_BYTES = (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET)
 
 
 class _Place:
-    """What is the same each time a bucket of a schedule runs."""
+    """The part of the events of a bucket of a schedule that is the same each time the bucket runs."""
 
     def __init__(self, planned: Planned, schedule: int, position: int, wire: str) -> None:
         args: dict[str, Any] = {"tensors": len(planned.names), "set": planned.set_id, "schedule": schedule}
@@ -42,7 +43,8 @@ class _Place:
 class TraceWriter:
     """The writer of one rank's events, which are JSON texts.
 
-    ``transport(set_id, kind)`` returns the name of the transport, such as "shm".
+    In the trace, the rank is the process ``pid``. ``transport(set_id, kind)`` returns the name of the transport, such
+    as "shm". ``mark_cycles``: add an event at the begin of each period.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class TraceWriter:
         self._frozen_ns = 0
 
     def begin(self, facts: Mapping[str, Any], now_ns: int) -> list[str]:
-        """Return the first events; ``facts`` describe the recording."""
+        """Return the events with which the trace begins. ``facts``, which describe the recording, are part of them."""
         return [
             self._meta("process_name", 0, {"name": f"rank {self._rank} ({self._host})"}),
             self._meta("process_sort_index", 0, {"sort_index": self._pid}),
@@ -93,7 +95,10 @@ class TraceWriter:
         return events
 
     def end(self, now_ns: int, lost: int) -> list[str]:
-        """Return the last events. ``lost``: number of records that were overwritten before they were read."""
+        """Return the events with which the trace ends.
+
+        ``lost``: number of records that were overwritten before they were read.
+        """
         events: list[str] = []
         self._close_replay(now_ns, events)
         return [*events, self._instant("END", REPLAY, now_ns, {"lost_records": lost})]
@@ -113,7 +118,7 @@ class TraceWriter:
             _, _, _, self._epoch, self._schedule, self._buckets, start = record
             self._since_ns = at_ns
             args = {"epoch": self._epoch, "schedule": self._schedule, "place": start, "buckets": len(self._buckets)}
-            # not closed until replay is left: so a file that ends here still shows it
+            # its end is a separate event, written when replay is left: so a file that was cut off before still shows it
             events.append(f'{self._head("REPLAY", "B", REPLAY, at_ns)},"args":{_dump(args)}}}')
         elif code == Code.FREEZE:
             self._frozen_ns = at_ns
@@ -137,7 +142,7 @@ class TraceWriter:
         ready = self._ready.of(what, begun_ns)
         first_ns, last_ns = (ready[0], ready[0]) if len(ready) == 1 else (min(ready), max(ready))
         replayed = place >= 0
-        asked_ns = last_ns if replayed else begun_ns  # since then it is decided: only the engine is still to come
+        asked_ns = last_ns if replayed else begun_ns  # since then, the bucket only waits for the engine
         if isinstance(what, Bucket):
             decided_ns = self._decided.pop(what.index, begun_ns)
             asked_ns = asked_ns if replayed else min(max(decided_ns, last_ns), begun_ns)
@@ -172,9 +177,12 @@ class TraceWriter:
             events.append(self._instant("CYCLE_START", row, begun_ns, {"period": place // len(self._buckets)}))
 
     def _same(self, what: Bucket | Planned, place: int, events: list[str]) -> tuple[str, str]:
-        """Return the arguments that are always the same, and the name of the bucket's communication phase.
+        """Return the arguments of bucket ``what`` that are the same at each run, and the name of its communication
+        phase.
 
-        The closing brace of the arguments is left out, so that more of them can follow.
+        The arguments are JSON without the closing brace, so that more of them can follow. ``place`` is the bucket's
+        place in the replay, or -1. The first time that a bucket of the schedule runs, its SCHEDULE event is added to
+        ``events``.
         """
         if place < 0 or not self._buckets:
             args = {"tensors": len(what.names), "set": what.set_id, "names": list(what.names)}
@@ -196,7 +204,10 @@ class TraceWriter:
         return f"{self._transport(set_id, kind).upper().replace('+', '_')}_{kind.name}"
 
     def _row(self, since_ns: int, until_ns: int, events: list[str]) -> int:
-        """Return the first row that is free at ``since_ns``."""
+        """Return the first row that is free at ``since_ns``, and occupy it until ``until_ns``.
+
+        If no row is free, a new one is added.
+        """
         for row, ended_ns in enumerate(self._rows):
             if ended_ns <= since_ns:
                 self._rows[row] = until_ns

@@ -1,4 +1,4 @@
-"""List the plugins and frameworks that the core knows, and what installs them: the only module that names them."""
+"""List the plugins and frameworks that the core knows, and the commands that install them. No other module names them."""
 
 from __future__ import annotations
 

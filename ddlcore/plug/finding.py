@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def find(name: str) -> ModuleSpec | None:
-    """Return the spec of module ``name``, or None if there is no such module, without importing it.
+    """Return the spec of module ``name`` without importing the module; None if there is no such module.
 
     importlib.util.find_spec would import the parents of a dotted name.
     """
@@ -30,9 +30,9 @@ def find(name: str) -> ModuleSpec | None:
 
 
 def run_alone(name: str) -> ModuleType:
-    """Import module ``name`` without importing its parents, unless it imports them itself.
+    """Import module ``name`` without importing its parents, unless the module imports them itself.
 
-    So listing a plugin does not run the ``__init__`` of its package, which may import a framework. Raises
+    So a plugin can be listed without running the ``__init__`` of its package, which may import a framework. Raises
     ModuleNotFoundError if there is no such module, otherwise what the module raises.
     """
     if name in sys.modules or "." not in name:

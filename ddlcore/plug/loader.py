@@ -29,12 +29,12 @@ _HOOKS = {kind.hook: kind.provider for kind in Registry.kinds().values()}
 
 
 def load_plugins(settings: Settings) -> Registry:
-    """Ask every plugin once what it offers, and return the registry.
+    """Ask every plugin once what it offers, and return the registry of all that was offered.
 
-    The built-in plugin is first, others follow by name.
+    The built-in plugin is asked first; the others follow in the order of their names.
 
     ``settings`` contain the allow list (``plugins``) and the deny list (``plugins_off``); both accept the name of an
-    entry point or of a distribution. A broken plugin raises nothing: see ``Registry.problems``.
+    entry point or of a distribution. A broken plugin does not raise here: it is listed in ``Registry.problems``.
     """
     registry = Registry()
     _introduce(importlib.import_module(_BUILTIN), _core(), registry)
@@ -50,9 +50,10 @@ def load_plugins(settings: Settings) -> Registry:
 
 
 def _installed() -> list[_Found]:
-    """Return every plugin that a distribution announces, sorted by name.
+    """Return the entry points of all plugins that installed distributions announce, sorted by name.
 
-    Of a plugin that supports several versions of the contract, only the newest is returned.
+    A distribution may announce its plugin for several versions of the contract. If the present version is among them,
+    its other entry points are left out.
     """
     found = [(_origin(entry), entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
     present = {origin.name for origin, _ in found}
@@ -73,7 +74,7 @@ def _require_contract(entry: EntryPoint) -> None:
 
 
 def _plugin(entry: EntryPoint) -> object:
-    """Return what the entry point names: a module, or an object in a module."""
+    """Import and return what the entry point names: a module, or an object in a module."""
     plugin: object = run_alone(entry.module)
     for part in entry.attr.split(".") if entry.attr else ():
         plugin = getattr(plugin, part)
@@ -118,7 +119,10 @@ def _checked(provider: object, hook: str, kind: type[Provider]) -> Provider:
 
 
 def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry) -> list[_Found]:
-    """Return the entry points that pass the allow and the deny list; report names in these lists that are unknown."""
+    """Return the entry points that pass the allow and the deny list.
+
+    Names in these lists that no plugin has become problems of ``registry``.
+    """
     only = {_plain(name) for name in settings.names("plugins")}
     off = {_plain(name) for name in settings.names("plugins_off")}
     chosen = []
@@ -140,7 +144,7 @@ def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry)
 
 
 def _plain(name: str) -> str:
-    """Return a distribution's name in the normal form of package indexes: ddl_mine is ddl-mine."""
+    """Return a distribution's name in the normal form of package indexes: ddl_mine becomes ddl-mine."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -54,7 +54,7 @@ log = logging.getLogger("ddl")
 
 
 class Distribution(NamedTuple):
-    """The distribution that a provider comes from, with the name and version of ``pip list``."""
+    """The installed distribution that a provider comes from, with name and version as ``pip list`` shows them."""
 
     name: str
     version: str
@@ -74,7 +74,11 @@ class Refusal(NamedTuple):
 
 
 class PluginKind(Generic[P]):
-    """One kind of plugin. As an attribute of ``Registry``, it is the registry's providers of this kind by their name."""
+    """One kind of plugin.
+
+    The kinds are attributes of the class ``Registry``. On an object of that class, the same attribute is a dictionary:
+    the providers of this kind in that registry, by name.
+    """
 
     def __init__(self, provider: type[P], word: str, hook: str, contract: type | None = None) -> None:
         self.provider = provider  # the class of its providers
@@ -91,11 +95,11 @@ class PluginKind(Generic[P]):
 
 
 class Registry:
-    """The providers at each extension point, by name; its attributes are the one table of the plugin kinds.
+    """All providers, by kind and name. The attributes of the class are the only table of the plugin kinds.
 
     It is filled once at start-up, and afterwards any thread may read it. ``problems`` has one line for each plugin or
-    provider that was refused, with the name of its distribution. ``refusals`` holds the same as data, and also what the
-    allow and deny lists leave out.
+    provider that was refused, with the name of its distribution. ``refusals`` has the same as data, and in addition
+    what the user's allow and deny lists leave out.
     """
 
     transports = PluginKind(TransportProvider, "transport", "ddl_transports", Transport)
@@ -132,7 +136,8 @@ class Registry:
     def named(self, kind: PluginKind[P], name: str) -> P:
         """Return the provider of ``kind`` that is called ``name``.
 
-        Raises PluginError with the command that installs it, if that is known, otherwise with the names that exist.
+        If there is none, raises PluginError: its message has the command that installs this provider, if that is known,
+        otherwise the names that exist.
         """
         table = self.of(kind)
         if name in table:
@@ -142,13 +147,14 @@ class Registry:
         raise PluginError(f"no {kind.word} is called '{name}'; {what_next}{self.left_out(name)}")
 
     def transport(self, name: str) -> TransportProvider:
-        """Return the transport called ``name``, see ``named``."""
+        """Return the provider of the transport called ``name``. Raises PluginError as ``named`` does."""
         return self.named(Registry.transports, name)
 
     def kernels_for(self, kind: str) -> KernelsProvider:
-        """Return the provider of kernels for devices of ``kind`` that has the highest priority of those usable here.
+        """Return the provider of kernels for devices of ``kind``. If several can be used here, the priority decides.
 
-        Raises PluginError, which says why each of them cannot be used, or the command that installs one.
+        If there is none, raises PluginError. Its message says why the installed providers cannot be used; if none is
+        installed, it says how to install one.
         """
         offered = [one for one in self.kernels.values() if one.device == kind]
         objections = []
@@ -162,15 +168,19 @@ class Registry:
         raise PluginError(f"memory of {kind} cannot be used ({known}); or pass a copy in host memory")
 
     def communicators_of(self, comm: object) -> CommunicatorsProvider | None:
-        """Return the provider for the library of the communicator ``comm``; None if no plugin knows it.
+        """Return the provider for the library to which the communicator ``comm`` belongs; None if no plugin knows that
+        library.
 
-        Imports nothing.
+        This imports nothing.
         """
         modules = {one.__module__.partition(".")[0] for one in type(comm).__mro__}
         return next((p for p in self.communicators.values() if p.module in modules), None)
 
     def left_out(self, name: str) -> str:
-        """Return, for the end of a message, why a provider called ``name`` is not used; "" if none was refused."""
+        """Return text for the end of a message: why plugins or providers called ``name`` are not used.
+
+        Returns "" if none was refused or left out.
+        """
         off = [f"{one.origin} is off: {one.reason}" for one in self.refusals if one.off and one.name == name]
         return "".join(f"; {line}" for line in [*(one for one in self.problems if f"'{name}'" in one), *off])
 
@@ -185,13 +195,14 @@ class Registry:
         return [(kind.word, one) for kind in _KINDS.values() for one in self.of(kind).values()]
 
     def distributions(self) -> set[str]:
-        """Return the names of all distributions that offer anything, in their own spelling."""
+        """Return the names of all distributions that offer a provider, each as the distribution spells it."""
         return {origin.name for origin in self._origins.values()}
 
     def missing(self, provider: Provider) -> str:
         """Return why ``provider`` cannot be used here, with the command that helps; "" if it can be used.
 
-        Imports nothing but the module of the provider's probe: required modules are looked for, not imported.
+        This imports nothing but the module of the provider's probe: the modules that it requires are looked for, not
+        imported.
         """
         if provider.platforms and sys.platform not in provider.platforms:
             return f"works on {' and '.join(provider.platforms)} only; this is {sys.platform}"
@@ -210,9 +221,9 @@ class Registry:
             return f"{provider.probe} failed ({type(error).__name__}: {error}); {self._repair(provider)}"
 
     def library(self, provider: Provider) -> Library | None:
-        """Return the external library behind ``provider``, as this process loads it.
+        """Return the external library that ``provider`` is made for, in the version that this process loads.
 
-        Returns None if there is none, or if it cannot be loaded.
+        Returns None if there is no such library, or if it cannot be loaded.
         """
         if not provider.library or self.missing(provider):
             return None
@@ -259,7 +270,7 @@ class Registry:
             raise PluginError(f"{who} cannot be used: {missing}")
         module, _, attribute = provider.target.partition(":")
         try:
-            # A check examines what may be broken, and its package may import just that: import it without the package.
+            # A check examines what may be broken, and its package may import that very thing: so leave the package out.
             imported = run_alone if isinstance(provider, CheckProvider) else importlib.import_module
             found: object = imported(module)
             for part in attribute.split("."):
@@ -278,10 +289,10 @@ class Registry:
     # --- filling; only the loader calls these
 
     def offer(self, provider: Provider, origin: Distribution) -> None:
-        """Add ``provider``, or note why it is refused.
+        """Add ``provider``, which the distribution ``origin`` offers, or record why it is refused.
 
-        Reasons are another contract version, a malformed target, or a name or setting that exists already: the first
-        provider that offers a name keeps it.
+        It is refused if it was built for another version of the contract, if its target is malformed, or if its name or
+        one of its settings exists already: the first provider that offers a name keeps it.
         """
         kind = _KINDS[type(provider)]
         table = self.of(kind)
@@ -313,13 +324,16 @@ class Registry:
         self.refusals.append(Refusal(origin, provider.name, kind.word, wrong))
 
     def refuse(self, origin: Distribution, entry: str, reason: str) -> None:
-        """Note that the plugin of entry point ``entry`` is not used."""
+        """Record that the plugin of entry point ``entry`` is not used, and why."""
         self.problems.append(f"plugin '{entry}' of {origin} is not used: {reason}")
         self.refusals.append(Refusal(origin, entry, "", reason))
 
 
 def _function(target: str) -> Callable[[], object]:
-    """Return the function ``module:function``, importing its module without the ``__init__`` of the package."""
+    """Return the function that ``target``, of the form ``module:function``, names.
+
+    The module is imported without running the ``__init__`` of its package.
+    """
     module, _, name = target.partition(":")
     found: Callable[[], object] = getattr(run_alone(module), name)
     return found

@@ -17,8 +17,9 @@ def settings_of(
 ) -> tuple[Settings, Registry]:
     """Return the settings and the plugins of this process.
 
-    The settings that say which plugins to load are read first, then all settings, since plugins define settings of
-    their own. ``registry``: the plugins, if they have been loaded already.
+    ``environ``, ``file`` and ``flags`` are the sources of the settings. The settings that say which plugins to load are
+    read first. All settings are read after that, since plugins define settings of their own. ``registry``: the plugins,
+    if they have been loaded already.
     """
     if registry is None:
         registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))

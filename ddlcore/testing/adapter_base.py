@@ -52,11 +52,17 @@ class AdapterBase(StandardSuite):
         raise NotImplementedError(f"{type(self).__name__}.to_numpy(tensor) must return an array")
 
     def permuted(self, tensor: Tensor) -> Tensor:
-        """Return the same memory with its two axes exchanged, or None if the framework has no such tensors."""
+        """Return a tensor of the same memory with its two axes exchanged.
+
+        Return None if the framework has no such tensors.
+        """
         return tensor.T
 
     def sliced(self, tensor: Tensor) -> Tensor:
-        """Return every second element as a tensor of the same memory, or None if the framework has no such tensors."""
+        """Return every second element as a tensor of the same memory.
+
+        Return None if the framework has no such tensors.
+        """
         return tensor[::2]
 
     def unsupported(self) -> Tensor:
@@ -70,7 +76,7 @@ class AdapterBase(StandardSuite):
             pytest.skip(f"the framework's tensors are never {dtype.label}")
 
     def on_ranks(self, function: Callable[[int, int, Operations], None]) -> None:
-        """Call ``function(rank, size, operations)`` on each thread of new worlds, one for each of ``sizes``."""
+        """Call ``function(rank, size, operations)`` on every rank of a new world, for each size in ``sizes``."""
         operations = Operations(self.adapter)
         for size in self.sizes:
             run_world(size, partial(_with_job, function, operations), deadline_s=self.deadline_s)

@@ -20,7 +20,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (2, 3, 4), (3, 0, 2
 
 
 def _seen(buffer: Buffer) -> oracle.Array:
-    """Return the memory that a buffer describes, as an array with the buffer's shape and strides."""
+    """Return the memory that ``buffer`` describes as an array with the buffer's shape and strides, without a copy."""
     flat = np.frombuffer(view(buffer.address, buffer.nbytes), oracle.numpy_dtype(buffer.dtype))
     if buffer.strides is None:
         return flat.reshape(buffer.shape)
@@ -45,7 +45,7 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_no_copy_is_made(self, dtype: DType) -> None:
-        """What is written into the buffer appears in the tensor, and a second buffer has the same address."""
+        """A value that is written into the buffer appears in the tensor, and a second buffer has the same address."""
         self.needs(dtype)
         tensor = self.make(self.values(dtype, (6, 7)))
         buffer = self.adapter.buffer(tensor, elementwise=True)
@@ -56,7 +56,7 @@ class AdapterMemory(AdapterBase):
         assert self.adapter.buffer(tensor, elementwise=False).address == buffer.address, "the address changed"
 
     def test_a_tensor_like_the_last_tells_its_address(self) -> None:
-        """``address`` returns an address only if ``buffer`` would describe both tensors alike, and None otherwise."""
+        """``address`` returns the tensor's address if it differs from ``like`` only in the address; otherwise None."""
         dtypes = [dtype for dtype in DType if dtype in (DType.F32, DType.I64)]
         shapes = ((), (4,), (2, 2), (2, 3))
         tensors = [self.make(self.values(dtype, shape)) for dtype, shape in product(dtypes, shapes)]
@@ -82,7 +82,7 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_permuted_tensors_are_dense(self, dtype: DType) -> None:
-        """Elementwise operations accept permuted tensors with their strides; other operations refuse them."""
+        """``buffer`` accepts a permuted tensor, with its strides, only if ``elementwise`` is true."""
         self.needs(dtype)
         tensor = self.permuted(self.make(self.values(dtype, (3, 4))))
         if tensor is None:
@@ -98,7 +98,7 @@ class AdapterMemory(AdapterBase):
 
     @pytest.mark.parametrize("elementwise", [True, False])
     def test_tensors_with_gaps_are_refused(self, elementwise: bool) -> None:
-        """The ValueError tells the user to make the tensor contiguous."""
+        """``buffer`` refuses a tensor with gaps by a ValueError that tells the user to make the tensor contiguous."""
         tensor = self.sliced(self.make(self.values(DType.F32, (8,))))
         if tensor is None:
             pytest.skip("the framework's tensors have no gaps")
@@ -106,7 +106,7 @@ class AdapterMemory(AdapterBase):
             self.adapter.buffer(tensor, elementwise=elementwise)
 
     def test_foreign_types_are_refused(self) -> None:
-        """The ValueError names the tensor's type and the types that ddl supports."""
+        """``buffer`` refuses an unsupported element type by a ValueError that names the supported types."""
         with pytest.raises(ValueError, match=r"not supported.*float32"):
             self.adapter.buffer(self.unsupported(), elementwise=True)
 
@@ -145,8 +145,8 @@ class AdapterMemory(AdapterBase):
     def test_adopted_memory_lives_with_its_tensor(self) -> None:
         """Adopted memory is freed together with its tensor.
 
-        If it were freed earlier, others would write into the tensor; if later, a training run would fill the machine's
-        memory.
+        If it were freed earlier, other code could write into the tensor. If it were freed later or never, a training
+        run would fill the machine's memory.
         """
         memory = Memory(4 * 999)
         tensor = self.adapter.adopt(memory, (999,), DType.F32, self.make(self.values(DType.F32, (1,))))
@@ -161,7 +161,7 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_copy(self, dtype: DType) -> None:
-        """``copy`` does what ``target[...] = source`` does, whatever the layouts of the two tensors."""
+        """``copy`` does what ``target[...] = source`` does, also if the two tensors have different layouts."""
         self.needs(dtype)
         values = self.values(dtype, (4, 4), seed=1)
         source, target = self.make(values), self.make(self.values(dtype, (4, 4), seed=2))

@@ -20,7 +20,7 @@ STEPS = 12  # enough for a schedule to be arranged and replayed
 
 
 class _Beside(Companion):
-    """Notes that it was closed."""
+    """A companion that counts how often it was closed."""
 
     def __init__(self, job: JobService) -> None:
         super().__init__(job)
@@ -31,14 +31,14 @@ class _Beside(Companion):
 
 
 class AdapterRequests(AdapterBase):
-    """The tests of ``ddlcore.contracts.framework``: what an adapter that starts operations itself relies on."""
+    """The tests of what an adapter uses of ``ddlcore.contracts.framework`` if it starts operations itself."""
 
     def start(self, job: JobService, request: PersistentRequest, tensor: Any) -> None:
-        """Start ``request`` on ``tensor``, as an adapter does: by the address if the tensor looks like the last one."""
+        """Start ``request`` on ``tensor`` as an adapter does: by the tensor's address, with the tensor as the owner."""
         job.start_request(request, self.where(tensor, request), tensor)
 
     def where(self, tensor: Any, request: PersistentRequest) -> int:
-        """Return the address of ``tensor``, which has the layout of the request's."""
+        """Return the address of ``tensor``, which has the same layout as the tensor for which ``request`` was made."""
         address = self.adapter.address(tensor, request.source)
         return self.adapter.buffer(tensor, elementwise=True).address if address is None else address
 
@@ -46,7 +46,10 @@ class AdapterRequests(AdapterBase):
         return oracle.reduce([self.values(DType.F32, shape, r, step) for r in range(size)], Sum)
 
     def test_a_persistent_request_is_started_in_each_step(self) -> None:
-        """It reduces whatever tensor it is started on in place, counts its starts, and is idle after its end."""
+        """A persistent request reduces in place the tensor on which it is started, and counts its starts.
+
+        After ``wait`` it is no longer in flight.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             job: JobService = current_job()
@@ -67,7 +70,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_a_request_writes_to_its_target(self) -> None:
-        """``set_target`` sends the results to other memory; the tensor keeps its values, and nothing holds the memory."""
+        """After ``set_target`` a request writes its result to that memory, and its tensor keeps its values.
+
+        After ``release_target`` the request no longer keeps the memory alive.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             job: JobService = current_job()
@@ -89,7 +95,7 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_requests_are_started_together(self) -> None:
-        """``start_all`` starts several requests, with one waiting thread or with none."""
+        """``start_all`` starts several requests with one call, with ``waits`` true and with ``waits`` false."""
         shapes = ((3,), (2, 2), (), (0,), (40,))
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -110,7 +116,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_a_failed_request_can_be_started_again(self) -> None:
-        """Ranks that describe different wholes get MismatchError until the next start; the job and others go on."""
+        """If the ranks pass different texts as ``part_of``, every ``wait`` raises MismatchError.
+
+        The request can then be started again, and the job and its other requests go on.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             job: JobService = current_job()
@@ -132,7 +141,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_a_request_in_flight_is_not_started_again(self) -> None:
-        """The second start raises ValueError and starts nothing; in ``start_all`` the requests before it are started."""
+        """To start a request that is in flight raises ValueError and starts nothing.
+
+        If ``start_all`` raises it, the requests before that request have been started, and those after it have not.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             job: JobService = current_job()
@@ -152,7 +164,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_names_pair_the_calls(self) -> None:
-        """Calls without a name are paired by their order, ``next_ordinal`` counts on each rank alike."""
+        """Calls without a name are paired across the ranks by their order, and a request with a call of the same name.
+
+        ``next_ordinal`` counts in the same way on each rank.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             job: JobService = current_job()
@@ -175,7 +190,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_a_closed_job_starts_nothing(self) -> None:
-        """After ``shutdown`` a start raises NotInitialized, and the companions are closed; a peer learns the reason."""
+        """After ``shutdown`` a start raises NotInitialized, and the companions are closed.
+
+        A peer's operation that needs this rank raises the reason.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             job: JobService = current_job()

@@ -26,7 +26,10 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_allreduce(self, dtype: DType) -> None:
-        """Every op works on scalars, empty tensors and other shapes, many in flight at once, and keeps its inputs."""
+        """allreduce gives the right values with every op and for all shapes, with many operations in flight at once.
+
+        Among the shapes are a scalar and empty tensors. The inputs are not changed.
+        """
         self.needs(dtype)
         ops = [Sum, Min, Max, Product] + [Average] * (dtype is not DType.BOOL)
         cases = [(op, shape) for op in ops for shape in SHAPES]
@@ -78,7 +81,7 @@ class AdapterVerbs(AdapterBase):
 
     @pytest.mark.parametrize("compression", ["fp16", "bf16"])
     def test_compressed_allreduce(self, compression: str) -> None:
-        """float32 values that are sent in 16 bits come back as float32, with a small error."""
+        """allreduce with compression sends float32 values in 16 bits, and returns float32 values with a small error."""
 
         def play(rank: int, size: int, operations: Operations) -> None:
             tensor = self.make(self.values(DType.F32, (100,), rank))
@@ -90,7 +93,7 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_grouped_allreduce(self) -> None:
-        """One call takes tensors of several types and shapes and returns the results in the same order."""
+        """A grouped allreduce takes tensors of several types and shapes, and returns the results in their order."""
         kinds = [(dtype, shape) for dtype in (DType.F32, DType.I64, DType.F64) for shape in ((3,), (2, 2))]
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -104,7 +107,7 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_allgather(self, dtype: DType) -> None:
-        """Ranks may differ in their first dimension, and rank 0 gives no rows; alone and grouped."""
+        """allgather, alone and grouped, joins tensors that differ in their first dimension; rank 0 gives no rows."""
         self.needs(dtype)
 
         def part(rank: int, seed: int = 0) -> oracle.Array:
@@ -121,7 +124,7 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_broadcast(self, dtype: DType) -> None:
-        """Every rank can be the root, for a new tensor and in place."""
+        """Every rank can be the root of a broadcast, which returns a new tensor or works in place."""
         self.needs(dtype)
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -140,7 +143,7 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_alltoall(self, dtype: DType) -> None:
-        """Splits may be uneven or zero, or left out for equal parts; the received splits are returned."""
+        """alltoall returns the output and the received splits, for uneven splits, zero splits and equal parts."""
         self.needs(dtype)
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -161,7 +164,7 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_reducescatter(self, dtype: DType) -> None:
-        """Seven rows are divided so that the first ranks get one row more; alone and grouped."""
+        """reducescatter, alone and grouped, divides seven rows so that the first ranks get one row more."""
         self.needs(dtype)
 
         def part(rank: int, size: int, op: ReduceOp, seed: int = 0) -> oracle.Array:

@@ -1,4 +1,7 @@
-"""The suites of built-in plugins that need more than the kit's default: an error bound, tensors, or an environment."""
+"""The suites of built-in plugins for which the kit's own suite does not know enough.
+
+They add an error bound, a way to make tensors, or an environment with stand-ins for programs.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class Bf16Suite(CompressorSuite):
 
 
 class HierarchicalSuite(ComposedSuite):
-    """The suite of the hierarchical transport: threads within each host and threads across hosts.
+    """The suite of the hierarchical transport, with the ``threads`` transport both within each host and across hosts.
 
     In the layout of three ranks, one host has fewer ranks than the other.
     """

@@ -14,7 +14,7 @@ __all__ = ["pytest_collection_modifyitems", "ruled_out"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that are ruled out, so that pytest counts them as deselected."""
+    """Deselect the tests that are ruled out, and report them to pytest as deselected."""
     gone = [item for item in items if ruled_out(item)]
     if gone:
         config.hook.pytest_deselected(items=gone)
@@ -32,7 +32,7 @@ def ruled_out(item: pytest.Item) -> bool:
 
 
 def _needed(item: Any) -> Iterator[str]:
-    """Yield the capabilities that ``only_where`` has noted on the test, and on the parameters it is called with."""
+    """Yield the capabilities that ``only_where`` has recorded on the test and on the parameters it is called with."""
     called_with = item.callspec.params.values() if hasattr(item, "callspec") else ()
     for one in (item.function, *called_with):
         yield from getattr(one, "only_where", ())

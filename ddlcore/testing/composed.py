@@ -1,4 +1,4 @@
-"""The transport suite for a transport composed of a local and a cross-host one, for any layout of ranks on hosts."""
+"""The transport suite for a transport across hosts, composed with one within each host, for any layout of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ __all__ = ["ComposedSuite"]
 
 
 class ComposedSuite(TransportSuite):
-    """Tests a transport that spans hosts as the cross-host part of a composed one; write ``cross`` and ``layouts``."""
+    """The suite that tests a transport as the part across hosts of a hierarchical transport.
+
+    Write ``cross`` and ``layouts``.
+    """
 
     __test__ = False  # only subclasses are tests
     layouts: ClassVar[Mapping[int, Sequence[int]]] = {}  # world size -> the host of each rank
@@ -27,7 +30,7 @@ class ComposedSuite(TransportSuite):
         cls.sizes = tuple(cls.layouts)
 
     def cross(self) -> Transport:
-        """Return a new transport across hosts, for one rank, not yet opened."""
+        """Return a new transport across hosts for one rank. It is not opened yet."""
         raise NotImplementedError(f"{type(self).__name__}.cross() must return the transport to test")
 
     def local(self) -> Transport:

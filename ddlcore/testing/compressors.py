@@ -37,7 +37,10 @@ class CompressorSuite(StandardSuite):
     # --- used by the standard tests
 
     def encoded(self, compressor: Compressor, source: Area, scale: float = 1.0, name: str = "t") -> Area:
-        """Return the encoded source, after checking that the source and the memory around the target are unchanged."""
+        """Return the encoded ``source``.
+
+        Also check that ``encode`` has changed neither ``source`` nor memory outside the target.
+        """
         before = source.array.copy()
         wire = compressor.wire_dtype(source.buffer.dtype)
         count = compressor.encoded_count(source.buffer.dtype, source.buffer.count) if source.buffer.count else 0
@@ -57,7 +60,10 @@ class CompressorSuite(StandardSuite):
         return target
 
     def allowed(self, compressor: Compressor, values: oracle.Array, terms: int = 1) -> float:
-        """Return the greatest absolute error that values of one tensor may have."""
+        """Return the greatest absolute error that a result of ``terms`` added values may have.
+
+        ``values`` are the exact results. Their type and the largest of them decide how large the error may be.
+        """
         dtype = DType.of(values.dtype.name)
         if not values.size or not dtype.is_float:
             return 0.0
@@ -78,7 +84,10 @@ class CompressorSuite(StandardSuite):
 
     @DTYPES
     def test_nothing_travels_wider(self, dtype: DType) -> None:
-        """The wire type is at most as wide as the tensor's type, and types other than floats are not changed."""
+        """The wire type is at most as wide as the tensor's type, and only floats have another wire type.
+
+        A tensor of 1001 elements never takes more bytes encoded.
+        """
         wire = self.make().wire_dtype(dtype)
         assert isinstance(wire, DType), f"wire_dtype gave {wire!r}"
         assert wire.itemsize <= dtype.itemsize, f"{dtype.label} travels as {wire.label}"
@@ -90,7 +99,11 @@ class CompressorSuite(StandardSuite):
 
     @DTYPES
     def test_there_and_back(self, dtype: DType) -> None:
-        """Every type and odd counts survive encode and decode, bit for bit where the wire type is the tensor's type."""
+        """``decode`` gives back what was encoded, for every type and for odd counts.
+
+        The values are bit for bit the same if the wire type is the tensor's type, and otherwise within the allowed
+        error.
+        """
         for count in (0, 1, 7, 1001):
             compressor = self.make()
             source = Area(oracle.values(dtype, count, 0), offset=1)
@@ -113,7 +126,7 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_encoded_values_add_up(self, dtype: DType) -> None:
-        """The sum of what three ranks encode decodes to about the sum of their values, if ``summable`` is true."""
+        """If ``summable`` is true, the sum of three ranks' encoded values decodes to about the sum of their values."""
         compressors = [self.make() for _ in range(3)]
         if not compressors[0].summable:
             pytest.skip("not summable: shards are decoded before they are added")

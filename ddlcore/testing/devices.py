@@ -51,7 +51,10 @@ class DeviceSuite(StandardSuite):
 
     @contextmanager
     def queue(self) -> Iterator[Queue]:
-        """Open the device and yield a new queue of it; close both at the end."""
+        """Return a context manager that opens the device and yields a new queue of it. At its end, both are closed.
+
+        Skips the test if the device does not exist here.
+        """
         if self.absent():
             pytest.skip(self.absent())
         runtime = type(self).runtime()
@@ -64,11 +67,11 @@ class DeviceSuite(StandardSuite):
             runtime.close()
 
     def reach(self, queue: Queue) -> None:
-        """Wait until everything that was queued has run."""
+        """Wait until everything that was enqueued on ``queue`` has run."""
         assert queue.record().wait(self.patience_s), f"not done after {self.patience_s:g} s"
 
     def put(self, queue: Queue, array: oracle.Array, offset: int = 0) -> Memory:
-        """Return device memory that holds the array's bytes, beginning ``offset`` bytes after its start."""
+        """Return device memory that holds the bytes of ``array``, from the offset ``offset`` on."""
         memory, pinned = queue.runtime.allocate(array.nbytes + offset + 16), queue.runtime.pinned(array.nbytes + 1)
         view(pinned.address, array.nbytes)[:] = array.tobytes()
         queue.copy(pinned.address, memory.address + offset, array.nbytes)
@@ -76,16 +79,16 @@ class DeviceSuite(StandardSuite):
         return memory
 
     def get(self, queue: Queue, address: int, dtype: DType, count: int) -> oracle.Array:
-        """Return the elements at ``address`` after everything queued so far has run."""
+        """Return a copy of the elements at ``address`` in device memory, after everything enqueued so far has run."""
         pinned = queue.runtime.pinned(count * dtype.itemsize + 1)
         queue.copy(address, pinned.address, count * dtype.itemsize)
         self.reach(queue)
         return np.frombuffer(bytes(view(pinned.address, count * dtype.itemsize)), oracle.numpy_dtype(dtype)).copy()
 
     def bucket(self, queue: Queue, dtype: DType, seed: int = 0) -> tuple[list[oracle.Array], list[Memory], list[int]]:
-        """Return tensors of COUNTS elements, the memory that holds them, and their addresses.
+        """Return the tensors of a bucket, the device memory that holds each tensor, and the tensors' addresses in it.
 
-        Each tensor begins at a different alignment that its type allows.
+        The tensors have COUNTS elements, and begin at different alignments, as far as their type allows that.
         """
         arrays = [oracle.values(dtype, count, i, seed=seed) for i, count in enumerate(COUNTS)]
         offsets = [i * dtype.itemsize % 16 for i in range(len(COUNTS))]
@@ -95,7 +98,7 @@ class DeviceSuite(StandardSuite):
     # --- the device
 
     def test_what_there_is_is_counted(self) -> None:
-        """The device can be opened; the index after the last device raises DeviceError with a message of one line."""
+        """The device can be opened; the device index ``count()`` raises DeviceError with a message of one line."""
         with self.queue() as queue:
             assert queue.runtime.device == self.device
             assert queue.runtime.identity
@@ -157,7 +160,10 @@ class DeviceSuite(StandardSuite):
             assert all(event.wait(0.0) for event in events)
 
     def test_queues_wait_for_one_another(self) -> None:
-        """Two queues pass data to and fro; every copy sees the copy before it, although the host never waits."""
+        """Two queues copy the same data in turn, and every copy sees the result of the copy before it.
+
+        The queues wait for each other's events; the host never waits.
+        """
         with self.queue() as one, self.queue() as other:
             array = oracle.values(DType.F32, 50_000, 0)
             held = [self.put(one, array)] + [one.runtime.allocate(array.nbytes) for _ in range(20)]
@@ -168,7 +174,7 @@ class DeviceSuite(StandardSuite):
             assert not oracle.difference(self.get(other, held[-1].address, DType.F32, array.size), array)
 
     def test_a_closed_queue_stays_closed(self) -> None:
-        """Closing a queue waits for what is queued, and may be repeated."""
+        """``close`` waits for everything that was enqueued, and may be called again."""
         with self.queue() as queue:
             array = oracle.values(DType.U8, 4096, 0)
             held, pinned = self.put(queue, array), queue.runtime.pinned(4096)
@@ -182,9 +188,9 @@ class DeviceSuite(StandardSuite):
     @DTYPES
     @pytest.mark.parametrize("again", [False, True], ids=["once", "arranged"])
     def test_tensors_are_packed_and_unpacked(self, dtype: DType, again: bool) -> None:
-        """Tensors are packed without gaps from any alignment, and nothing beside them is changed.
+        """Tensors at any alignment are packed without gaps, and unpacked to tensors at any alignment.
 
-        In the case ``arranged``, a packer that was made once is used with new addresses.
+        In the case ``arranged``, a packer and an unpacker that were made once are used repeatedly, with new addresses.
         """
         with self.queue() as queue:
             pack = queue.packer(COUNTS, dtype, dtype, 1.0) if again else None
@@ -209,7 +215,10 @@ class DeviceSuite(StandardSuite):
 
     @NUMBERS
     def test_values_are_scaled_on_the_way(self, dtype: DType) -> None:
-        """Floats are scaled in their own type (16-bit floats in float32), integers in float64 and then truncated."""
+        """``pack`` scales floats in their own type, and 16-bit floats in float32.
+
+        It scales integers in float64, and truncates the results.
+        """
         with self.queue() as queue:
             arrays, held, sources = self.bucket(queue, dtype)
             whole = np.concatenate(arrays)
@@ -221,7 +230,7 @@ class DeviceSuite(StandardSuite):
     @pytest.mark.parametrize("wide", [DType.F32, DType.F64], ids=lambda dtype: dtype.label)
     @pytest.mark.parametrize("half", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)
     def test_values_are_cast_on_the_way(self, wide: DType, half: DType) -> None:
-        """Casts round to nearest, ties to even, and give what numpy gives in both directions."""
+        """``pack`` and ``unpack`` cast as numpy does: to nearest, and ties to even."""
         if (wide, half) not in self.casts:
             pytest.skip(f"{wide.label} is not cast to {half.label} here")
         with self.queue() as queue:
@@ -240,7 +249,10 @@ class DeviceSuite(StandardSuite):
     @OPS
     @DTYPES
     def test_values_are_reduced(self, dtype: DType, op: ReduceOp) -> None:
-        """Sources are reduced in their order, into one of them; 16-bit floats in float32, and rounded once."""
+        """``reduce`` combines the sources in their order, and can write the result into one of them.
+
+        16-bit floats are combined in float32 and rounded once.
+        """
         with self.queue() as queue:
             arrays = [oracle.values(dtype, 1001, rank) for rank in range(3)]
             held = [self.put(queue, array) for array in arrays]

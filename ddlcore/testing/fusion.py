@@ -35,7 +35,7 @@ PARAMS = st.builds(
 
 
 class FusionSuite(StandardSuite):
-    """The rules that every fusion policy keeps, whatever it optimizes."""
+    """The fusion suite: the rules that every fusion policy keeps, whatever it optimizes. Write ``make``."""
 
     def make(self) -> FusionPolicy:
         """Return a new policy."""
@@ -68,7 +68,10 @@ class FusionSuite(StandardSuite):
         apart()
 
     def test_the_limit_is_kept(self) -> None:
-        """A bucket of several tensors has at most ``fusion_bytes`` bytes; with 0 nothing is fused."""
+        """A bucket of several tensors has at most ``fusion_bytes`` bytes.
+
+        If that is 0, every tensor has its own bucket.
+        """
         policy = self.make()
 
         @EXAMPLES

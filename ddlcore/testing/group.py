@@ -78,9 +78,10 @@ class Case:
         exact: bool = True,
         offsets: tuple[int, int] = (0, 0),
     ) -> Case:
-        """Make a case from the arrays of each rank; targets begin with garbage.
+        """Return a case from the arrays of each rank. Before the call, the targets are full of garbage.
 
-        ``offsets``: of the sources and of the targets, in elements from the beginning of a cache line.
+        ``offsets`` says for the sources and for the targets how many elements after the beginning of a cache line they
+        begin.
         """
         areas = [Area(source, offsets[0]) for source in sources]
         garbage = [np.frombuffer(b"\x5b" * e.nbytes, np.uint8).view(e.dtype) for e in expected]
@@ -92,7 +93,7 @@ class Case:
         return f"<{self.label}>"
 
     def memory(self, rank: int) -> tuple[Area, Area]:
-        """Return the source and the target of this rank; both are the same area in place."""
+        """Return the source and the target of this rank. In place, both are the same area."""
         return self.sources[rank], (self.targets or self.sources)[rank]
 
     def run(self, rank: int, transport: Transport) -> None:
@@ -145,11 +146,14 @@ class Group:
             raise
 
     def context(self, rank: int) -> Context:
-        """Return the context that ``rank`` opens its transport with."""
+        """Return the context with which ``rank`` opens its transport."""
         return self._contexts[rank]
 
     def run(self, function: Callable[[int, Transport], T], deadline_s: float | None = None) -> list[T]:
-        """Call ``function(rank, transport)`` on every rank, and abort the transports if that does not end in time."""
+        """Call ``function(rank, transport)`` on every rank, and return the results in the order of the ranks.
+
+        If the calls do not end within ``deadline_s``, abort the transports. See ``Ranks.run`` for the errors.
+        """
         return self.ranks.run(
             lambda rank: function(rank, self.transports[rank]), deadline_s or self.deadline_s, self.abort
         )
@@ -181,15 +185,18 @@ class Group:
             raise errors[0]
 
     def close(self) -> None:
-        """Close the transport of every rank, without waiting for one another, and end the threads."""
+        """Close the transport of every rank, and end the threads. No rank waits for another rank's close.
+
+        If a rank hangs in an earlier call, no transport is closed.
+        """
         if not self.ranks.stuck:
             self.run(lambda rank, transport: transport.close())
         self.ranks.close()
 
     def discard(self) -> None:
-        """Abort and close the group in any state.
+        """Abort and close the group, whatever its state is.
 
-        Errors are ignored, because the failure that led here is the one to report.
+        Errors are ignored, because the failure that led to this call is the one to report.
         """
         with suppress(Exception):
             self.abort()
@@ -199,7 +206,10 @@ class Group:
 
 
 def finish(work: Work, deadline_s: float = 3600.0) -> None:
-    """Wait for ``work`` to complete. The deadline of the group normally ends a test before ``deadline_s`` does."""
+    """Wait until ``work`` is complete. Raises AssertionError after ``deadline_s``.
+
+    Normally the group's own deadline ends a test much earlier.
+    """
     until_s = time.monotonic() + deadline_s
     while not work.wait(0.1):
         assert time.monotonic() < until_s, f"a Work was not complete within {deadline_s:g} s"

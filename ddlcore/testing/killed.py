@@ -1,4 +1,4 @@
-"""Tests what happens to a transport's other ranks when one is killed: ranks are processes, and one gets SIGKILL."""
+"""Tests that a transport releases its other ranks when one is killed: ranks are processes, and one gets SIGKILL."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["KilledSuite"]
 
 SIZE = 3
 ABORT_S = 10.0  # the contract allows 1 s; a busy machine needs more
-CLOSE_S = 40.0  # for all of them, on a busy machine
+CLOSE_S = 40.0  # for the close of all survivors, on a busy machine
 
 
 class KilledSuite(StandardSuite):
-    """The suite of a killed rank: set ``target``, and the ``settings`` that the transport gets."""
+    """The suite that kills one rank of a transport: set ``target``, and the ``settings`` that the transport gets."""
 
     target: ClassVar[str] = ""  # "module:Class" of the transport
     why_not: ClassVar[str] = ""  # why none of its ranks can be killed alone

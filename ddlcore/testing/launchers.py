@@ -47,7 +47,7 @@ class LauncherSuite(StandardSuite):
         "node2",
         "node3",
     )  # hosts of the plans; ``surroundings`` must grant them if it grants any
-    runs_here: ClassVar[bool] = False  # within ``surroundings`` the commands can be executed on this machine
+    runs_here: ClassVar[bool] = False  # whether the commands can be executed on this machine, with ``surroundings``
 
     def make(self) -> Launcher:
         """Return a new launcher."""
@@ -62,7 +62,8 @@ class LauncherSuite(StandardSuite):
     def surroundings(self, folder: Path) -> Mapping[str, str]:
         """Return the environment in which the launcher works.
 
-        Programs that the launcher calls may be written into ``folder``, if PATH contains it.
+        The method may write stand-ins for the programs that the launcher calls into ``folder``, if PATH then finds
+        them.
         """
         return {"PATH": _path(os.environ)}
 
@@ -86,7 +87,7 @@ class LauncherSuite(StandardSuite):
         )
 
     def commands(self, plan: StartPlan) -> list[StartCommand]:
-        """Return the commands that a new launcher makes from the plan."""
+        """Return the commands that a new launcher makes from ``plan``."""
         return list(self.make().commands(plan))
 
     # --- the standard tests
@@ -102,9 +103,9 @@ class LauncherSuite(StandardSuite):
                 assert command.argv and all(isinstance(word, str) for word in command.argv), f"argv {command.argv}"
 
     def test_commands_carry_the_program(self, tmp_path: Path) -> None:
-        """Each command contains the program, as separate arguments, or quoted if a shell reads it.
+        """Each command contains the agent's command line, as separate arguments, or as one quoted argument for a shell.
 
-        If the command's task is "public", the public words and the agent's number follow the program.
+        If the command's task is "public", the words of ``plan.public`` and the agent's index follow the program.
         """
         plan = self.plan(tmp_path, len(self.hosts))
         for command in self.commands(plan):
@@ -117,15 +118,15 @@ class LauncherSuite(StandardSuite):
             )
 
     def test_nothing_secret_stands_in_arguments(self, tmp_path: Path) -> None:
-        """The values of secret variables stay in the environment: all users can list the arguments of processes."""
+        """No command's arguments, which all users can list, contain the value of a secret variable."""
         for command in self.commands(self.plan(tmp_path, len(self.hosts))):
             shown = [name for name, value in SECRETS.items() if any(value in word for word in command.argv)]
             assert not shown, f"the value of {', '.join(shown)} stands in {shlex.join(command.argv)}"
 
     def test_several_agents_of_a_command_are_told_apart(self, tmp_path: Path) -> None:
-        """A command that starts several agents names a variable by which each agent finds its number.
+        """A command that starts several agents names an environment variable in which each agent finds its number.
 
-        Such a command cannot have a public task, because each agent would need its own.
+        Such a command cannot have a public task, because each agent would need its own arguments.
         """
         for command in self.commands(self.plan(tmp_path, len(self.hosts))):
             if len(command.agents) > 1:
@@ -142,7 +143,7 @@ class LauncherSuite(StandardSuite):
         assert plan == self.plan(tmp_path, len(self.hosts)), "the plan was changed"
 
     def test_granted_hosts_have_slots(self, tmp_path: Path) -> None:
-        """``hosts`` returns each granted host once, with at least one slot, or nothing outside an allocation."""
+        """``hosts`` returns no host twice and no host without a slot, in an allocation and outside of one."""
         for environ in ({}, self.surroundings(tmp_path)):
             granted = self._granted(environ)
             assert len({one.host for one in granted}) == len(granted), f"a host twice: {granted}"
@@ -157,7 +158,7 @@ class LauncherSuite(StandardSuite):
             assert address and not set(address) & set("@[] "), f"address({host!r}) is {address!r}"
 
     def test_commands_run(self, tmp_path: Path) -> None:
-        """Executed on this machine, the commands run every agent once, and give it its number and the task."""
+        """The commands, executed on this machine, start every agent once, with its number and its task."""
         if not self.runs_here:
             pytest.skip("the suite does not say how its commands can be executed here (runs_here, surroundings)")
         found = tmp_path / "agents"
@@ -183,7 +184,7 @@ class LauncherSuite(StandardSuite):
         assert agents == wanted, f"agents that ran, by number and task: {agents}"
 
     def test_a_failure_is_explained_in_one_line(self) -> None:
-        """``explain`` makes one line, which names the host, of whatever a command wrote before it ended or hung."""
+        """``explain`` returns one line that names the host, whatever the command wrote and however it ended."""
         launcher = self.make()
         texts = ("", "\n\n", "one line", "first\nsecond\n", "\x00\ufffd binary\r\n", "no\n" * 10_000)
         for code in (None, 0, 1, 126, 127, 255, -9):
@@ -195,7 +196,7 @@ class LauncherSuite(StandardSuite):
                 )
 
     def test_an_allocation_that_is_not_there_is_refused(self) -> None:
-        """With nonsense in the launcher's variables, ``hosts`` returns hosts or raises ValueError with one line."""
+        """With nonsense in the launcher's variables, ``hosts`` returns hosts, or raises ValueError in one line."""
         names = self.provider.variables if self.provider is not None else ()
         for value in ("", "nonsense", "/no/such/file", "n[1-", "7"):
             self._granted({"PATH": _path(os.environ), **dict.fromkeys(names, value)})

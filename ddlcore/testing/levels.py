@@ -9,7 +9,7 @@ __all__ = ["BASIC", "FAULT_TOLERANT", "FULL", "LEVELS", "NONE", "Result", "highe
 
 NONE, BASIC, FULL, FAULT_TOLERANT = "none", "basic", "full", "fault-tolerant"
 
-# Kind -> standard tests. All other tests of a suite belong to `full`, a plugin's own tests too.
+# Kind -> level -> standard tests. All other tests of a suite, a plugin's own tests included, belong to `full`.
 LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "transport": {
         BASIC: (
@@ -101,7 +101,7 @@ class Result:
 
     @property
     def test(self) -> str:
-        """The name of the test without parameters."""
+        """Return the name of the test without its parameters."""
         return self.name.partition("[")[0]
 
 
@@ -114,15 +114,18 @@ def level_of(kind: str, test: str) -> str:
 
 
 def highest(kind: str) -> str:
-    """Return the highest level of this kind of plugin: not every kind has tests of how it survives a lost rank."""
+    """Return the highest level that plugins of this kind can reach.
+
+    That is `fault-tolerant` only for kinds that have tests of this level, and `full` for the others.
+    """
     return FAULT_TOLERANT if FAULT_TOLERANT in LEVELS.get(kind, {}) else FULL
 
 
 def reached(kind: str, results: Sequence[Result]) -> tuple[str, str]:
-    """Return the level reached, and what keeps the plugin from the next level ("" if there is no higher one).
+    """Return the level reached, and what keeps the plugin from the next level ("" if there is no higher level).
 
-    A level is reached if no test of it or of a lower level has failed. At the levels basic and fault-tolerant, each
-    required test must also have passed in at least one case: a test that was skipped in all cases proves nothing.
+    A level is reached if no test of this level or of a lower one has failed. At the levels basic and fault-tolerant,
+    each required test must also have passed in at least one case: a test that was skipped in all cases proves nothing.
     """
     now = NONE
     for level in (BASIC, FULL, FAULT_TOLERANT):

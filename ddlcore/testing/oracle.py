@@ -1,4 +1,4 @@
-"""The results that every collective must give, computed with numpy alone; knows nothing of what is tested."""
+"""Computes the results that every collective must give, with numpy alone. It knows nothing of what is tested."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def numpy_dtype(dtype: DType) -> Any:
 
 
 def values(dtype: DType, count: int, rank: int, *, seed: int = 0) -> Array:
-    """Return ``count`` values that differ by rank and position.
+    """Return ``count`` random values of the type.
 
-    Integers are so small that sums and products of four ranks fit their type.
+    The same arguments give the same values; other ranks get other values. Integers are so small that sums and products
+    of four ranks fit into their type.
     """
     random = np.random.default_rng([seed, rank, count])
     if dtype is DType.BOOL:
@@ -63,8 +64,8 @@ def reduce(
     """Return postscale * (s0*prescale op s1*prescale op …), in the order of the ranks.
 
     16-bit floats are computed in float32 and rounded once. Integers are scaled in float64 and truncated, before and
-    after the reduction. ``hosts`` gives the host of each rank, for a transport that reduces within each host first: the
-    result of each host is rounded, and the hosts' results are then reduced in the order of their first ranks.
+    after the reduction. ``hosts`` is the host of each rank, for a transport that reduces within each host first. Then
+    the result of each host is rounded, and the hosts' results are reduced in the order of their first ranks.
     """
     if hosts is not None:
         on_each = [[s for s, h in zip(sources, hosts) if h == host] for host in dict.fromkeys(hosts)]
@@ -88,14 +89,14 @@ def _scaled(array: Array, scale: float) -> Array:
 
 
 def allgatherv(sources: Sequence[Array]) -> Array:
-    """Return the concatenation of all ranks' sources."""
+    """Return the sources of all ranks, one after the other."""
     return np.concatenate(list(sources))
 
 
 def reducescatterv(
     sources: Sequence[Array], counts: Sequence[int], op: ReduceOp, rank: int, hosts: Sequence[int] | None = None
 ) -> Array:
-    """Return the part of the reduction that rank ``rank`` gets."""
+    """Return the part of the reduction that ``rank`` gets; rank r gets ``counts[r]`` elements."""
     begin = sum(counts[:rank])
     return reduce(sources, op, hosts=hosts)[begin : begin + counts[rank]]
 

@@ -1,9 +1,10 @@
-"""A pretend device: host memory, and queues that run their calls later, so that a missing fence gives a wrong value.
+"""A pretend device for tests: host memory, and queues that run their calls later than the calls are made.
 
-It keeps every promise of the device contract, and breaks everything that is not promised as often as possible. A queue
-is a thread that executes its calls in order, and delays some of them at random. A queued call that uses freed memory
+So code that forgets to wait for an event gets wrong values. The device keeps every promise of the device contract, but
+nothing more: where the contract leaves something open, the device makes it as hard as possible for its user. A queue is
+a thread that executes its calls in order, and delays some of them at random. A queued call that uses freed memory
 notices that, and fails. ``PretendTensor`` is a tensor of the device; its operations go to the calling thread's current
-stream. It needs no hardware and no driver.
+stream. The device needs no hardware and no driver.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _events: weakref.WeakValueDictionary[int, PretendEvent] = weakref.WeakValueDicti
 
 
 class PretendEvent(Event):
-    """An event of one queue. While somebody keeps it, every queue can find it by its handle."""
+    """An event of one queue. As long as something refers to the event, every queue can find it by its handle."""
 
     def __init__(self) -> None:
         self.handle = next(_handles)
@@ -47,7 +48,10 @@ class PretendEvent(Event):
         _events[self.handle] = self
 
     def come(self, failure: BaseException | None) -> None:
-        """Mark the event as reached by its queue; ``failure`` is the error of an earlier call, if one failed."""
+        """Record that the queue has reached the event.
+
+        ``failure`` is the error of a call that failed before it, or None.
+        """
         self.failure = failure
         self._come.set()
 
@@ -63,7 +67,10 @@ class PretendEvent(Event):
 
 
 class PretendQueue(Queue):
-    """A queue, which delays calls by up to ``dawdle_s``; random numbers from ``seed`` decide which ones."""
+    """A queue of a pretend device: a thread that executes calls in order.
+
+    It delays some calls by up to ``dawdle_s`` seconds. Random numbers from ``seed`` decide which calls.
+    """
 
     runtime: PretendRuntime
 
@@ -84,7 +91,10 @@ class PretendQueue(Queue):
         self._thread.start()
 
     def call(self, run: Callable[[], None]) -> None:
-        """Queue ``run`` to be called on the queue's thread. After a call that raises, no other call runs."""
+        """Queue ``run`` to be called on the queue's thread.
+
+        After a queued call has raised, no other queued call runs.
+        """
         with self._changed:
             if self._closed:
                 raise DeviceError("pretend: the queue is closed")
@@ -140,7 +150,7 @@ class PretendQueue(Queue):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the queue from running anything until the end of this context."""
+        """Return a context manager within which the queue begins no call."""
         with self._changed:
             self._held += 1
         try:
@@ -152,7 +162,7 @@ class PretendQueue(Queue):
 
     @property
     def idle(self) -> bool:
-        """Whether everything queued so far has run."""
+        """Return whether everything that was queued so far has run."""
         return self.record().wait(0.0)
 
     # --- the queue's own thread
@@ -199,25 +209,28 @@ class PretendQueue(Queue):
 
 
 class _Graveyard:
-    """The memory that was freed, on all pretend devices of this process."""
+    """The record of the memory that was freed on all pretend devices of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._gone: list[tuple[int, int]] = []  # (address, end) of freed memory, sorted
-        self._going: deque[tuple[int, int]] = deque()  # the same, to be sorted in by ``require``
+        self._going: deque[tuple[int, int]] = deque()  # freed memory that ``require`` has yet to sort into ``_gone``
         self._kept: list[object] = []  # the freed blocks themselves, so that the memory is not reused
 
     def bury(self, address: int, nbytes: int, block: object) -> None:
-        """Record freed memory.
+        """Record that the memory at ``address`` was freed, and keep ``block``, which contains it, from being reused.
 
-        A finalizer calls this, possibly while ``require`` holds the lock in the same thread, so it must not take the
-        lock.
+        A finalizer calls this method, possibly while ``require`` holds the lock in the same thread. So it must not take
+        the lock.
         """
         self._kept.append(block)
         self._going.append((address, address + nbytes))
 
     def require(self, address: int, nbytes: int) -> None:
-        """Raise DeviceError if the memory was freed: the thread that queued the call had to keep it alive."""
+        """Raise DeviceError if a part of this memory was freed.
+
+        The thread that queues a call must keep the memory of the call alive until the call has run.
+        """
         with self._lock:
             while self._going:
                 insort(self._gone, self._going.popleft())
@@ -230,7 +243,10 @@ _graveyard: Final = _Graveyard()  # one for the process, because addresses belon
 
 
 class PretendMemory(Memory):
-    """Memory full of garbage at first, and never reused after it was freed, so that a late use is noticed."""
+    """Memory of a pretend device. It is full of garbage at first.
+
+    It is never reused after it was freed, so that a late use is noticed.
+    """
 
     def __init__(self, nbytes: int) -> None:
         block = (ctypes.c_char * (nbytes + 512))()
@@ -242,7 +258,10 @@ class PretendMemory(Memory):
 
 
 class PretendRuntime(DeviceRuntime):
-    """A runtime with ``devices`` devices. Its queues get ``seed`` and ``dawdle_s``."""
+    """The runtime of one of ``devices`` pretend devices.
+
+    Its queues delay calls by up to ``dawdle_s`` seconds; ``seed`` decides which calls.
+    """
 
     seed: ClassVar[int] = 0
     dawdle_s: ClassVar[float] = 0.002
@@ -273,12 +292,18 @@ class PretendRuntime(DeviceRuntime):
         return PretendMemory(nbytes)
 
     def require(self, address: int, nbytes: int) -> None:
-        """Raise DeviceError if the memory was freed: the thread that queued the call had to keep it alive."""
+        """Raise DeviceError if a part of this memory was freed.
+
+        The thread that queues a call must keep the memory of the call alive until the call has run.
+        """
         _graveyard.require(address, nbytes)
 
 
 class _QueuedKernels(Kernels):
-    """The kernels of host memory, called on the queue's thread in their turn."""
+    """The kernels of a queue.
+
+    Each call is queued, and the queue's thread executes it later with the kernels of host memory.
+    """
 
     def __init__(self, queue: PretendQueue) -> None:
         self._queue = queue

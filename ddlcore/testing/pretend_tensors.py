@@ -34,9 +34,9 @@ def current_stream() -> PretendQueue:
 
 @contextmanager
 def stream(runtime: PretendRuntime) -> Iterator[PretendQueue]:
-    """Make a new stream of the device the current one of this thread, until the end of this context.
+    """Return a context manager within which the calling thread's current stream is a new stream of ``runtime``.
 
-    At the end, wait until everything on the stream has run.
+    At its end, it waits until everything on the new stream has run.
     """
     before = getattr(_current, "stream", None)
     mine = _current.stream = runtime.queue()
@@ -48,7 +48,7 @@ def stream(runtime: PretendRuntime) -> Iterator[PretendQueue]:
 
 
 class PretendTensor:
-    """A row-major tensor.
+    """A row-major tensor in the memory of a pretend device.
 
     ``of`` and all changes are queued on the current stream of the calling thread; ``numpy`` waits for that stream.
     """
@@ -61,7 +61,10 @@ class PretendTensor:
 
     @classmethod
     def of(cls, array: Array, runtime: PretendRuntime | None = None) -> PretendTensor:
-        """Return a new tensor with the array's present values, on the device of ``runtime`` or the current stream."""
+        """Return a new tensor with the array's present values, on the device of ``runtime``.
+
+        If ``runtime`` is None, the tensor is on the device of the current stream.
+        """
         runtime = runtime or current_stream().runtime
         dtype = DType.of(array.dtype.name)
         tensor = cls(runtime.allocate(max(array.nbytes, 1)), array.shape, dtype, runtime)
@@ -71,15 +74,18 @@ class PretendTensor:
 
     @property
     def count(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def change(self, how: Callable[[Array], object]) -> None:
-        """Queue ``how(array)`` on the current stream; it works directly on the tensor's memory."""
+        """Queue a call of ``how(array)`` on the current stream.
+
+        ``array`` is the tensor's own memory as a numpy array.
+        """
         current_stream().call(lambda: (how(self._array()), None)[1])
 
     def numpy(self) -> Array:
-        """Return a copy of the values after everything on the current stream has run."""
+        """Return a copy of the values, after everything on the current stream has run."""
         read: list[Array] = []
         self.change(lambda mine: read.append(mine.copy()))
         if not current_stream().record().wait(30.0):
@@ -93,7 +99,7 @@ class PretendTensor:
 
 
 class PretendAdapter(Adapter):
-    """An adapter whose every buffer carries an event of the current stream."""
+    """The adapter for pretend tensors. Each buffer that it returns has an event of the current stream."""
 
     name = "pretend"
 

@@ -1,4 +1,4 @@
-"""A stream-ordered transport between threads, over pretend devices: each call is put on the rank's queue."""
+"""A stream-ordered transport between threads, for pretend devices. Each call is enqueued on the rank's queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MuteTransport", "PretendTransport"]
 
 
 class PretendTransport(Transport):
-    """Runs the calls of a ``threads`` transport on the ranks' queues.
+    """A transport for pretend devices: it runs the calls of a ``threads`` transport on the ranks' queues.
 
     A call returns immediately. The collective runs when the queues of all ranks have reached it.
     """
@@ -63,7 +63,10 @@ class PretendTransport(Transport):
         return self.later(used, call)
 
     def later(self, used: Sequence[tuple[int, int]], call: Callable[[], Work]) -> Work:
-        """Queue a call that uses memory at each (address, nbytes), which must not be freed before it runs."""
+        """Queue ``call``.
+
+        ``used`` lists as (address, nbytes) the memory that it uses, which must not be freed before it runs.
+        """
 
         def run() -> None:
             for address, nbytes in used:
@@ -75,7 +78,10 @@ class PretendTransport(Transport):
 
 
 class MuteTransport(ThreadsTransport):
-    """A transport of host memory without the op Min, by which hosts agree on how much they have launched."""
+    """A ``threads`` transport without the op Min.
+
+    By an allreduce with Min, hosts tell each other what they have launched. With this transport they cannot.
+    """
 
     capabilities = replace(ThreadsTransport.capabilities, ops=ALL_OPS - {ReduceOp.Min})
 

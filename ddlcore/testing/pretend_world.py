@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 def pretend_registry(kernels: bool = True) -> Registry:
-    """Return a registry of everything installed and the pretend transports; ``kernels``: also pretend devices."""
+    """Return a registry of everything installed, with the pretend transports.
+
+    ``kernels``: also with pretend devices.
+    """
     _, registry = settings_of(os.environ)
     ours = Distribution("ddlcore", "pretend")
     registry.offer(
@@ -46,9 +49,10 @@ def pretend_registry(kernels: bool = True) -> Registry:
 class PretendWorld(World):
     """A world whose ranks each have a pretend device.
 
-    ``route`` is the value of the setting ``device_dense``; by default the device's transport. ``backend`` reduces host
-    memory: "shm" runs each bucket atomically, so that all ranks learn in it that all have come; with "threads" the
-    ranks agree once for several buckets; with "mute" only the device's collectives tell it.
+    ``route`` is the value of the setting ``device_dense``; by default the device's transport. ``backend`` is the
+    transport of host memory, by which the ranks learn that all of them have launched a bucket. With "shm" they learn it
+    for each bucket, by an atomic allreduce. With "threads" they learn it once for several buckets. With "mute" the host
+    cannot tell it: only the end of the collective on the device does.
     """
 
     def __init__(
@@ -69,7 +73,10 @@ class PretendWorld(World):
         return self
 
     def on_streams(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
-        """Run as ``run`` does, with a stream of the rank's own device as the current stream of each rank."""
+        """Call ``function(rank, job)`` on every rank as ``run`` does, and return the results in the order of the ranks.
+
+        During the call, the rank's current stream is a new stream of the rank's own device.
+        """
 
         def play(rank: int, job: Job) -> T:
             runtime = PretendRuntime()

@@ -58,13 +58,13 @@ class Line:
 
 
 def named(target: str) -> Any:
-    """Return the object that "module:name" names."""
+    """Return the object that ``target`` names in the form "module:name"."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def belongings() -> dict[str, set[str]]:
-    """Return the threads, descriptors and shared memory of this process, as far as the operating system lists them."""
+    """Return the threads, file descriptors and shared memory of this process that the operating system lists."""
     gc.collect()
     kept = {"Python threads": {f"{thread.name} ({thread.ident})" for thread in threading.enumerate()}}
     for kind, path in (("threads", "/proc/self/task"), ("descriptors", "/proc/self/fd"), ("shared memory", "/dev/shm")):
@@ -81,7 +81,10 @@ def _shown(path: str, name: str) -> str:
 
 
 class _DistantStore(Store):
-    """The store of the test's process, asked over the connection while the test waits for this rank."""
+    """A store that passes each request to the store in the test's process.
+
+    It can be used only while the test's process waits for a call on this rank.
+    """
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -109,7 +112,10 @@ class _DistantStore(Store):
 
 
 class _Place:
-    """Guarded memory with the same offset from the beginning of a cache line as the memory in the test's process."""
+    """Memory for the content of one buffer of the test's process, with guard bytes before and after it.
+
+    It has the same offset from the beginning of a cache line as the buffer in the test's process.
+    """
 
     def __init__(self, address: int, content: bytes) -> None:
         self._raw = np.full(len(content) + 2 * GUARD_BYTES + 64, GUARD_VALUE, np.uint8)
@@ -170,7 +176,10 @@ class _Rank:
         self._works[number] = getattr(self.transports[number], verb)(*arguments, *rest), places
 
     def wait(self, number: int, timeout_s: float) -> list[bytes] | None:
-        """Return the final contents of the call's memory, or None while the call is in progress."""
+        """Return the contents of the memory of transport ``number``'s call when the call is complete.
+
+        Return None if ``timeout_s`` passes first.
+        """
         work, places = self._works[number]
         if not work.wait(timeout_s):
             return None
@@ -189,7 +198,11 @@ class _Rank:
 
 
 def main(path: str, target: str, first: str = "") -> None:
-    """Call ``first``, then execute what the test's process sends until that process has closed the connection."""
+    """Call ``first``, then execute what the test's process sends, until that process closes the connection.
+
+    ``path``: the socket of the test's process. ``target``: "module:Class" of the transport. ``first``:
+    "module:function", or "" to call nothing.
+    """
     make = named(target)
     if first:
         named(first)()
@@ -206,9 +219,10 @@ def main(path: str, target: str, first: str = "") -> None:
 
 
 def _abort(path: str, rank: _Rank) -> None:
-    """Serve the connection for aborts, in a thread of its own.
+    """Execute the aborts that the test's process sends on a connection of its own.
 
-    Abort must work while the main thread is blocked in a call of the transport.
+    This runs in a thread of its own, because an abort must work while the main thread is blocked in a call of the
+    transport.
     """
     line = _connect(path)
     line.say("abort", os.getpid())

@@ -1,8 +1,9 @@
 """The transport suite with a process for each rank: for transports that need one rank per process, or a launcher.
 
-The tests stay the same, and run with their memory in the test's process. Each of their transports passes its calls to a
-process, together with the bytes, and takes the resulting bytes back. Prepared plans are not forwarded: their tables of
-addresses mean nothing to another process, so here a transport is not tested as a vectored one.
+The tests are the same, and their memory is in the test's process. Each transport in the test passes its calls, together
+with the bytes of the buffers, to a transport in another process, and writes the bytes that come back into the buffers.
+Prepared plans are not passed on, because their tables of addresses mean nothing in another process. So this suite does
+not test whether a transport is vectored.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class RankProcesses:
-    """``size`` processes, each of which may be one rank in any number of groups."""
+    """A set of ``size`` processes. Each of them can be one rank in any number of groups."""
 
     def __init__(
         self,
@@ -48,9 +49,11 @@ class RankProcesses:
         environ: Mapping[str, str],
         first: str = "",
     ) -> None:
-        """Start the processes with ``command(program, size)``, which runs ``program`` ``size`` times.
+        """Execute ``command(program, size)``, a command that must run ``program`` in ``size`` processes.
 
-        Raises AssertionError if they do not connect in time.
+        ``target``: "module:Class" of the transport. ``environ``: the environment of the command. ``first``:
+        "module:function" that every process calls first, or "". Raises AssertionError if the processes do not connect
+        in time.
         """
         self._folder = tempfile.mkdtemp(prefix="ddl-")  # mode 0700: no other user can connect
         self._target = target
@@ -96,14 +99,14 @@ class RankProcesses:
         return [_RankProcess(lines["rank", pid], lines["abort", pid]) for pid in self.pids]
 
     def transports(self, size: int) -> list[Transport]:
-        """Return ``size`` new transports, each in another process."""
+        """Return ``size`` new transports, each of which passes its calls to a transport in another process."""
         known: Capabilities = named(self._target).capabilities
         # Another process cannot use tables of pointers.
         capabilities = replace(known, vectored=False, scales=False, atomic=False, resumable=False)
         return [_DistantTransport(rank, next(self._numbers), capabilities) for rank in self.ranks[:size]]
 
     def belongings(self) -> dict[str, set[str]]:
-        """Return the threads, descriptors and shared memory that the processes hold."""
+        """Return the threads, file descriptors and shared memory that the processes hold."""
         held: dict[str, set[str]] = {}
         for index, rank in enumerate(self.ranks):
             for kind, names in rank.ask("belongings").items():
@@ -116,7 +119,7 @@ class RankProcesses:
             return file.read()
 
     def close(self) -> None:
-        """End the processes: each ends when its connection is closed; kill those that do not end in time."""
+        """End the processes. Each of them ends when its connections are closed; kill those that do not end in time."""
         for connection in self._connections:
             connection.close()
         self._listener.close()
@@ -140,8 +143,8 @@ class _RankProcess:
     def ask(self, verb: str, *arguments: object, store: Store | None = None) -> Any:
         """Call ``verb`` in the process, and return the result or raise the process's error.
 
-        Only one thread at a time may call this: the thread of the rank. ``store`` answers what the process asks of it
-        meanwhile.
+        Only one thread at a time may call this: the thread of the rank. ``store`` answers the requests to the store
+        that the process sends during the call.
         """
         self._line.say(verb, *arguments)
         while True:
@@ -179,7 +182,7 @@ def _result(words: list[Any]) -> Any:
 
 
 class _DistantTransport(Transport):
-    """The transport of one rank, which is in another process."""
+    """A transport that passes the calls of one rank to the transport ``number`` in the rank's process."""
 
     def __init__(self, rank: _RankProcess, number: int, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -273,7 +276,7 @@ class ProcessSuite(TransportSuite):
 
     @classmethod
     def environ(cls) -> Mapping[str, str]:
-        """Return the environment of the processes: this process's, with its module search path."""
+        """Return the environment of the processes: that of this process, with this process's module search path."""
         return _with_paths(os.environ)
 
     @classmethod

@@ -16,13 +16,16 @@ __all__ = ["DeadlinePassed", "Ranks"]
 T = TypeVar("T")
 Task = Callable[[], None]
 
-AFTER_FAILURE_S = 2.0  # how long the other ranks may run on after one has raised
-AFTER_ABORT_S = 5.0  # how long they may take to end after the abort
-SECONDARY = (PeerLost, Closed, TransportError)  # what the other ranks raise as a consequence
+AFTER_FAILURE_S = 2.0  # how long the other ranks may run on after one rank has raised
+AFTER_ABORT_S = 5.0  # how long the ranks may take to end after the abort
+SECONDARY = (PeerLost, Closed, TransportError)  # errors that ranks raise as a consequence of another rank's error
 
 
 class DeadlinePassed(AssertionError):
-    """Some ranks did not end in time; the message contains the stack of every thread of the process."""
+    """The error that some ranks did not end in time.
+
+    Its message contains the stack of every Python thread of the process.
+    """
 
 
 class _Outcome(Generic[T]):
@@ -37,8 +40,8 @@ class _Outcome(Generic[T]):
 class Ranks:
     """The threads of n ranks, which live until ``close``, so that all calls of a rank come from the same thread.
 
-    Only one thread may use the object. After a DeadlinePassed that left ranks running, ``stuck`` is true and the object
-    cannot be used any more; its threads are daemons.
+    Only one thread may use the object. If ``run`` has raised DeadlinePassed and ranks still run, ``stuck`` is true, and
+    the object cannot be used any more. The threads are daemons, so they do not keep the process alive.
     """
 
     def __init__(self, size: int, name: str = "rank") -> None:
@@ -55,10 +58,10 @@ class Ranks:
     def run(self, function: Callable[[int], T], deadline_s: float, abort: Callable[[], None] | None = None) -> list[T]:
         """Call ``function(rank)`` on every rank's thread, and return the results in the order of the ranks.
 
-        Raises the first error that is not the mere consequence of another rank's error, with a note that names its rank
-        and lists the errors of the other ranks. Raises DeadlinePassed if ``deadline_s`` passes. In that case, and if
-        one rank has raised and the others do not end by themselves, ``abort`` is called in the calling thread: it must
-        make the ranks end.
+        Raises the first error that is not the mere consequence of another rank's error, with a note that names the rank
+        and lists the errors of the other ranks. Raises DeadlinePassed if the ranks do not end within ``deadline_s``. In
+        that case, ``abort`` is called in the calling thread: it must make the ranks end. ``abort`` is also called if
+        one rank has raised and the others do not end by themselves.
         """
         assert not self.stuck, "these ranks hang in an earlier call; make new ones"
         outcome: _Outcome[T] = _Outcome()
@@ -94,7 +97,7 @@ class Ranks:
                 until_s = min(until_s, time.monotonic() + AFTER_FAILURE_S)
 
     def close(self) -> None:
-        """End the threads; threads that hang are left behind."""
+        """End the threads. Threads that hang are left running."""
         for tasks in self._tasks:
             tasks.put(None)
         for thread in self._threads:
@@ -102,7 +105,10 @@ class Ranks:
 
 
 def _aborted(abort: Callable[[], None] | None) -> str:
-    """Call ``abort``, and return what went wrong with it, which is also a fault of the transport."""
+    """Call ``abort``, and return the error that it raised, as text; "" if it raised none.
+
+    Such an error is a fault of the transport, too.
+    """
     try:
         if abort is not None:
             abort()
@@ -130,7 +136,10 @@ def _task(function: Callable[[int], T], rank: int, outcome: _Outcome[T]) -> Task
 
 
 def _first(errors: dict[int, BaseException], missing: set[int], size: int) -> BaseException:
-    """Return the error to raise: the first that is not a consequence of another, with notes about the other ranks."""
+    """Return the error to raise: the first one that is not a mere consequence of another rank's error.
+
+    Notes about the other ranks are added to it.
+    """
     rank = next((r for r, e in errors.items() if not isinstance(e, SECONDARY)), next(iter(errors)))
     error = errors[rank]
     others = {r: e for r, e in errors.items() if r != rank}

@@ -19,7 +19,7 @@ FEW, MANY = "few", "many"  # amounts of data: less than a chunk, and several chu
 
 
 class _Bucket:
-    """The tensors of one rank for a plan, in place, and the sums that they must become."""
+    """The tensors of one rank for a plan that runs in place, and the sums that the tensors must become."""
 
     def __init__(self, plan: Plan, rank: int, size: int, seed: int) -> None:
         self.areas, self.sums, self.before = [], [], []
@@ -31,7 +31,10 @@ class _Bucket:
         self.addresses = [area.buffer.address for area in self.areas]
 
     def fault(self, real: bool) -> str:
-        """Return "" if the tensors hold the sums (``real``), or what they held before, and otherwise the difference."""
+        """Return "" if the tensors are as expected, and otherwise what is wrong.
+
+        If ``real`` is true, they must hold the sums, and otherwise what they held before.
+        """
         for area, wanted in zip(self.areas, self.sums if real else self.before):
             if area.damage() or area.array.tobytes() != np.ascontiguousarray(wanted).tobytes():
                 return area.damage() or ("a sum is wrong" if real else "a void bucket was written to")
@@ -42,7 +45,10 @@ class TransportEntry(TransportBase):
     """The tests of atomic buckets, for transports whose capabilities include ``atomic``."""
 
     def entry_plan(self, length: str) -> Plan:
-        """Return a plan of integer tensors, whose sums do not depend on the order of addition."""
+        """Return a plan of integer tensors, whose sums do not depend on the order of addition.
+
+        ``length`` is FEW or MANY. Skips the test if the transport cannot run a bucket atomically.
+        """
         if not self.capabilities().atomic:
             pytest.skip("capabilities: buckets cannot run atomically")
         one = self.chunk_bytes // 4
@@ -51,9 +57,10 @@ class TransportEntry(TransportBase):
     @only_where("atomic")
     @pytest.mark.parametrize("length", [FEW, MANY])
     def test_bound_memory_is_entered_again(self, length: str) -> None:
-        """Each run of bound memory uses the values that the memory holds then.
+        """Each run of a bound plan uses the values that are in the bound memory at the time of the run.
 
-        The memory can also be bound again at other addresses, or run with only some tensors at other addresses.
+        Other addresses can be bound later. A run can also be given addresses of which only some differ from the bound
+        ones.
         """
         plan = self.entry_plan(length)
         for size in self.sizes:
@@ -84,7 +91,7 @@ class TransportEntry(TransportBase):
     @only_where("atomic")
     @pytest.mark.parametrize("length", [FEW, MANY])
     def test_a_dummy_makes_a_bucket_void(self, length: str) -> None:
-        """If any rank comes without data, no rank's memory changes, and every rank learns that the bucket is void."""
+        """If at least one rank brings no real data, every rank gets False, and no rank's memory changes."""
         plan = self.entry_plan(length)
         for size in self.sizes:
             absent = [{rank} for rank in range(size)] + [set(range(size)), set(range(size - 1))]
@@ -92,7 +99,7 @@ class TransportEntry(TransportBase):
 
     @only_where("atomic")
     def test_entries_between_other_collectives(self) -> None:
-        """Void and complete buckets can be mixed with barriers, and with broadcasts that the root leaves early."""
+        """Void and complete buckets can alternate with barriers, and with broadcasts that the root may leave early."""
         plans = [self.entry_plan(FEW), self.entry_plan(MANY)]
         for size in self.sizes:
             for seed in range(3):
@@ -101,7 +108,10 @@ class TransportEntry(TransportBase):
                 self._play_entries(size, plans[seed % 2], absent, others=draw)
 
     def _play_entries(self, size: int, plan: Plan, absent: list[set[int]], others: random.Random | None = None) -> None:
-        """Run one bucket for each element of ``absent``, which holds the ranks that come without data."""
+        """Run one bucket for each element of ``absent``, a set of the ranks that bring no real data, and check it.
+
+        ``others`` draws which other collective follows each bucket; with None, no other collective runs.
+        """
         faults: list[str] = []
         between = [others.choice(("barrier", "broadcast", "nothing")) if others else "nothing" for _ in absent]
 

@@ -25,7 +25,10 @@ OPS = pytest.mark.parametrize(
 
 
 def only_where(*capabilities: str) -> Callable[[F], F]:
-    """Note on a test, or on a parameter of a test, which capabilities it needs; see ddlcore/testing/collecting.py."""
+    """Return a decorator that records on a test, or on a parameter of a test, which capabilities it needs.
+
+    ddlcore/testing/collecting.py deselects tests by this record.
+    """
 
     def note(function: F) -> F:
         function.only_where = capabilities  # type: ignore[attr-defined]  # functions take attributes
@@ -44,7 +47,7 @@ class TransportBase(StandardSuite):
     deadline_s: ClassVar[float] = 60.0  # for the collectives of one test
     abort_s: ClassVar[float] = 10.0  # for the abort of one rank: the contract allows 1 s, a busy machine needs more
     offers: ClassVar[Capabilities | None] = (
-        None  # of the transports that ``make`` makes; if set, tests that it rules out may be deselected
+        None  # capabilities of the transports that ``make`` makes; if set, tests that need others may be deselected
     )
     chunk_bytes: ClassVar[int] = 128 << 10  # where the transport cuts large tensors; tests use sizes around it
     _shared: ClassVar[dict[int, Group]] = {}  # groups that are opened once for all tests of the class
@@ -72,7 +75,7 @@ class TransportBase(StandardSuite):
         return [Member(rank=2 * rank + 1, host=host) for rank, host in enumerate(self.hosts(size))]
 
     def hosts(self, size: int) -> Sequence[int]:
-        """Return the pretended host of each rank; in fact all ranks are threads of one process."""
+        """Return the host on which each rank pretends to be; in fact all ranks are threads of one process."""
         return [0] * size
 
     def test_what_is_offered_is_what_is_made(self) -> None:
@@ -106,7 +109,10 @@ class TransportBase(StandardSuite):
         self._own.clear()
 
     def new_group(self, size: int, name: str = "test") -> Group:
-        """Return a group that is not open yet. Skips the test if the transport does not support the CPU's memory."""
+        """Return a new group of ``size`` ranks, not yet open.
+
+        Skips the test if the transport does not support the CPU's memory.
+        """
         transports = self.make(size)
         devices = transports[0].capabilities.devices
         if "cpu" not in devices:
@@ -135,7 +141,10 @@ class TransportBase(StandardSuite):
         return self.group(self.sizes[0]).transports[0].capabilities
 
     def play(self, size: int, function: Callable[[int, Transport], None]) -> None:
-        """Call ``function(rank, transport)`` on every rank; after a failure the group is discarded."""
+        """Call ``function(rank, transport)`` on every rank of the open group of ``size`` ranks.
+
+        If that fails, discard the group, so that later tests get a new one.
+        """
         group = self.group(size)
         try:
             group.run(function)
@@ -146,7 +155,7 @@ class TransportBase(StandardSuite):
             raise
 
     def check(self, size: int, cases: Sequence[Case]) -> None:
-        """Run all cases on every rank without a pause between them, then check each."""
+        """Run all ``cases`` on every rank without a pause between them, then check the results of each case."""
 
         def all_of_them(rank: int, transport: Transport) -> None:
             for case in cases:
@@ -157,7 +166,10 @@ class TransportBase(StandardSuite):
             case.check()
 
     def adding(self, size: int) -> Sequence[int] | None:
-        """Return, for the oracle, the host of each rank if sums are made on each host first, and None otherwise."""
+        """Return the host of each rank if the transport adds values on each host first; otherwise None.
+
+        The result is the argument ``hosts`` of the oracle's functions.
+        """
         return self.hosts(size) if self.capabilities().host_first else None
 
     def needs(self, dtype: DType, op: ReduceOp = ReduceOp.Sum) -> None:

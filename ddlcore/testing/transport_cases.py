@@ -1,4 +1,4 @@
-"""Builds one collective on every rank, with its inputs and the results that the oracle expects."""
+"""Makes the cases of the transport tests: one collective on every rank, its inputs, and the results to expect."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def _planned(plan: Plan) -> Call:
 
 
 class TransportCases(TransportBase):
-    """Makes the cases: one method for each collective.
+    """The methods that make the cases of the transport tests, one method for each collective.
 
-    ``counts`` are numbers of elements, by rank; ``seed`` varies the values.
+    ``counts`` are numbers of elements, by rank. Different values of ``seed`` give different inputs.
     """
 
     def inputs(self, size: int, dtype: DType, count: int, seed: int = 0) -> list[oracle.Array]:
-        """Return ``count`` values for each rank."""
+        """Return ``count`` values for each of ``size`` ranks."""
         return [oracle.values(dtype, count, rank, seed=seed) for rank in range(size)]
 
     def summing(self, label: str, sources: Sequence[oracle.Array], expected: oracle.Array) -> Case:
-        """Return an allreduce of these arrays.
+        """Return an allreduce with the op Sum of ``sources``, one array for each rank.
 
-        ``expected`` is their sum, which does not depend on the order, or which was made in the transport's order.
+        ``expected`` is their sum. It does not depend on the order of addition, or was added in the transport's order.
         """
         return Case.of(label, _allreduce(ReduceOp.Sum), sources, [expected] * len(sources))
 
@@ -74,7 +74,11 @@ class TransportCases(TransportBase):
         seed: int = 0,
         offsets: tuple[int, int] = (0, 0),
     ) -> Case:
-        """Return an allreduce; ``offsets`` (in elements) move sources and targets off the beginning of a cache line."""
+        """Return an allreduce of ``count`` elements.
+
+        ``offsets`` says for the sources and for the targets how many elements after the beginning of a cache line they
+        begin.
+        """
         sources = self.inputs(size, dtype, count, seed)
         expected = [oracle.reduce(sources, op, hosts=self.adding(size))] * size
         label = f"allreduce {op.name.lower()} of {count} {dtype.label}"
@@ -92,19 +96,19 @@ class TransportCases(TransportBase):
         return Case.of(label, _allreduce(op), sources, [expected] * size, exact=False)
 
     def gathering(self, size: int, dtype: DType, counts: Sequence[int], seed: int = 0) -> Case:
-        """Return an allgatherv."""
+        """Return an allgatherv to which rank r gives ``counts[r]`` elements."""
         sources = [oracle.values(dtype, count, rank, seed=seed) for rank, count in enumerate(counts)]
         expected = [oracle.allgatherv(sources)] * size
         return Case.of(f"allgatherv of {list(counts)} {dtype.label}", _allgatherv(counts), sources, expected)
 
     def broadcasting(self, size: int, dtype: DType, count: int, root: int, seed: int = 0) -> Case:
-        """Return a broadcast, whose source and target are the same memory."""
+        """Return a broadcast from ``root``. Its source and target are the same memory."""
         sources = self.inputs(size, dtype, count, seed)
         label = f"broadcast of {count} {dtype.label} from {root}"
         return Case.of(label, _broadcast(root), sources, [sources[root]] * size, in_place=True)
 
     def scattering(self, size: int, dtype: DType, counts: Sequence[int], op: ReduceOp, seed: int = 0) -> Case:
-        """Return a reducescatterv."""
+        """Return a reducescatterv from which rank r gets ``counts[r]`` elements."""
         sources = self.inputs(size, dtype, sum(counts), seed)
         expected = [oracle.reducescatterv(sources, counts, op, rank, self.adding(size)) for rank in range(size)]
         label = f"reducescatterv {op.name.lower()} to {list(counts)} {dtype.label}"
@@ -112,13 +116,13 @@ class TransportCases(TransportBase):
         return Case.of(label, _reducescatterv(counts, op), sources, expected, exact=exact)
 
     def exchanging(self, size: int, dtype: DType, counts: Sequence[Sequence[int]], seed: int = 0) -> Case:
-        """Return an alltoallv; ``counts[s][d]`` elements go from rank s to rank d."""
+        """Return an alltoallv in which ``counts[s][d]`` elements go from rank s to rank d."""
         sources = [oracle.values(dtype, sum(row), rank, seed=seed) for rank, row in enumerate(counts)]
         expected = [oracle.alltoallv(sources, counts, rank) for rank in range(size)]
         return Case.of(f"alltoallv of {counts} {dtype.label}", _alltoallv(counts), sources, expected)
 
     def bucket(self, size: int, plan: Plan, in_place: bool = False, seed: int = 0) -> Case:
-        """Return a prepared allreduce of the plan's tensors, which lie one after the other."""
+        """Return a prepared allreduce of the plan's tensors, which lie one after the other in memory."""
         sources = self.inputs(size, plan.dtype, sum(plan.counts), seed)
         expected = [oracle.reduce(sources, plan.op, plan.prescale, plan.postscale, self.adding(size))] * size
         exact = self.capabilities().order_fixed and plan.prescale == plan.postscale == 1.0
@@ -131,12 +135,12 @@ class TransportCases(TransportBase):
         return [one - 1, one, one + 1, 4 * one + one // 2 + 3]
 
     def chunky(self, size: int, dtype: DType) -> list[int]:
-        """Return one count of ``around_chunks`` for each rank, so that no two of four ranks have the same."""
+        """Return a count for each rank, taken from ``around_chunks``. No two of four ranks have the same count."""
         large = self.around_chunks(dtype)[::-1]
         return [large[rank % 4] for rank in range(size)]
 
     def cases(self, size: int, capabilities: Capabilities) -> st.SearchStrategy[Case]:
-        """Return a strategy that draws any of these cases, within the transport's capabilities."""
+        """Return a Hypothesis strategy that draws cases of the collectives, within the transport's ``capabilities``."""
         dtypes, ops = st.sampled_from(sorted(capabilities.dtypes)), st.sampled_from(sorted(capabilities.ops))
         count = st.one_of(st.integers(0, 40), st.integers(0, self.chunk_bytes // 4))
         counts = st.lists(count, min_size=size, max_size=size)

@@ -22,12 +22,12 @@ from ddlcore.types import Buffer, DType, ReduceOp
 __all__ = ["TransportLife"]
 
 READY_S = 40.0  # for all ranks to have allocated their memory, on a busy machine
-ENDING_S = 4.0  # for native threads: the kernel may still list a thread that was joined
+ENDING_S = 4.0  # for native threads to end: the kernel may still list a thread that was joined
 RETURN_S = 15.0  # for a call that waits for no peer, on a busy machine; less than the deadline of a whole test
 COUNT = 300_000  # float32 elements: more than a ring of chunks holds
 
 
-Pending = Callable[[], None]  # has its memory; makes the call and waits for it
+Pending = Callable[[], None]  # makes a call on memory that is allocated already, and waits until it is complete
 
 
 def _ones() -> Area:
@@ -78,7 +78,10 @@ CALLS = pytest.mark.parametrize(
 
 
 def _with_gaps(case: Case, rank: int) -> list[tuple[Buffer, Buffer]]:
-    """Return this rank's source and target, with gaps in either of the two, or in the one buffer if in place."""
+    """Return pairs of this rank's source and target, in each of which one of the two has gaps.
+
+    In place, return one pair, of which both are the same buffer with gaps.
+    """
     source, target = (area.buffer for area in case.memory(rank))
     if case.targets is None:
         return [(_spread(source), _spread(target))]
@@ -86,7 +89,7 @@ def _with_gaps(case: Case, rank: int) -> list[tuple[Buffer, Buffer]]:
 
 
 def _spread(buffer: Buffer) -> Buffer:
-    """Return a buffer of as many elements that uses only every second place."""
+    """Return ``buffer`` with gaps: it has the same number of elements, but only every second place holds one."""
     return replace(buffer, strides=(2,))
 
 
@@ -94,7 +97,7 @@ class TransportLife(TransportCases):
     """The tests of opening, aborting and closing, with and without peers."""
 
     def sum_of(self, group: Group, count: int = 1000) -> None:
-        """Run one allreduce on an open group and check it."""
+        """Run one allreduce of ``count`` elements on the open ``group``, and check its result."""
         sources = [oracle.values(DType.I32, count, rank) for rank in range(group.size)]
         expected = [oracle.reduce(sources, ReduceOp.Sum)] * group.size
         call = lambda transport, source, target: transport.allreduce(source, target, ReduceOp.Sum)  # noqa: E731
@@ -103,7 +106,10 @@ class TransportLife(TransportCases):
         case.check()
 
     def test_close_waits_for_nobody(self) -> None:
-        """Ranks can close one after the other, and twice, also when their peers have already closed."""
+        """``close`` waits for no peer: ranks can close one after the other, also after their peers have closed.
+
+        Each rank can call it twice.
+        """
         for size in self.sizes:
             group = self.new_group(size)
             group.open()
@@ -136,7 +142,7 @@ class TransportLife(TransportCases):
             second.close()
 
     def test_open_without_a_peer_ends_at_its_deadline(self) -> None:
-        """A rank that no peer joins gets DeadlineExceeded from open, and can close."""
+        """Without peers, ``open`` raises DeadlineExceeded after its timeout, and the rank can close."""
         group = self.new_group(self.several())
         wait_s = 0.3
         late_s = []
@@ -157,7 +163,7 @@ class TransportLife(TransportCases):
         assert late_s[0] < 10.0, f"open ended {late_s[0]:.1f} s after its deadline"
 
     def test_a_wait_keeps_its_deadline(self) -> None:
-        """Work.wait returns False after its timeout, and True once the last rank has come."""
+        """``Work.wait`` returns False after its timeout, and True only after the last rank has made its call."""
         size = self.several()
         come = threading.Event()
         waiting, waited = ([threading.Event() for _ in range(size)] for _ in range(2))
@@ -185,7 +191,10 @@ class TransportLife(TransportCases):
     @only_where("abort")
     @CALLS
     def test_abort_ends_a_pending_call(self, call: Callable[[Transport, int], Pending]) -> None:
-        """Each rank's abort, called from another thread, ends that rank's call soon, whatever its peers do."""
+        """``abort``, called from another thread, makes its rank's pending call raise TransportError soon.
+
+        It does so whatever the peers do.
+        """
         size = self.several()
         if call is _prepared:
             self.needs_vectored(DType.F32)
@@ -195,7 +204,7 @@ class TransportLife(TransportCases):
 
         def play(rank: int, transport: Transport) -> None:
             if rank == 0:
-                over.wait(self.deadline_s)  # the rank for which the others wait
+                over.wait(self.deadline_s)  # rank 0 makes no call, so the other ranks wait for it
                 return
             try:
                 pending = call(transport, size)  # allocates megabytes, which must not count as the transport's time
@@ -254,7 +263,7 @@ class TransportLife(TransportCases):
             again.close()
 
     def test_memory_with_gaps_is_refused(self) -> None:
-        """Memory with gaps raises ValueError on its rank before anything is sent; dense memory is accepted."""
+        """A buffer with gaps raises ValueError on its rank before anything is sent; a dense buffer is accepted."""
         self.needs(DType.F32)
         for size in self.sizes:
             dense = [self.reducing(size, DType.F32, ReduceOp.Sum, 6), self.broadcasting(size, DType.F32, 6, 0)]
@@ -285,7 +294,10 @@ class TransportLife(TransportCases):
         ]
 
     def several(self) -> int:
-        """Return the size of the suite's largest world. Skips the test if that is 1."""
+        """Return the size of the suite's largest world.
+
+        If that is 1, skip the test, because then no rank waits for another.
+        """
         if max(self.sizes) < 2:
             pytest.skip("serves only worlds of one: no rank is ever waited for")
         return max(self.sizes)
@@ -299,7 +311,7 @@ class TransportLife(TransportCases):
         return group
 
     def test_nothing_stays(self) -> None:
-        """Opening, working and closing repeatedly leaves no thread, descriptor or shared memory behind."""
+        """Opening, working and closing repeatedly leaves no thread, file descriptor or shared memory behind."""
         self._open_and_close()  # allocates what is made once for the process, such as a pool
         before = self.belongings()
         for _ in range(3):
@@ -314,7 +326,7 @@ class TransportLife(TransportCases):
         return {kind: sorted(held[kind] - had) for kind, had in before.items() if len(held[kind]) > len(had)}
 
     def belongings(self) -> dict[str, set[str]]:
-        """Return the threads, descriptors and shared memory of the process in which the ranks are."""
+        """Return the threads, file descriptors and shared memory of the process in which the ranks are."""
         return belongings()
 
     def _open_and_close(self) -> None:

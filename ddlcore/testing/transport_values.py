@@ -53,7 +53,7 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_addresses_off_the_cache_line(self, dtype: DType) -> None:
-        """Memory may begin at any element, and nothing outside it is written."""
+        """Buffers may begin at any element of a cache line, and nothing outside the buffers is written."""
         self.needs(dtype)
         for size in self.sizes:
             places = [(1, 0), (0, 1), (3, 5)]
@@ -61,7 +61,7 @@ class TransportValues(TransportCases):
 
     @SIXTEEN_BITS
     def test_sixteen_bit_sums_are_rounded_once(self, dtype: DType) -> None:
-        """A sum of a large number and ones keeps the ones: they would be lost in 16 bits, but not in float32."""
+        """A sum of 16-bit floats is added in float32 and rounded once: small terms beside a large one are not lost."""
         self.needs(dtype)
         native = oracle.numpy_dtype(dtype)
         large = 2048 if dtype is DType.F16 else 256  # the first integer whose successor the type cannot represent
@@ -81,7 +81,7 @@ class TransportValues(TransportCases):
             self.check(size, [self.choosing(size, dtype, op, count) for count in (10, self.around_chunks(dtype)[-1])])
 
     def test_a_late_rank_is_waited_for(self) -> None:
-        """The values that a late rank writes just before its call are the values that the other ranks get."""
+        """All ranks wait for a late rank, and get the values that it writes just before its call."""
         for size, late in [(n, late) for n in self.sizes for late in range(n)]:
             case = self.reducing(size, DType.I32, ReduceOp.Sum, 50_000, seed=late)
 
@@ -100,7 +100,7 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_allgatherv(self, dtype: DType) -> None:
-        """Counts may be equal or unequal, and some or all ranks may give nothing."""
+        """allgatherv gives the right values for equal and unequal counts, some or all of which may be 0."""
         for size in self.sizes:
             counts = [[5] * size, [3 * rank + 1 for rank in range(size)], [0] * size]
             counts += [[0 if rank == empty else 4 for rank in range(size)] for empty in range(size)]
@@ -108,21 +108,24 @@ class TransportValues(TransportCases):
 
     @MOVED
     def test_large_allgatherv(self, dtype: DType) -> None:
-        """Unequal counts around the chunk size work, although ranks end in different rounds."""
+        """allgatherv gives the right values for unequal counts around the chunk size.
+
+        For such counts the ranks end in different rounds.
+        """
         for size in self.sizes:
             counts = self.chunky(size, dtype)
             self.check(size, [self.gathering(size, dtype, counts), self.gathering(size, dtype, counts[::-1])])
 
     @DTYPES
     def test_broadcast(self, dtype: DType) -> None:
-        """Every rank can be the root, for 0, 1 and 1000 elements."""
+        """broadcast gives the right values from every rank as the root, for 0, 1 and 1000 elements."""
         for size in self.sizes:
             ways = [(count, root) for root in range(size) for count in (0, 1, 1000)]
             self.check(size, [self.broadcasting(size, dtype, count, root) for count, root in ways])
 
     @MOVED
     def test_large_broadcast(self, dtype: DType) -> None:
-        """Sizes around the chunk size are broadcast correctly from the first and the last rank."""
+        """broadcast gives the right values for sizes around the chunk size, from the first and from the last rank."""
         for size in self.sizes:
             ways = [(count, root) for count in self.around_chunks(dtype) for root in (0, size - 1)]
             self.check(size, [self.broadcasting(size, dtype, count, root) for count, root in ways])
@@ -130,7 +133,7 @@ class TransportValues(TransportCases):
     @pytest.mark.parametrize("dtype", [DType.I32, DType.BF16, DType.F32, DType.BOOL], ids=lambda dtype: dtype.label)
     @OPS
     def test_reducescatterv(self, dtype: DType, op: ReduceOp) -> None:
-        """Parts may be equal, uneven or empty."""
+        """reducescatterv gives the right values, whether the ranks' parts are equal, unequal or empty."""
         self.needs(dtype, op)
         for size in self.sizes:
             counts = [[3] * size, [2 * rank + 1 for rank in range(size)], [0] * size, [9, *[0] * (size - 1)]]
@@ -138,7 +141,7 @@ class TransportValues(TransportCases):
 
     @SIXTEEN_BITS
     def test_large_reducescatterv(self, dtype: DType) -> None:
-        """Parts around the chunk size are right, in both orders."""
+        """reducescatterv gives the right values for parts around the chunk size, in both orders of the parts."""
         self.needs(dtype)
         for size in self.sizes:
             counts = self.chunky(size, dtype)
@@ -146,7 +149,11 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_alltoallv(self, dtype: DType) -> None:
-        """Full and sparse matrices work, also if a rank sends or gets nothing, or if nothing is sent at all."""
+        """alltoallv gives the right values for full and sparse matrices of counts.
+
+        Among them are matrices in which one rank sends nothing, or receives nothing, or in which nothing is sent at
+        all.
+        """
         for size in self.sizes:
             ranks = range(size)
             matrices = [
@@ -161,7 +168,7 @@ class TransportValues(TransportCases):
 
     @MOVED
     def test_large_alltoallv(self, dtype: DType) -> None:
-        """Every pair of ranks can exchange a different amount, around the chunk size."""
+        """alltoallv gives the right values if each pair of ranks exchanges a different count, around the chunk size."""
         for size in self.sizes:
             counts = self.chunky(size, dtype)
             matrix = [[counts[(s + d) % size] for d in range(size)] for s in range(size)]
@@ -188,7 +195,10 @@ class TransportValues(TransportCases):
     # --- programs
 
     def test_programs(self) -> None:
-        """Random sequences of all collectives, types and counts work without a pause between the calls."""
+        """Random sequences of collectives give the right values for all types and counts.
+
+        There is no pause between the calls.
+        """
         capabilities = self.capabilities()
 
         @EXAMPLES
@@ -207,7 +217,7 @@ class TransportValues(TransportCases):
     @only_where("vectored")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I64], ids=lambda dtype: dtype.label)
     def test_prepared_plans_run_again(self, dtype: DType) -> None:
-        """Two plans can run alternately, each time with other addresses and values, in place and not."""
+        """Two prepared plans can run alternately, each time with new addresses and new values, in place or not."""
         self.needs_vectored(dtype)
         one = self.chunk_bytes // dtype.itemsize
         plans = [Plan((5, 0, one + 1, 1, one // 2), dtype, ReduceOp.Sum), Plan((0, 3, 3), dtype, ReduceOp.Max)]
@@ -226,7 +236,7 @@ class TransportValues(TransportCases):
 
     @only_where("vectored")
     def test_scattered_tensors_of_a_plan(self) -> None:
-        """A bucket's tensors may lie anywhere, and nothing between them is written."""
+        """The tensors of a plan may lie anywhere in memory, and nothing between them is written."""
         self.needs_vectored(DType.F32)
         plan = Plan((7, 1, 0, 1000), DType.F32, ReduceOp.Sum)
         for size in self.sizes:
@@ -248,7 +258,7 @@ class TransportValues(TransportCases):
     @only_where("vectored", "scales")
     @SIXTEEN_BITS
     def test_plans_are_scaled(self, dtype: DType) -> None:
-        """A transport with the capability ``scales`` scales before and after the reduction."""
+        """If ``scales`` is true, the transport multiplies by ``prescale`` first and by ``postscale`` at the end."""
         self.needs_vectored(dtype)
         if not self.capabilities().scales:
             pytest.skip("capabilities: scaling is the executor's business")
@@ -259,7 +269,10 @@ class TransportValues(TransportCases):
     @only_where("order_fixed")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16], ids=lambda dtype: dtype.label)
     def test_bits_do_not_depend_on_the_bucket(self, dtype: DType) -> None:
-        """A tensor has the same bits whole, in pieces, and in a bucket: those of addition in rank order, or by host."""
+        """If ``order_fixed`` is true, a reduced tensor has the same bits whole, in pieces, and in a bucket.
+
+        The bits are those of addition in rank order, or, if ``host_first`` is true, of addition on each host first.
+        """
         self.needs(dtype)
         if not self.capabilities().order_fixed:
             pytest.skip("capabilities: the order of addition is not fixed")

@@ -23,10 +23,10 @@ TRIALS = 20
 
 
 class TunerSuite(StandardSuite):
-    """The rules that every tuner keeps, however it searches."""
+    """The tuner suite: the rules that every tuner keeps, however it searches. Write ``make``."""
 
     def make(self, knobs: Sequence[Knob], seed: int) -> Tuner:
-        """Return a new tuner."""
+        """Return a new tuner that searches over ``knobs``, with the random seed ``seed``."""
         raise NotImplementedError(f"{type(self).__name__}.make() must return the tuner to test")
 
     def test_what_it_proposes_lies_within_the_knobs(self) -> None:
@@ -47,13 +47,13 @@ class TunerSuite(StandardSuite):
         assert runs[0] == runs[1]
 
     def test_it_learns(self) -> None:
-        """After 20 trials on a smooth cost function, the best one is within 5 % of the minimum, for each seed."""
+        """After 20 trials on a smooth cost function, the least cost is within 5 % of the minimum, for each seed."""
         for seed in range(2):
             tried = list(self._search(self.make(KNOBS[:1] + KNOBS[3:], seed), _bowl))
             assert min(map(_bowl, tried)) <= 1.05 * _LEAST, f"seed {seed}: {min(map(_bowl, tried)) / _LEAST:.3f}"
 
     def test_it_takes_what_it_never_proposed(self) -> None:
-        """A tuner accepts costs of values that it did not propose (a warm start), and proposes valid values then."""
+        """A tuner accepts costs of values that it did not propose (a warm start), and then proposes valid values."""
         tuner = self.make(KNOBS[:1], 3)
         tuner.tell({"bytes": 1 << 20}, 0.010)
         tuner.tell({"bytes": 1 << 10}, 0.050)
@@ -61,19 +61,19 @@ class TunerSuite(StandardSuite):
             assert KNOBS[0].holds(values["bytes"])
 
     def test_a_flat_cost_does_no_harm(self) -> None:
-        """With a constant cost the tuner continues or says that it is done; it never fails."""
+        """If all costs are equal, the tuner goes on or says that it is done (None), and raises no error."""
         for values in self._search(self.make(KNOBS, 5), lambda _: 0.010):
             assert set(values) == {knob.name for knob in KNOBS}
 
     def test_few_values_come_to_an_end(self) -> None:
-        """With two choices, both are tried within 20 trials; the tuner may then return None."""
+        """If a knob has only two choices, both are tried within 20 trials. After that, the tuner may return None."""
         tried = {
             values["way"] for values in self._search(self.make([Knob("way", choices=("a", "b"))], 2), lambda _: 0.010)
         }
         assert tried == {"a", "b"}
 
     def test_a_range_of_one_value(self) -> None:
-        """A knob with only one value causes no error."""
+        """A knob whose range is a single value causes no error, and always has this value."""
         for values in self._search(self.make([Knob("count", 4, 4), Knob("part", 0, 1, whole=False)], 2), lambda _: 1.0):
             assert values["count"] == 4
 
@@ -95,7 +95,7 @@ _LEAST = 0.010
 
 
 def _bowl(values: Mapping[str, Value]) -> float:
-    """Return a cost in seconds, with its minimum at 192 KiB, way "right" and deep True."""
+    """Return the cost of a trial in seconds. It is least for 192 KiB, way "right" and deep True."""
     nbytes = values["bytes"]
     assert not isinstance(nbytes, str)
     cost = _LEAST * (1 + 0.05 * math.log2(nbytes / (192 << 10)) ** 2)

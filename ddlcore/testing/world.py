@@ -24,11 +24,11 @@ ENDING_S = 40.0  # for all ranks to leave, if some were stuck
 
 
 class World:
-    """The context manager of ``size`` ranks, each a thread with its own job. Only one thread may use the object.
+    """A context manager for ``size`` ranks, each of which is a thread with its own job.
 
-    ``backend``: "threads", "shm" or another transport whose ranks may share a process. ``hosts``: the host index of
-    each rank; None puts all ranks on one host. ``registry``: the available plugins. A rank in which an error is not
-    handled leaves the world.
+    Only one thread may use the object. ``backend``: "threads", "shm" or another transport whose ranks may share a
+    process. ``hosts``: the host index of each rank; None puts all ranks on one host. ``registry``: the available
+    plugins; None for those that are installed. A rank that does not handle an error leaves the world.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class World:
         registry: Registry | None = None,
         driver: SearchDriver | None = None,
     ) -> None:
-        """Make the jobs.
+        """Make the jobs of the ranks. They are started at the beginning of the ``with`` block.
 
-        ``registry``: the available plugins, if not those that are installed. ``driver`` searches for better settings.
+        For ``registry`` and the other arguments see the class. ``driver`` searches for better settings.
         """
         given = {**PATIENCE, **(settings or {})}
         self.jobs: list[Job] = local_jobs(
@@ -66,12 +66,12 @@ class World:
         self.close()
 
     def run(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
-        """Call ``function(rank, job)`` on every rank, and return the results by rank.
+        """Call ``function(rank, job)`` on every rank, and return the results in the order of the ranks.
 
         Verbs that the function calls use the rank's job. ``last``: each rank leaves the world when its function ends.
-        Raises the first error that is not the mere consequence of another, with a note that names its rank and lists
-        the errors of the others. Raises DeadlinePassed with every thread's stack if ``deadline_s`` passes; the world
-        has then ended.
+        Raises the first error that is not the mere consequence of another rank's error, with a note that names the rank
+        and lists the errors of the others. If ``deadline_s`` passes, ends the world, and raises DeadlinePassed with
+        every thread's stack.
         """
 
         def play(rank: int) -> T:
@@ -100,8 +100,8 @@ class World:
             ]
             for thread in self._leaving:
                 thread.start()
-        # Join the threads the second time, too: a shutdown that another thread has begun returns immediately, and would
-        # be taken for complete.
+        # Also join the threads when this is called again. To call shutdown again instead would not do: it returns
+        # immediately while another thread is still busy with it.
         until_s = time.monotonic() + ENDING_S
         for thread in self._leaving:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -115,9 +115,9 @@ def run_world(
     deadline_s: float = 90.0,
     settings: Mapping[str, object] | None = None,
 ) -> list[T]:
-    """Call ``function(rank, job)`` in a new world of ``size`` threads.
+    """Call ``function(rank, job)`` on every rank of a new world of ``size`` threads.
 
-    Return the results by rank; see World.run for the errors.
+    Return the results in the order of the ranks; see World.run for the errors.
     """
     with World(size, backend=backend, settings=settings) as world:
         return world.run(function, deadline_s=deadline_s, last=True)

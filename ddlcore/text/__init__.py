@@ -1,1 +1,1 @@
-"""How text is laid out for people, in one place: aligned columns, numbers with units, HTML pages. Knows no subject."""
+"""Lay out text for people, whatever it is about: aligned columns, numbers with units, HTML pages."""

@@ -9,7 +9,7 @@ from itertools import zip_longest
 def padded(
     rows: Sequence[Sequence[str]], right: Collection[int] = (), least: Sequence[int] = ()
 ) -> list[tuple[str, ...]]:
-    """Return the rows with each cell as wide as its column.
+    """Return the rows with each cell padded to the width of its column.
 
     All rows have the same number of cells. ``right`` holds the indexes of the columns that are aligned to the right,
     ``least`` the smallest widths of the first columns.
@@ -30,7 +30,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), least: S
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the lines of a table with a heading, which the keys are. Columns that are empty in all rows are left out."""
+    """Return the lines of a table. The keys of ``rows`` are its heading; columns that are always empty are omitted."""
     if not rows:
         return []
     names = [name for name in rows[0] if any(row[name] for row in rows)]

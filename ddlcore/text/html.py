@@ -1,4 +1,4 @@
-"""Write HTML pages that need no other file. Knows their form, not what they show."""
+"""Write HTML pages that need no other file, whatever they show."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ svg, img { max-width: 100%; height: auto; }
 
 
 def element(name: str, text: str) -> str:
-    """Return an element that contains nothing but text. The text is escaped."""
+    """Return the HTML element ``name``, which contains only ``text``. The text is escaped."""
     return f"<{name}>{html.escape(text)}</{name}>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table, with ``head`` above its rows. All texts are escaped."""
+    """Return an HTML table, with ``head`` above its rows. All texts are escaped."""
     names = "".join(element("th", text) for text in head)
     body = "".join("<tr>" + "".join(element("td", text) for text in row) + "</tr>" for row in rows)
     return f"<table><tr>{names}</tr>{body}</table>"
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return a whole page. ``title`` is escaped; ``parts`` are HTML, one below the other."""
+    """Return a whole HTML page. ``title`` is escaped; ``parts`` are pieces of HTML, one below the other."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{element("title", title)}'
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"

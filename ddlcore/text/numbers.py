@@ -1,4 +1,4 @@
-"""Write sizes, times and shares as text: few digits, and the unit."""
+"""Write sizes, times and shares as text, with few digits and with the unit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def short_size(nbytes: float) -> str:
-    """Return a size with one decimal in the largest unit that it reaches: 1.5 MiB, 12 B."""
+    """Return a size in the largest unit that it reaches, with one decimal: 1.5 MiB. Bytes have no decimal: 12 B."""
     for unit, factor in _UNITS:
         if nbytes >= factor:
             return f"{nbytes / factor:.1f} {unit}"
@@ -23,7 +23,7 @@ def exact_size(nbytes: int) -> str:
 
 
 def letter_size(nbytes: int) -> str:
-    """Return a size as short as in a command line: 64K, 1.5M, 2G."""
+    """Return a size with a unit of one letter, as in a command line: 64K, 1.5M, 2G."""
     for unit, factor in _UNITS:
         if nbytes >= factor:
             return f"{nbytes / factor:.3g}{unit[0]}"
@@ -31,19 +31,19 @@ def letter_size(nbytes: int) -> str:
 
 
 def memory_size(nbytes: float) -> str:
-    """Return an amount of memory: 1.5 GiB, 300 MiB."""
+    """Return an amount of memory in GiB or MiB: 1.5 GiB, 300 MiB."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.0f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Return a time with three digits: 2.5 s, 310 ms, 12.4 µs."""
+    """Return a time with three significant digits: 2.5 s, 310 ms, 12.4 µs."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def percent(share: float | None) -> str:
-    """Return a share in whole percent: 0.25 is 25%. None is unknown."""
+    """Return a share in whole percent: 0.25 is 25%. None, an unknown share, is a dash."""
     return UNKNOWN if share is None else f"{share:.0%}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """Return ``text`` with control characters and lone surrogates as backslash escapes; the rest is unchanged."""
+    """Return ``text`` with characters that cannot be printed, such as control characters, as backslash escapes."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one == " " else _escaped(one) for one in text)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def span(ranks: Sequence[int], between: str = ",") -> str:
-    """Return sorted ``ranks`` with ranges in short: 0,1,2,5 is "0-2,5"."""
+    """Return sorted ``ranks`` as text, with consecutive ranks as a range: 0, 1, 2 and 5 are "0-2,5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:

@@ -1,1 +1,1 @@
-"""The autotuner: what is searched, how a search proceeds, and who is told about it."""
+"""The autotuner: which settings are searched, how a search proceeds, and who is told about it."""

@@ -1,4 +1,7 @@
-"""Run a search during a training: hand out trials and take their times, while the tuner computes in its own thread."""
+"""Run a search during a training: give trials to the coordinator and record their times.
+
+Meanwhile the tuner computes in its own thread.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ DISCARDED_IN_A_ROW = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search is to do."""
+    """The description of what a search is to do."""
 
     knobs: tuple[Knob, ...]
     default: Mapping[str, Value]  # value of each knob without a search
@@ -38,26 +41,29 @@ class Plan:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A number of whole periods with the same settings; 0 periods: until the end."""
+    """A number of whole periods that run with the same settings. 0 periods: all periods from now on."""
 
     values: Mapping[str, Value]
     periods: int
 
 
 class Watcher(Protocol):
-    """Receives the progress of a search.
+    """An object that is told how a search goes on.
 
-    One thread at a time calls it, not always the same one, and never a thread that a training step waits for.
+    One thread at a time calls it, not always the same one. No training step waits for the thread that calls it.
     """
 
     def began(self, session: Session, nbytes: int) -> None:
-        """Note that a search begins, possibly again: a step moves ``nbytes`` bytes."""
+        """Handle the begin of the search ``session``, for steps that move ``nbytes`` bytes.
+
+        This is called again if another number of bytes begins a search of its own.
+        """
 
     def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
-        """Note one more sample."""
+        """Handle one more sample of the search."""
 
     def ended(self, session: Session, why: str) -> None:
-        """Note that the search is over. If it has no ``session.result``, ``why`` says why it could not go on."""
+        """Handle the end of the search. If it has no ``session.result``, ``why`` says why it could not go on."""
 
 
 def in_thread(work: Callable[[], None]) -> None:
@@ -66,7 +72,7 @@ def in_thread(work: Callable[[], None]) -> None:
 
 
 class SearchDriver:
-    """Gives trials to the coordinator and takes their times. It never waits for the tuner."""
+    """The part that gives trials to the coordinator and records their times. It never waits for the tuner."""
 
     def __init__(
         self,
@@ -74,7 +80,10 @@ class SearchDriver:
         watchers: Sequence[Watcher] = (),
         aside: Callable[[Callable[[], None]], None] = in_thread,
     ) -> None:
-        """Prepare a search. ``aside`` runs slow work, in another thread than the caller's."""
+        """Prepare the search that ``plan`` describes; ``watchers`` are told how it goes on.
+
+        ``aside`` is called with slow work, and must run it in another thread than the caller's.
+        """
         self.given: dict[str, Value] = dict(plan.default)
         self.reopens = frozenset(knob.name for knob in plan.knobs if knob.reopens)
         self.session: Session | None = None
@@ -100,10 +109,10 @@ class SearchDriver:
     # --- for the coordinator
 
     def trial(self, nbytes: int) -> Stretch:
-        """Return the next trial.
+        """Return the settings of the next trial and its length. ``nbytes``: number of bytes that a step moves.
 
-        That is a sample; or, while the tuner computes, more steps with the same settings; or the final settings without
-        end.
+        The trial is a sample; but while the tuner computes, it is a number of further steps with the same settings, and
+        when the search is over, the final settings for all steps from now on.
         """
         with self._lock:
             self._current = None
@@ -128,13 +137,17 @@ class SearchDriver:
             return self._current
 
     def _counted(self) -> int:
-        """Return how many steps of a sample are measured."""
+        """Return how many steps of the next sample are to be measured."""
         if not self._step_s:
             return self._steps
         return max(self._steps, min(math.ceil(LEAST_SAMPLE_S / self._step_s), MOST_TIMES * self._steps))
 
     def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
-        """Take the durations of a trial's periods on each rank, without the first; each step's slowest rank counts."""
+        """Record the times of the trial that has ended.
+
+        ``periods_ns`` has a row for each rank, with the durations of the trial's periods, without the first. The
+        duration of a step is the one on the rank that was slowest in it.
+        """
         fewest = min(len(row) for row in periods_ns)
         steps_s = [max(row[len(row) - fewest + i] for row in periods_ns) * 1e-9 for i in range(fewest)]
         with self._lock:
@@ -156,7 +169,10 @@ class SearchDriver:
                 self._do_aside(lambda: self._tell(session, sample, nbytes))
 
     def trial_discarded(self) -> None:
-        """Repeat a trial that was discarded because the loop left its schedule, with fewer steps if that goes on."""
+        """Repeat the present trial, which was discarded because the loop left its schedule, as the next one.
+
+        If several trials in a row are discarded, the next ones have fewer steps.
+        """
         with self._lock:
             if self._current is None:
                 return
@@ -174,18 +190,21 @@ class SearchDriver:
                 return
             self._why = why
             self._holds = dict(self._plan.default)
-            # Also if the search had not even begun, because a caller may wait for its end.
+            # The watchers are told even if the search has not begun, because a caller may wait for its end.
             self._do_aside(lambda: self._tell_ended(self.session or Session((), {}, self._plan.make_tuner, 0), why))
 
     # --- for the code that runs the training
 
     @property
     def why(self) -> str:
-        """Why the search was given up; "" if it was not."""
+        """The reason why the search was given up; "" if it was not."""
         return self._why
 
     def settle(self, timeout_s: float = 10.0) -> None:
-        """Wait, after the end of a training, until the tuner has used everything that it was told."""
+        """Wait until the tuner has used all results that it was given, at most for ``timeout_s``.
+
+        Call this after the end of a training.
+        """
         with self._idle:
             self._idle.wait_for(lambda: not self._working, timeout_s)
             self._current = None

@@ -16,7 +16,10 @@ _T99 = {
 
 @dataclass(frozen=True)
 class Gain:
-    """The share of a step's time that is saved: 0.1 is a tenth. With 99 % certainty it is at least ``lower``."""
+    """The share of a step's time that is saved: ``mean`` 0.1 is a tenth.
+
+    With 99 % certainty, the share is at least ``lower``. ``pairs``: number of pairs that were measured.
+    """
 
     mean: float
     lower: float
@@ -24,15 +27,16 @@ class Gain:
 
     @property
     def sure(self) -> bool:
-        """Whether there is a gain beyond noise."""
+        """Whether the gain is certain, and not only noise."""
         return self.lower > 0.0
 
 
 def gain_of(before: Sequence[float], after: Sequence[float]) -> Gain:
-    """Return the gain from step times in seconds; ``before[i]`` and ``after[i]`` were measured next to each other.
+    """Return the gain from step times in seconds; ``before[i]`` and ``after[i]`` were measured one right after the
+    other.
 
-    Raises ValueError for fewer than two pairs. Logarithms of ratios are used, so that a disturbance that takes a share
-    of the time counts the same on both sides.
+    It is computed from the logarithms of ratios, so that a disturbance by a certain factor counts the same in
+    ``before`` as in ``after``. Raises ValueError for fewer than two pairs.
     """
     ratios = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     if len(ratios) < 2:

@@ -16,9 +16,10 @@ _OURS = ("sample", "phase", "steps", "step_ms", "score")
 
 
 class CsvLog:
-    """A Watcher that writes the file.
+    """A Watcher that writes the CSV file of a search.
 
-    The last column, ``score``, is bytes of a step per µs, as in Horovod: more is better.
+    The last column, ``score``, is the number of bytes of a step divided by its duration in µs, as in Horovod: the
+    higher the better.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,7 +40,7 @@ class CsvLog:
             self._append(header)
 
     def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
-        """Write a line for a sample, with the settings as in a config file."""
+        """Write a line for a sample, with its settings written as in a config file."""
         ours = [len(sample.steps_s), f"{sample.cost_s * 1e3:.4f}", f"{nbytes / (sample.cost_s * 1e6):.4f}"]
         self._append([sample.number, sample.phase.value, *(sample.values[k.name] for k in session.knobs), *ours])
 
@@ -61,7 +62,7 @@ def _write(file: TextIO, row: Sequence[object]) -> None:
 
 
 def read_log(path: str | Path, most: int = 3) -> list[Values]:
-    """Return the settings of a search that took the least time, the best first, at most ``most`` of them.
+    """Return the ``most`` fastest settings in the log of a search, the fastest first.
 
     Raises ValueError with a message of one line if the file is no log of a search.
     """

@@ -1,6 +1,6 @@
 """Decide the course of one search: first the default, then the tuner's proposals, then the best against the default.
 
-Without threads, clocks or files: it says what to run next, and is told how long steps took.
+This module uses no threads, clocks or files: it says what to run next, and is told how long the steps took.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddlcore.tune.gain import Gain, gain_of
 Values = Mapping[str, Value]
 PAIRS = 6  # pairs in a comparison
 MOST_PAIRS = 12  # if 6 pairs show a gain that is not yet certain
-LOOKS = 2  # further samples, in total, of settings that were the best only once
+LOOKS = 2  # how many samples, in total, are added to settings that are the best by a single sample
 
 
 class Phase(Enum):
@@ -43,7 +43,10 @@ class Sample:
 
 @dataclass
 class Comparison:
-    """Two settings measured alternately: before, after, after, before, … so that a drift favours neither of them."""
+    """Two combinations of settings, ``before`` and ``after``, which are measured alternately.
+
+    The order is before, after, after, before, … so that a drift favours neither of them.
+    """
 
     phase: Phase
     before: dict[str, Value]
@@ -60,13 +63,16 @@ class Comparison:
         return self.before if taken % 4 in (0, 3) else self.after
 
     def note(self, cost_s: float) -> None:
-        """Take the result of the last measurement."""
+        """Record ``cost_s``, the result for the settings that ``next`` has returned last."""
         taken = len(self.before_s) + len(self.after_s)
         (self.before_s if taken % 4 in (0, 3) else self.after_s).append(cost_s)
 
     @property
     def pairs(self) -> int:
-        """Number of pairs that are needed, as far as that is known now."""
+        """The number of pairs that must be measured, as far as it is known now.
+
+        It becomes larger if the first pairs show a gain that is not certain.
+        """
         if len(self.after_s) < PAIRS or len(self.before_s) < PAIRS:
             return PAIRS
         first = gain_of(self.before_s[:PAIRS], self.after_s[:PAIRS])
@@ -79,7 +85,7 @@ class Comparison:
 
 
 class Session:
-    """One search. Call ``next`` and ``measured`` in turn; ``phase`` is DONE when ``result`` is known."""
+    """One search. Call ``next`` and ``measured`` alternately; when ``phase`` is DONE, ``result`` is known."""
 
     def __init__(
         self,
@@ -125,7 +131,10 @@ class Session:
         return dict(self._next)
 
     def measured(self, steps_s: Sequence[float]) -> Sample:
-        """Take the durations of the steps with the settings of the last ``next``, each on its slowest rank."""
+        """Record and return a sample of the settings that ``next`` has returned last.
+
+        ``steps_s`` has the duration of each step on the rank that was slowest in it.
+        """
         assert self.result is None and self._next is not None
         values = self._next
         sample = Sample(len(self.samples) + 1, self.phase, dict(values), tuple(steps_s), median(steps_s))
@@ -188,7 +197,10 @@ class Session:
         self._end(comparison.after if sure else self.default)
 
     def _without_next(self, kept: dict[str, Value], left: Sequence[str]) -> None:
-        """Test the next change by leaving it out, because each change must have a benefit of its own."""
+        """Begin to compare the settings ``kept`` with the same settings without the first of the changes in ``left``.
+
+        Each change must have a benefit of its own. If no change is left to be tested, go on to the end of the search.
+        """
         changed = self.changed(kept)
         if left and len(changed) > 1:
             name = left[0]
@@ -229,7 +241,7 @@ class Session:
         return whole[-1] if whole else None
 
     def lacks(self) -> str:
-        """Return a description of what is still to be done; "" if nothing is."""
+        """Return a description of what the search has still to do; "" if it is over."""
         if self.phase is Phase.DONE:
             return ""
         if self.phase is Phase.SEARCH:
@@ -248,7 +260,7 @@ class Session:
 
 
 def values_text(values: Values) -> str:
-    """Return the values in one line for a reader."""
+    """Return the settings ``values`` as one line of text for the user."""
     return " ".join(f"{name}={_short(name, value)}" for name, value in values.items()) or "nothing"
 
 

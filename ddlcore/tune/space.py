@@ -1,4 +1,4 @@
-"""Define what is searched: the core's own knobs, and those of the plugins in use."""
+"""Define which settings are searched: the core's own knobs, and those of the plugins in use."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _LEAST_BYTES = 1 << 10
 
 
 def choose(knobs: Iterable[Knob], fixed: Iterable[str]) -> tuple[Knob, ...]:
-    """Return the knobs that are searched.
+    """Return those of ``knobs`` that are searched.
 
-    Knobs that the user has set by a flag or variable are left out, and those with only one possible value.
+    The knobs in ``fixed``, which the user has set by a flag or variable, are left out, and so are those with only one
+    possible value.
     """
     kept = set(fixed)
     return tuple(knob for knob in knobs if knob.name not in kept and (len(knob.choices) > 1 or knob.high > knob.low))
 
 
 def narrowed(knobs: Sequence[Knob], nbytes: int, default: Mapping[str, Value]) -> tuple[Knob, ...]:
-    """Return ``knobs`` for steps of ``nbytes`` bytes: bucket sizes beyond a whole step would all be the same.
+    """Return ``knobs`` with ranges that fit steps of ``nbytes`` bytes.
 
-    A default outside of a knob's range is added to that range.
+    The sizes of buckets are limited to about the size of a step, because all larger ones have the same effect. If the
+    default of another knob is outside of its range, the range is extended to it.
     """
     made = []
     for knob in knobs:

@@ -1,4 +1,4 @@
-"""Checks the GPUs of each host: which rank uses which, how they are connected, and whether an IOMMU is in between."""
+"""Checks the GPUs of each host: which rank uses which, how they are connected, and whether an IOMMU is between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ class IommuCheck(Check):
     name = "iommu"
 
     def look(self, host: HostView) -> Any:
-        """Return the GPUs on the PCI bus, the active IOMMUs, the types of the GPUs' groups, and the boot options."""
+        """Return the facts about the host's GPUs and IOMMUs.
+
+        They are the GPUs on the PCI bus, the active IOMMUs, the type of each GPU's IOMMU group, and the boot options
+        for IOMMUs.
+        """
         gpus = []
         for bus in host.names("/sys/bus/pci/devices"):
             device = f"/sys/bus/pci/devices/{bus}"
@@ -43,7 +47,8 @@ class IommuCheck(Check):
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
         for one in seen:
             facts = one.facts
-            # "identity" means that addresses are not translated; if a kernel reports no type, translation is on.
+            # The type "identity" means that addresses are not translated. If the kernel reports no type, assume that
+            # they are.
             translated = [bus for bus in facts["gpus"] if facts["types"].get(bus, "DMA") != "identity"]
             if facts["units"] and translated:
                 boot = f" (booted with {' '.join(facts['boot'])})" if facts["boot"] else ""
@@ -78,7 +83,7 @@ class GpuSharingCheck(Check):
     each_rank = True
 
     def look(self, host: HostView) -> Any:
-        """Return the GPU that the rank uses if it takes the one of its local rank; {} if it sees none."""
+        """Return the GPU that the rank uses if it chooses one by its local rank; {} if the rank sees no GPU."""
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         wanted = host.environ.get("CUDA_VISIBLE_DEVICES")
         mine = visible(gpus, wanted)
@@ -121,13 +126,13 @@ def _sharing_fix(host: str, ranks: Sequence[Seen], seen: Sequence[Seen]) -> str:
 class GpuLinksCheck(Check):
     """A check that the GPUs of a host access each other's memory directly.
 
-    Plugins that can copy complete it with measurements.
+    Plugins that can copy between GPUs add measurements to its facts.
     """
 
     name = "gpu-links"
 
     def look(self, host: HostView) -> Any:
-        """Return the GPUs, which of them access each other, and what was measured; {} if there are no GPUs."""
+        """Return the GPUs, the pairs with direct access, and the measured copies; {} if there are no GPUs."""
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         if host.gpus is None or not gpus:
             return {}

@@ -1,4 +1,7 @@
-"""Computes islands of GPUs that access each other directly, and what leaving an island costs, from matrices. Pure."""
+"""Finds islands of GPUs that access each other's memory directly, and what leaving an island costs.
+
+It only computes, from matrices of facts that other modules have collected.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import statistics
 from collections.abc import Sequence
 
 Numbers = Sequence[Sequence[float | None]]
-_USELESS = 0.8  # fraction of the latency without peer access; above it, the gain is too small to count
+_USELESS = 0.8  # peer access whose latency is more than this fraction of the latency without it counts as useless
 
 
 def islands(peers: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
-    """Return groups whose members reach each other in both directions, directly or through other members; in order.
+    """Return the islands: groups of GPUs that access each other, directly or through other GPUs of the group.
 
-    A matrix with all Y is one island; a matrix with all N has as many islands as GPUs.
+    ``peers[a][b]``: whether GPU a can access the memory of GPU b. Only access in both directions counts. The islands
+    and their members are in ascending order. If all GPUs access each other, there is one island; if none do, each GPU
+    is an island.
     """
     left = set(range(len(peers)))
     found = []
@@ -29,18 +34,21 @@ def islands(peers: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
 
 
 def median_within(values: Numbers, groups: Sequence[Sequence[int]]) -> float | None:
-    """Return the median over pairs within a group; None if nothing was measured."""
+    """Return the median of ``values`` over all pairs of GPUs of the same group; None if no such pair was measured."""
     return _median([values[a][b] for group in groups for a in group for b in group if a != b])
 
 
 def median_between(values: Numbers, groups: Sequence[Sequence[int]]) -> float | None:
-    """Return the median over pairs of different groups; None if nothing was measured."""
+    """Return the median of ``values`` over all pairs of GPUs of different groups; None if no such pair was measured."""
     pairs = [(a, b) for one in groups for other in groups if one is not other for a in one for b in other]
     return _median([values[a][b] for a, b in pairs])
 
 
 def useless_pairs(peers: Sequence[Sequence[bool]], latency_on: Numbers, latency_off: Numbers) -> list[tuple[int, int]]:
-    """Return the pairs that have peer access but are hardly faster with it."""
+    """Return the pairs of GPUs that have peer access but are hardly faster with it.
+
+    ``latency_on`` and ``latency_off`` are the latencies of copies with and without peer access, as [from][to].
+    """
     found = []
     for a, row in enumerate(peers):
         for b, reaches in enumerate(row):

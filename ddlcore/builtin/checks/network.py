@@ -1,4 +1,7 @@
-"""Reports the network cards of a host and the speed that each claims; another check judges the cost of slow ones."""
+"""Reports the network cards of a host, and the speed that the driver of each card states.
+
+It measures nothing. Another check judges what slow links cost.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ _ETHERNET, _INFINIBAND = "1", "32"  # the kernel's numbers for types of links
 
 
 class NetworkCardsCheck(Check):
-    """A check that lists the cards that are up, with their speed if the driver knows it."""
+    """A check that lists the network cards that are up, with the speed of each card if its driver knows it."""
 
     name = "network-cards"
 
     def look(self, host: HostView) -> Any:
-        """Return text such as ["eth0 10000 Mbit/s", …]."""
+        """Return the cards as a list of texts such as "eth0 10000 Mbit/s"."""
         found = []
         for name in host.names("/sys/class/net"):
             card = f"/sys/class/net/{name}"
@@ -29,7 +32,7 @@ class NetworkCardsCheck(Check):
         return found
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Return nothing: a claimed speed proves nothing, and the links are measured elsewhere."""
+        """Return no findings: a stated speed proves nothing, and another check measures the links."""
         return ()
 
     def line(self, seen: Sequence[Seen]) -> str:

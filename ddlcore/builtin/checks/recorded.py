@@ -1,4 +1,4 @@
-"""The GPUs of a recorded host, from a JSON file next to its recorded /proc and /sys."""
+"""Reads the GPUs of a recorded host from a JSON file, which lies next to the host's recorded /proc and /sys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECORD = "gpus.json"
 
 
 class RecordedGpus:
-    """Recorded GPUs.
+    """The GPUs of a host, as they were recorded in a file.
 
     ``record``: {"gpus": [{index, name, uuid, bus, memory_bytes}], "peers": [[…]], "links": {latency_us, gbytes_per_s}}.
     """
@@ -22,7 +22,7 @@ class RecordedGpus:
 
     @classmethod
     def read(cls, text: str) -> RecordedGpus:
-        """Return the GPUs in ``text``. Raises ValueError, in one line, if it is not such a record."""
+        """Return the GPUs that ``text`` records. Raises ValueError, in one line, if ``text`` is not such a record."""
         try:
             record = json.loads(text)
             made = cls(record)
@@ -39,10 +39,10 @@ class RecordedGpus:
         return [Gpu(**one) for one in self._record["gpus"]]
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Return the recorded peer access."""
+        """Return a table of all pairs of GPUs: whether the row's GPU can access the column's memory, as recorded."""
         return [[bool(value) for value in row] for row in self._record.get("peers", ())]
 
     def links(self) -> Links | None:
-        """Return the recorded measurements; None if there are none."""
+        """Return the recorded measurements of copies between GPUs; None if there are none."""
         links = self._record.get("links")
         return None if links is None else Links(links["latency_us"], links["gbytes_per_s"])

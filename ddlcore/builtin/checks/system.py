@@ -16,13 +16,13 @@ _UNLIMITED = -1
 
 
 class SharedMemoryCheck(Check):
-    """A check that /dev/shm can hold more than a few buckets."""
+    """A check that /dev/shm is large enough for workers of data loaders, and for libraries that use it."""
 
     name = "dev-shm"
 
     def look(self, host: HostView) -> Any:
-        """Return {"bytes": size}; {} if /dev/shm is not a file system of its own."""
-        for line in host.read("/proc/self/mounts").splitlines()[::-1]:  # the last one mounted is the visible one
+        """Return {"bytes": the size of /dev/shm}; {} if /dev/shm is not a file system of its own."""
+        for line in host.read("/proc/self/mounts").splitlines()[::-1]:  # of several mounts, the last one is visible
             words = line.split()
             if len(words) > 3 and words[1] == "/dev/shm":
                 size = re.search(r"(?:^|,)size=(\d+)([kmg%]?)", words[3])
@@ -60,12 +60,15 @@ def _memory_bytes(host: HostView) -> int:
 
 
 class LimitsCheck(Check):
-    """A check that a process may open enough files, and lock the memory that network cards read."""
+    """A check that a process may open enough files, and may lock as much memory as network cards need."""
 
     name = "limits"
 
     def look(self, host: HostView) -> Any:
-        """Return the soft and hard limits, -1 for no limit, and the network cards that need locked memory."""
+        """Return the limits of open files and of locked memory, and the network cards that need locked memory.
+
+        A limit is [soft, hard]; -1 means that there is no limit.
+        """
         facts: dict[str, Any] = {"rdma": host.names("/sys/class/infiniband")}
         for name, words in (("nofile", "Max open files"), ("memlock", "Max locked memory")):
             found = re.search(rf"^{words}\s+(\w+)\s+(\w+)", host.read("/proc/self/limits"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Compares the versions on all hosts, and reports those that are known to be bad."""
+"""Compares the versions of packages on all hosts, and reports versions that are known to be bad."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def _fix(name: str, hosts: dict[str, list[str]]) -> str:
 
 
 class KnownBadVersions(KnownBadCheck):
-    """A check that nothing installed is known to be bad, with the core's own rows and those of installed plugins."""
+    """A check that no installed package has a version that is known to be bad.
+
+    ``rows`` are the bad versions that the core knows. Installed plugins add the bad versions that they know.
+    """
 
     name = "known-bad"
     rows = (

@@ -1,1 +1,4 @@
-"""A transport composed of one within the hosts and another across them: reduce on each host, exchange, distribute."""
+"""A transport composed of two: one within each host, one across hosts.
+
+It reduces on each host, exchanges, distributes.
+"""

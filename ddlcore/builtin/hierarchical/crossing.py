@@ -1,4 +1,4 @@
-"""The thread that owns the transport across hosts: it opens it, runs tasks in order, and closes it."""
+"""The thread that owns the transport across hosts: it opens the transport, runs tasks on it in order, and closes it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ddlcore.errors import DeadlineExceeded, TransportError
 
 Task = Callable[[Transport], Work]
 
-SLICE_S = 0.1  # how soon a wait notices that it must stop if it is not notified
+SLICE_S = 0.1  # how soon a wait that is not notified notices that it must stop
 LATE_S = 5.0  # how long after its deadline an opening may continue
 END_S = 2.0  # how long close() waits for the thread
 
 
 class Crossing:
-    """One communicator across hosts and its thread.
+    """One communicator across hosts, and the thread that uses it.
 
-    One other thread calls ``begin``, ``opened``, ``put``, ``wait`` and ``close``. An error of the transport is raised
-    by ``opened`` or ``wait``, and again by every later call of them that has to wait.
+    One other thread, the caller's, calls ``begin``, ``opened``, ``put``, ``wait`` and ``close``. If the transport
+    fails, ``opened`` or ``wait`` raises its error, and every later call of these two that has to wait raises it again.
     """
 
     def __init__(self, make: Callable[[], Transport]) -> None:
@@ -38,7 +38,7 @@ class Crossing:
         self._done = 0
 
     def begin(self, context: Context) -> None:
-        """Start to open the communicator, and return at once; ``opened`` waits for it."""
+        """Start to open the communicator on the thread, and return at once. ``opened`` waits until it is open."""
         self._name = context.name
         self._thread = threading.Thread(target=self._live, args=(context,), name="ddl-crossing", daemon=True)
         self._thread.start()
@@ -46,7 +46,7 @@ class Crossing:
     def opened(self, timeout_s: float) -> None:
         """Wait until the communicator is open.
 
-        Raises the error of opening, and DeadlineExceeded 5 s after ``timeout_s``.
+        Raises the error with which the opening failed, and DeadlineExceeded 5 s after ``timeout_s``.
         """
         until_s = time.monotonic() + timeout_s + LATE_S
         with self._changed:
@@ -57,25 +57,29 @@ class Crossing:
                 self._changed.wait(SLICE_S)
 
     def put(self, task: Task) -> int:
-        """Run ``task`` after all earlier tasks, and return the ticket for ``wait``.
+        """Queue ``task``, and return its ticket for ``wait``.
 
-        The thread waits for the task's Work.
+        The thread runs the tasks in order. It begins the next task when the Work of the task before is complete.
         """
         self._tasks.put(task)
         self._put += 1
         return self._put
 
     def wait(self, ticket: int) -> None:
-        """Wait until the task is done. Raises the error of a task, and TransportError after ``abort``."""
+        """Wait until the task of ``ticket`` is done.
+
+        If this task or an earlier one has failed, raises its error. Raises TransportError after ``abort``.
+        """
         with self._changed:
             while self._done < ticket:
                 self._check()
                 self._changed.wait(SLICE_S)
 
     def abort(self) -> None:
-        """Abort: threads that wait raise now, and the crossing's thread as soon as its transport allows.
+        """Abort the communicator. Any thread may call this.
 
-        Any thread may call it.
+        Threads that wait in ``opened`` or ``wait`` raise now. The crossing's own thread raises as soon as its transport
+        can.
         """
         with self._changed:
             self._aborted = True
@@ -134,7 +138,10 @@ class Crossing:
 
 
 def finish(work: Work, check: Callable[[], None]) -> None:
-    """Wait for ``work``, even if the peers are slow; ``check`` raises to end the wait."""
+    """Wait until ``work`` is complete, however slow the peers are.
+
+    ``check`` is called repeatedly, and raises to end the wait.
+    """
     while not work.wait(SLICE_S):
         check()
 

@@ -1,4 +1,4 @@
-"""Decides which ranks share a host, which ranks cross to other hosts, and how lengths are divided."""
+"""Decides which ranks share a host, which ranks exchange data across hosts, and how counts are divided into parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddlcore.types import Member
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of one communicator by host. Hosts are in the order of their first ranks."""
+    """The ranks of one communicator, grouped by host. The hosts are in the order of their first ranks."""
 
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each host, in order
     host: int  # this rank's host, as an index into ``hosts``
@@ -21,8 +21,8 @@ class Layout:
     def of(cls, members: Sequence[Member], rank: int, shares: int) -> Layout:
         """Return the layout as ``rank`` sees it.
 
-        ``shares``: how many ranks per host should cross; 0 for as many as possible, which is the size of the smallest
-        host.
+        ``shares``: how many ranks of each host should exchange data with other hosts; 0 for as many as possible. It
+        cannot be more than the number of ranks on the smallest host.
         """
         by_host: dict[int, list[int]] = {}
         for r, member in enumerate(members):
@@ -34,7 +34,7 @@ class Layout:
 
     @property
     def mates(self) -> tuple[int, ...]:
-        """Return the ranks of this host, including this one."""
+        """Return the ranks of this rank's host, including this rank."""
         return self.hosts[self.host]
 
     @property
@@ -44,24 +44,24 @@ class Layout:
 
     @property
     def crossing(self) -> tuple[int, ...]:
-        """Return the ranks that exchange data across hosts with this one, by host, including itself."""
+        """Return the ranks with which this rank exchanges data across hosts, one for each host, including itself."""
         return tuple(ranks[self.local] for ranks in self.hosts)
 
     def places(self) -> dict[int, tuple[int, int]]:
-        """Return a dict from rank to (host, position on the host), in the order of hosts and positions."""
+        """Return a dict from rank to (host, position on that host), in the order of hosts and positions."""
         return {r: (h, i) for h, ranks in enumerate(self.hosts) for i, r in enumerate(ranks)}
 
     def shared_out(self, count: int) -> list[int]:
-        """Return how many of ``count`` elements each rank of this host sends across hosts."""
+        """Return for each rank of this host how many of ``count`` elements it sends across hosts."""
         return split(count, self.shares) + [0] * (len(self.mates) - self.shares)
 
 
 def split(count: int, parts: int) -> list[int]:
-    """Divide ``count`` into parts that differ by one at most."""
+    """Return the lengths of ``parts`` parts of ``count``, which differ by at most one."""
     return [part(count, i, parts)[1] for i in range(parts)]
 
 
 def part(count: int, i: int, parts: int) -> tuple[int, int]:
-    """Return where part i of ``count`` begins, and its length."""
+    """Return where part ``i`` begins, and its length, if ``count`` is divided into ``parts`` parts."""
     begin = count * i // parts
     return begin, count * (i + 1) // parts - begin

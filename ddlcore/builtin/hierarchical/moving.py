@@ -1,4 +1,8 @@
-"""Collectives that only move data: each byte is sent to a host once, by first ranks, however many ranks there need it."""
+"""Collectives that only move data, without reducing it.
+
+Each byte is sent to a host only once, however many ranks of the host need it. In broadcast, the ranks that cross share
+that work; in the other collectives, the first rank of each host sends and receives for its host.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ def barrier(pipe: Pipeline) -> None:
 
 
 def broadcast(pipe: Pipeline, buffer: Buffer, root: int) -> None:
-    """Run Transport.broadcast. Each rank that crosses sends or receives its share."""
+    """Run Transport.broadcast. Each rank that crosses hosts sends or receives its share of the data."""
     layout = pipe.layout
     host, place = layout.places()[root]
     whole = _bytes(buffer)
@@ -56,7 +60,7 @@ def broadcast(pipe: Pipeline, buffer: Buffer, root: int) -> None:
 def allgatherv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[int]) -> None:
     """Run Transport.allgatherv.
 
-    Each round takes the same fraction of every rank's bytes, so that all hosts send at once.
+    Each round takes the same fraction of every rank's bytes, so that all hosts send at the same time.
     """
     layout = pipe.layout
     lengths = [count * source.dtype.itemsize for count in counts]
@@ -89,12 +93,16 @@ def allgatherv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[
 
 
 def alltoallv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
-    """Run Transport.alltoallv. Data within a host goes directly to its rank, all other data through the first ranks."""
+    """Run Transport.alltoallv.
+
+    Data for a rank of the same host goes directly to that rank. All other data goes through the first rank of each
+    host.
+    """
     _Exchange(pipe, source, target, counts).run()
 
 
 class _Exchange:
-    """One alltoallv. In its code, ``s`` and ``d`` are ranks of the communicator, and ``g`` is a host."""
+    """One alltoallv. In its code, ``s`` is the rank that sends, ``d`` the rank that receives, and ``g`` is a host."""
 
     def __init__(self, pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
         size = source.dtype.itemsize
@@ -114,7 +122,10 @@ class _Exchange:
         self._pipe.stream(self._rounds, self._before, cross, self._after)
 
     def _through(self, ranks: Sequence[int]) -> int:
-        """Return the larger of what a host with these ranks sends and what it receives, both including its own data."""
+        """Return the bytes that a host with these ranks sends, or those that it receives, whichever is more.
+
+        Both include the data that stays on the host.
+        """
         received = sum(row[d] for row in self._lengths for d in ranks)
         return max(sum(sum(self._lengths[s]) for s in ranks), received)
 
@@ -130,7 +141,10 @@ class _Exchange:
         return at(self._target, self._column_begins[s] + begin, length)
 
     def _abroad(self, rank: int, i: int, received: bool) -> int:
-        """Return how many bytes ``rank`` of this host receives from other hosts, or sends to them."""
+        """Return how many bytes ``rank`` of this host sends to other hosts in round ``i``.
+
+        If ``received`` is true, return how many bytes it receives from them instead.
+        """
         others = [r for ranks in self._others for r in ranks]
         return sum(self._length(r, rank, i) if received else self._length(rank, r, i) for r in others)
 
@@ -147,7 +161,7 @@ class _Exchange:
         _pack(pipe, [self._outgoing(d, i) for ranks in self._others for d in ranks], sent)
         gathered = pipe.staging("gathered", i, sum(row[0] for row in to_first) if pipe.leads else 0)
         pipe.here(pipe.local.alltoallv(sent, gathered, to_first))
-        if pipe.leads:  # sorted by sender, then by host; it must cross sorted by host, then by sender
+        if pipe.leads:  # gathered: sorted by sender, then by host; to be sent: sorted by host, then by sender
             pieces: dict[tuple[int, int], Buffer] = {}
             begin = 0
             for s in mates:
@@ -174,7 +188,7 @@ class _Exchange:
         from_first += [[0] * len(mates)] * (len(mates) - 1)
         total = sum(from_first[0]) if pipe.leads else 0
         sorted_ = pipe.staging("sorted", i, total)
-        if pipe.leads:  # sorted by sender, then by receiver; each receiver's part must be contiguous
+        if pipe.leads:  # received: sorted by sender, then by receiver; each receiver's part must be contiguous
             received = pipe.staging("received", i, total)
             pieces: dict[tuple[int, int], Buffer] = {}
             begin = 0

@@ -1,4 +1,4 @@
-"""Runs the rounds of a collective in three steps each: on this host, across hosts, on this host again."""
+"""Runs a collective in rounds of three steps each: on this host, across hosts, and on this host again."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Transport, Work
 from ddlcore.types import Buffer, DType
 
-AHEAD = 2  # rounds that begin before the first one ends: one crosses, the next one waits to cross
+AHEAD = 2  # rounds that have begun and not ended: one is sent across hosts, the next one waits for that
 SLOTS = AHEAD + 1
 
-Step = Callable[[int], None]  # of round i
+Step = Callable[[int], None]  # called with the number of the round
 Cross = Callable[[Transport, int], Work]
 
 
 class Pipeline:
     """The state that the collectives of one communicator share.
 
-    One thread uses it; ``Cross`` steps run on the crossing's thread. That thread touches only staging memory, which
-    lives as long as the thread uses it; so the caller may free its own memory as soon as a call has raised.
+    One thread uses it, except that ``Cross`` steps run on the crossing's thread. The crossing's thread uses only
+    staging memory, which stays alive as long as that thread needs it. So the caller may free its own memory as soon as
+    a call has raised.
     """
 
     def __init__(
@@ -43,17 +44,24 @@ class Pipeline:
 
     @property
     def leads(self) -> bool:
-        """Return whether this rank is the first of its host, which crosses if the data is not divided into shares."""
+        """Return whether this rank is the first of its host.
+
+        If the data is not divided into shares, only the first rank of each host exchanges data with other hosts.
+        """
         return self.layout.local == 0
 
     def rounds(self, nbytes: int) -> int:
-        """Return the number of rounds for so many bytes; 0 for no bytes."""
+        """Return the number of rounds that ``nbytes`` bytes need; 0 for no bytes."""
         return -(-nbytes // self.chunk_bytes)
 
     def staging(self, use: str, i: int, count: int, dtype: DType = DType.U8) -> Buffer:
-        """Return memory for round i, which a later round reuses after this one has ended."""
-        # The crossing's thread may still work on round i - AHEAD while ``before`` of round i runs. With SLOTS pieces of
-        # memory per use, no two such rounds share one. Round i - SLOTS has ended: ``stream`` has waited for its ticket.
+        """Return memory for the purpose ``use`` in round ``i``.
+
+        A later round uses the same memory after round ``i`` has ended.
+        """
+        # The crossing's thread may still work on round i - AHEAD while ``before`` of round i runs. Each use has SLOTS
+        # pieces of memory, so such rounds use different pieces. Round i - SLOTS, which used the same piece, has ended,
+        # because ``stream`` has waited for its ticket.
         nbytes = count * dtype.itemsize
         key = (use, i % SLOTS)
         memory = self._staging.get(key)
@@ -62,10 +70,11 @@ class Pipeline:
         return Buffer(memory.address, count, dtype, (count,), owner=memory)
 
     def stream(self, rounds: int, before: Step, cross: Cross | None, after: Step) -> None:
-        """Run the rounds. Every rank of the host takes part in ``before`` and ``after``, in the same order.
+        """Run ``before``, ``cross`` and ``after`` for each of the rounds.
 
-        ``cross`` is None on a rank that does not cross. While round i crosses, ``before`` of the following rounds and
-        ``after`` of earlier ones run. No step waits for a later round, so there can be no deadlock, whichever rank is
+        All ranks of the host run ``before`` and ``after``, in the same order. ``cross`` is None on a rank that
+        exchanges no data with other hosts. While one round is sent across hosts, ``before`` of following rounds and
+        ``after`` of earlier rounds run. No step waits for a later round, so there can be no deadlock, whichever rank is
         slowest.
         """
         tickets = []
@@ -83,7 +92,7 @@ class Pipeline:
                 after(i - AHEAD)
 
     def here(self, work: Work) -> None:
-        """Wait for work within the host."""
+        """Wait for ``work`` of the transport within the host."""
         finish(work, self.check)
 
 
@@ -92,5 +101,5 @@ def _task(cross: Cross, i: int) -> Task:
 
 
 def at(buffer: Buffer, begin: int, count: int) -> Buffer:
-    """Return ``count`` elements of the buffer from element ``begin`` on."""
+    """Return ``count`` elements of ``buffer``, from element ``begin`` on."""
     return Buffer(buffer.address + begin * buffer.dtype.itemsize, count, buffer.dtype, (count,), owner=buffer.owner)

@@ -1,7 +1,7 @@
-"""Reductions over hosts, bitwise reproducible: add within each host in rank order, then add the hosts' sums in host
-order.
+"""Reductions over hosts, bitwise reproducible.
 
-16-bit floats are added in float32 and rounded, once within each host and once across hosts.
+The values are added on each host in the order of its ranks; then the sums of the hosts are added in the order of the
+hosts. 16-bit floats are added in float32. Their sums are rounded twice: once on each host, and once across hosts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from ddlcore.builtin.hierarchical.pipeline import Pipeline, at
 from ddlcore.contracts.transport import DONE, Transport, Work
 from ddlcore.types import Buffer, DType, ReduceOp
 
-SMALL_BYTES = 16 << 10  # up to this, every host gets all other hosts' whole sums: one step across instead of two
+SMALL_BYTES = 16 << 10  # up to this size, every host gets the other hosts' whole sums: one step across, not two
 
 
 def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-    """Run Transport.allreduce. Each of H hosts sends 2 (H - 1) / H of the bytes to other hosts, as in a ring."""
+    """Run Transport.allreduce.
+
+    Each of H hosts sends 2 (H - 1) / H of the tensor's bytes to other hosts, as in a ring. With more than two hosts, a
+    small tensor takes fewer steps, and more bytes are sent.
+    """
     layout, dtype = pipe.layout, source.dtype
     rounds = pipe.rounds(source.nbytes)
     hosts = len(layout.hosts)
@@ -32,11 +36,14 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
         pipe.here(pipe.local.reducescatterv(at(source, begin, count), mine, shares, op))
 
     def others(i: int, count: int) -> Buffer:
-        """Return the memory for the other hosts' sums; with more than two hosts it also receives this host's."""
+        """Return the memory for the other hosts' sums.
+
+        With more than two hosts, it also has room for this host's sums.
+        """
         return pipe.staging("sums", i, (hosts if hosts > 2 else 1) * count, dtype)
 
     def exchange(transport: Transport, i: int) -> Work:
-        """Let all hosts get all sums; for two hosts, or few bytes."""
+        """Let every host get the sums of all hosts. This is used for two hosts, and for few bytes."""
         count = size(i)[2][layout.local]
         mine, sums = _bytes(pipe.staging("sum", i, count, dtype)), _bytes(others(i, count))
         if hosts > 2:
@@ -44,7 +51,10 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
         return transport.alltoallv(mine, sums, [[0, mine.count], [mine.count, 0]])
 
     def by_shards(transport: Transport, i: int) -> Work:
-        """Let each host add up one shard for all; that sends half the bytes or less."""
+        """Let each host add up one shard of the data for all hosts.
+
+        With more than two hosts, this sends fewer bytes.
+        """
         count = size(i)[2][layout.local]
         mine, total = pipe.staging("sum", i, count, dtype), pipe.staging("total", i, count, dtype)
         shards = split(count, hosts)
@@ -72,7 +82,11 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
 
 
 def reducescatterv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-    """Run Transport.reducescatterv. A host's sums go to its first rank, which sends each part to the part's host."""
+    """Run Transport.reducescatterv.
+
+    The sums of a host go to its first rank. The first ranks exchange them, so that each host gets the sums of its own
+    ranks' parts.
+    """
     layout, dtype = pipe.layout, source.dtype
     rounds = pipe.rounds(source.nbytes)
     ordered = [rank for ranks in layout.hosts for rank in ranks]
@@ -116,7 +130,7 @@ def _reduce(pipe: Pipeline, sources: Sequence[Buffer], target: Buffer, op: Reduc
 
 
 def _bytes(buffer: Buffer) -> Buffer:
-    """Return the same memory as bytes, because the transport across hosts may not support the element type."""
+    """Return ``buffer`` described as bytes, because the transport across hosts may not support the element type."""
     return Buffer(buffer.address, buffer.nbytes, DType.U8, (buffer.nbytes,), owner=buffer.owner)
 
 

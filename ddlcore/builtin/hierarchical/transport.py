@@ -1,4 +1,4 @@
-"""The transport composed of two others: opens and closes both, and runs each collective as a sequence of rounds."""
+"""The transport composed of two others. It opens and closes both, and runs each collective as a sequence of rounds."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ SHARES = 2
 class HierarchicalTransport(Transport):
     """A transport for ranks on two or more hosts, with any number of ranks per host and in any order.
 
-    ``local`` serves the ranks of one host; hosts with a single rank do not use it. ``make_cross`` creates the transport
-    across hosts, on the ranks that cross; if that is ``attended``, every rank creates one more instance to attend with.
-    Values are added in the order of hosts, and of ranks on each host, not in the order of ranks.
+    ``local`` is the transport for the ranks of one host; a host with a single rank does not use it. ``make_cross``
+    makes the transport across hosts; it is called on the ranks that exchange data with other hosts. If that transport
+    is ``attended``, every rank makes one more instance of it, and calls ``attend`` on that. Values are added first on
+    each host in rank order, then in the order of the hosts, so not in the order of all ranks.
     """
 
     def __init__(self, local: Transport, make_cross: Callable[[], Transport], attended: bool = False) -> None:
@@ -56,17 +57,20 @@ class HierarchicalTransport(Transport):
         if self._attended:
             self._attending = self._make_cross()
         self._opened = self._local if len(layout.mates) > 1 else SoloTransport()
-        self._check()  # an abort from here on reaches both parts
+        self._check()  # an abort that comes later is passed on to both parts
         try:
             self._open_parts(layout, self._opened, self._crossing)
         except BaseException:
-            self.abort()  # close() must not wait for a part that is still opening
+            self.abort()  # so that close() need not wait for a part that is still being opened
             raise
         chunk_bytes = int(context.settings.get("hierarchical_chunk_bytes", CHUNK_BYTES))
         self._pipeline = Pipeline(layout, self._opened, self._crossing, context.kernels, chunk_bytes, self._check)
 
     def _open_parts(self, layout: Layout, local: Transport, crossing: Crossing | None) -> None:
-        """Open both parts at the same time, so that their timeouts run in parallel."""
+        """Open the transport within the host and the transport across hosts.
+
+        Both open at the same time, so that their timeouts run in parallel.
+        """
         context = self.context
         if crossing is not None:
             name = f"{context.name} across hosts"
@@ -121,7 +125,10 @@ class HierarchicalTransport(Transport):
         return DONE
 
     def _ready(self, *buffers: Buffer) -> Pipeline:
-        """Check that these buffers are dense and the communicator is usable, and return its pipeline."""
+        """Return the pipeline of the communicator, ready for a collective on ``buffers``.
+
+        Raises TransportError if the communicator is not open or was aborted, and ValueError if a buffer is not dense.
+        """
         dense(*buffers)
         if self._pipeline is None:
             raise TransportError("hierarchical: the communicator is not open")

@@ -1,8 +1,9 @@
 """Creates anonymous shared memory and passes it to the other ranks of a host.
 
-It does not know what the memory contains. Rank 0 creates a memfd and passes its descriptor over an abstract Unix
-socket. It publishes the socket's random name and a token in the store. Socket and key are removed when the last member
-has the memory. So nothing is left behind when a rank is killed, and no limit on /dev/shm applies.
+It does not know what the memory contains. Rank 0 creates a memfd, and passes its descriptor to the other ranks over an
+abstract Unix socket. Rank 0 publishes the socket's random name and a token in the store. When the last rank has
+received the memory, the socket is closed and the key is deleted from the store. So nothing is left behind when a rank
+is killed, and no limit on /dev/shm applies.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ddlcore.errors import DeadlineExceeded, TransportError
 
 KEY = "segment"
 TOKEN_BYTES = 32
-BACKLOG = 1024  # large, so that connections of other users, which are refused later, cannot keep ranks out
+BACKLOG = 1024  # large, so that connections of other users, which are refused later, do not fill the queue
 RETRY_S = 0.01
 STRANGER_S = 2.0  # how long a connection may take to send its token
 SLICE_S = 0.1  # how soon a wait notices that it must stop
@@ -30,7 +31,7 @@ ANSWER = b"memory"
 
 
 class Segment:
-    """Memory that several processes share, mapped into this process at ``address``, initially zero."""
+    """Memory that several processes share, mapped into this process at ``address``. It is initially zero."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self._map = mmap.mmap(descriptor, nbytes)
@@ -45,16 +46,17 @@ class Segment:
 
 
 class _Patience:
-    """A deadline for waiting, combined with a function that says whether to stop."""
+    """A deadline for waiting, together with a function that says whether the wait must stop earlier."""
 
     def __init__(self, timeout_s: float, stop: Callable[[], bool]) -> None:
         self._deadline = time.monotonic() + timeout_s
         self._stop = stop
 
     def slice(self, missing: str) -> float:
-        """Return how long to wait before checking again.
+        """Return how many seconds to wait before the next call of this method. ``missing`` says what is waited for.
 
-        Raises DeadlineExceeded after the deadline, and TransportError after a request to stop.
+        Raises DeadlineExceeded after the deadline, and TransportError if the wait must stop. Their messages contain
+        ``missing``.
         """
         if self._stop():
             raise TransportError(f"shm: aborted while opening ({missing})")
@@ -67,9 +69,10 @@ class _Patience:
 def make(
     nbytes: int, peers: int, store: Store, timeout_s: float, stop: Callable[[], bool], head: bytes = b""
 ) -> Segment:
-    """Create the memory, which begins with ``head``, on rank 0; return it when all ``peers`` have it.
+    """Create the memory on rank 0, and return it when all other ranks, ``peers`` in number, have received it.
 
-    Raises DeadlineExceeded, and TransportError soon after ``stop()`` becomes true.
+    The memory begins with ``head``. Raises DeadlineExceeded after ``timeout_s``, and TransportError soon after
+    ``stop()`` becomes true.
     """
     patience = _Patience(timeout_s, stop)
     descriptor = os.memfd_create("ddl", os.MFD_CLOEXEC)
@@ -88,10 +91,11 @@ def make(
 
 
 def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Patience) -> None:
-    # Every process in this network namespace, of any user, can connect to an abstract socket. So a peer must run under
-    # our user id, which the kernel attests, and it must send the token. The token comes from the authenticated store,
-    # so it also tells apart two jobs of one user. Ranks are collected in a set, because a rank that retries its
-    # connection may be served twice and must not be counted for another one.
+    # Every process in this network namespace, of whatever user, can connect to an abstract socket. So a peer must run
+    # under our user id, which the kernel attests, and it must send the token. A peer gets the token from the
+    # authenticated store of its job, so a rank of another job of the same user does not have the right token. The ranks
+    # that were served are collected in a set: a rank that repeats its connection may be served twice, and must be
+    # counted only once.
     token = secrets.token_bytes(TOKEN_BYTES)
     name = f"ddl-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
@@ -113,9 +117,10 @@ def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Pa
 
 
 def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int | None:
-    """Pass the memory to one connection, and return the rank that received it; None for a stranger.
+    """Pass the memory to the peer of ``connection``, and return its rank; None if the peer is a stranger.
 
-    A stranger gets nothing, and cannot delay the ranks for long.
+    A stranger is a process of another user, or one that does not send the token in time. It gets nothing, and cannot
+    delay the ranks for long.
     """
     connection.settimeout(STRANGER_S)
     try:
@@ -131,9 +136,10 @@ def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int 
 
 
 def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool]) -> Segment:
-    """Receive the memory on the other ranks.
+    """Receive the memory on a rank other than rank 0.
 
-    Raises DeadlineExceeded if rank 0 does not serve it, TransportError after ``stop()``.
+    Raises DeadlineExceeded if rank 0 does not send it within ``timeout_s``, and TransportError if rank 0 cannot be
+    reached or after ``stop()`` has become true.
     """
     patience = _Patience(timeout_s, stop)
     card = store.get(KEY, timeout_s)
@@ -160,7 +166,10 @@ def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool])
 
 
 def _connect(client: socket.socket, name: str, patience: _Patience) -> None:
-    """Connect to rank 0, and retry while its queue is full, because other users' connections may be in it."""
+    """Connect to rank 0's socket ``name``.
+
+    While the socket's queue is full, retry: other users' connections may fill it.
+    """
     while True:
         client.settimeout(patience.slice("too many connect to rank 0 at the same time"))
         try:
@@ -171,7 +180,7 @@ def _connect(client: socket.socket, name: str, patience: _Patience) -> None:
 
 
 def _await_descriptor(client: socket.socket, patience: _Patience) -> tuple[bytes, list[int]]:
-    """Wait for the descriptor; rank 0 may be busy with other members."""
+    """Wait for rank 0's answer with the descriptor of the memory. Rank 0 may first serve other ranks."""
     while True:
         client.settimeout(patience.slice("rank 0 does not hand it out"))
         try:

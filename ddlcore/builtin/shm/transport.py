@@ -1,4 +1,7 @@
-"""The transport over shared memory: lays out the segment and the tables; each collective is one call of machine code."""
+"""The transport over shared memory. Each collective is one call of machine code.
+
+This module decides where everything lies in the shared segment, and makes the tables that the machine code reads.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +21,29 @@ from ddlcore.kernels.code import load
 from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.types import Buffer, ReduceOp
 
-CHUNK_BYTES = 64 << 10  # bytes of a slot, which limits a round; smaller for many ranks
+CHUNK_BYTES = 64 << 10  # bytes of a slot: at most so many are exchanged in a round; for many ranks it is smaller
 LEAST_CHUNK_BYTES = 32 << 10
 MOST_CHUNK_BYTES = 1 << 20
 RING_BYTES = 1 << 20  # bytes of a rank's slots: as much as a core's own caches hold, see docs/design/kernels.md
 CROWDED_CHUNK_BYTES = 128 << 10  # if ranks share cores: larger rounds mean fewer switches between ranks
 CROWDED_RING_BYTES = 512 << 10  # if ranks share cores, they share the caches too
 SEGMENT_BYTES = 16 << 20  # approximate limit for all rings together
-SMALL_BYTES = 32 << 10  # over all ranks: up to this, each rank reduces everything, which saves a step
+SMALL_BYTES = 32 << 10  # sum over all ranks: up to this size, each rank reduces all data itself, which saves a step
 SPINS, YIELDS = 50, 40  # about 1 µs, then 15 µs in which others may use the core; more would slow a late peer
 CROWDED_YIELDS = 100  # if ranks share cores, only a yield lets the peer run
 SLEEP_NS = 50_000_000  # longest sleep; a sleeper that missed an abort's wake-up notices the abort then
 
-NEVER = -1000  # stands for a round long ago
-HERE, VOID, LATER = 1, 3, 4  # return codes: aborted by this rank; void; not all ranks arrived yet
+NEVER = -1000  # the number of a round that is earlier than any real round
+HERE, VOID, LATER = 1, 3, 4  # return codes: aborted by this rank; the bucket is void; not all ranks have arrived yet
 
 Words = ctypes.Array[ctypes.c_int64]
 
 
 class ShmTransport(Transport):
-    """The transport for 2 or more ranks of one host, which are processes, or threads that each open an instance."""
+    """The transport for two or more ranks of one host.
+
+    The ranks are processes, or threads of which each opens its own instance.
+    """
 
     capabilities = Capabilities(
         one_host=True, vectored=True, scales=True, order_fixed=True, atomic=True, resumable=True
@@ -47,7 +53,7 @@ class ShmTransport(Transport):
         self._segment: segment.Segment | None = None
         self._frame: Words | None = None
         self._frame_at = 0
-        self.closed = True  # also before it is opened
+        self.closed = True  # true also before ``open``
         self._lock = threading.Lock()  # abort() must not use the frame while close() frees it
         self._aborted = False
         self._functions: dict[str, Callable[..., int]] = {}
@@ -92,7 +98,10 @@ class ShmTransport(Transport):
                 self._functions["ddl_abort"](self._frame_at)
 
     def run(self, name: str, *arguments: int) -> Work:
-        """Call the machine code of one collective. Raises TransportError if the communicator was aborted."""
+        """Run the collective ``name``, which is one call of machine code with ``arguments``.
+
+        Raises TransportError if the communicator was aborted or is not open.
+        """
         frame = self.frame_address(name)
         code = HERE if self._aborted else self._functions[f"ddl_{name}"](frame, *arguments)
         if code != 0:
@@ -103,16 +112,19 @@ class ShmTransport(Transport):
         return self._functions[name]
 
     def frame_address(self, name: str) -> int:
-        """Return the address of the frame, the words that all machine code needs.
+        """Return the address of the frame, which is the table of words that all machine code needs.
 
-        Raises TransportError if it is not open.
+        Raises TransportError if the communicator is not open. ``name`` is the collective that needs the frame.
         """
         if self.closed:
             raise self.failure(0, name)
         return self._frame_at
 
     def failure(self, code: int, name: str) -> TransportError:
-        """Return the error to raise when the machine code returned ``code``; 0 means that it could not be called."""
+        """Return the error to raise when the machine code of the collective ``name`` has returned ``code``.
+
+        A ``code`` of 0 means that the machine code could not be called, because the communicator is not open.
+        """
         if code == 0:
             return TransportError(f"shm: {self._name()} is not open")
         who = "here" if code == HERE else f"by rank {self._aborter()}"
@@ -122,7 +134,7 @@ class ShmTransport(Transport):
         return self._aborted
 
     def _aborter(self) -> int:
-        """Return the rank (of the world) that has marked the segment as aborted."""
+        """Return the rank (of the world) that has aborted the communicator, as the first word of the segment says."""
         assert self._segment is not None
         mark = ctypes.c_int64.from_address(self._segment.address).value
         return self.context.members[mark - 1].rank
@@ -167,13 +179,16 @@ class ShmTransport(Transport):
 
 
 class _PreparedBucket(Prepared):
-    """The words of a plan, and two tables of addresses, which are written only when the addresses change."""
+    """A prepared plan in the form that the machine code reads: words, and two tables of addresses.
+
+    The tables are written only when the addresses change.
+    """
 
     def __init__(self, transport: ShmTransport, plan: Plan) -> None:
         self._transport = transport
         self._sources = (ctypes.c_int64 * len(plan.counts))()
         self._targets = (ctypes.c_int64 * len(plan.counts))()
-        self._bound: tuple[list[int], list[int]] | None = None  # the content of the tables, if it was given as lists
+        self._bound: tuple[list[int], list[int]] | None = None  # what the tables contain, if it was given as lists
         frame = transport.frame_address("prepare")
         self._plan = _plan_words(plan, frame, ctypes.addressof(self._sources), ctypes.addressof(self._targets))
         self._plan_at = ctypes.addressof(self._plan)
@@ -239,11 +254,10 @@ def _fill(table: Words, addresses: Sequence[int]) -> None:
 
 
 def ring_bytes(size: int, crowded: bool, wanted: int = 0) -> tuple[int, int]:
-    """Return the bytes of a slot and of a ring for ``size`` ranks: powers of two, so small that all rings stay
-    moderate.
+    """Return the size of a slot and of a ring in bytes for ``size`` ranks, both powers of two.
 
-    ``crowded``: there are more ranks than cores. ``wanted``: the bytes of a slot that a user or a search has chosen; 0
-    if none.
+    They are chosen so small that all rings together stay within about SEGMENT_BYTES. ``crowded``: there are more ranks
+    than cores. ``wanted``: the slot size that a user or a search has chosen; 0 if nobody has chosen one.
     """
     chunk, ring = (CROWDED_CHUNK_BYTES, CROWDED_RING_BYTES) if crowded else (CHUNK_BYTES, RING_BYTES)
     if wanted > 0:
@@ -255,12 +269,12 @@ def ring_bytes(size: int, crowded: bool, wanted: int = 0) -> tuple[int, int]:
 
 
 def _inputs_at(size: int) -> int:
-    """Return the offset of the rings in the segment: after the lines of counters, at the begin of a page."""
+    """Return the offset of the rings in the segment: on a new page, after the cache lines that hold the counters."""
     return _round_up(at.LINE * (1 + size), 4096)
 
 
 def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Words:
-    """Return the frame of one rank, the words that the machine code works with."""
+    """Return the frame of one rank, which is the table of words that the machine code works with."""
     chunk, ring = (ctypes.c_int64 * 2).from_address(memory.address + at.LAYOUT)
     inputs = memory.address + _inputs_at(context.size)
     results = inputs + context.size * ring
@@ -276,7 +290,7 @@ def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Wor
         at.CHUNK: chunk,
         at.RING: ring,
         at.SMALL: SMALL_BYTES // context.size,
-        at.SPINS: 0 if crowded else SPINS,  # if ranks share cores, spinning delays the peer that it waits for
+        at.SPINS: 0 if crowded else SPINS,  # if ranks share cores, a rank that spins delays the peer it waits for
         at.YIELDS: CROWDED_YIELDS if crowded else YIELDS,
         at.TIMEOUT + 8: SLEEP_NS,
     }
@@ -288,9 +302,10 @@ def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Wor
 
 
 def _plan_words(plan: Plan, frame: int, sources: int = 0, targets: int = 0) -> Words:
-    """Return a plan as the machine code reads it.
+    """Return ``plan`` as the words that the machine code reads.
 
-    ``sources`` and ``targets`` are the addresses of its address tables.
+    ``frame`` is the address of the frame. ``sources`` and ``targets`` are the addresses of the tables that hold the
+    tensors' addresses; 0 if there are none.
     """
     scales = struct.unpack("=2q", struct.pack("=2d", plan.prescale, plan.postscale))
     facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets, frame, 0, -1, 0)

@@ -1,6 +1,6 @@
 """Searches by a Gaussian process and expected improvement, implemented by scikit-optimize.
 
-``tell`` fits the process again, which takes 40 to 65 ms, so it must never run in the time of a step.
+``tell`` fits the process again, which takes 40 to 65 ms. So it must never run while a step waits for it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import Any
 
 from ddlcore.contracts.tuner import Knob, Tuner, Value
 
-FIRST = 6  # evenly spread points, including those told, before the process makes proposals
+FIRST = 6  # how many points, evenly spread or told from outside, are tried before the process makes proposals
 CANDIDATES = 2000  # points at which the expected improvement is evaluated
-OFTEN = 3  # a point that was told this many times is known well enough
+OFTEN = 3  # the search ends when it would propose a point that was told this many times already
 
 
 class BayesTuner(Tuner):
-    """A tuner that needs scikit-optimize: ``pip install 'ddlcore[tune]'``."""
+    """A tuner that searches by a Gaussian process.
+
+    It needs scikit-optimize: ``pip install 'ddlcore[tune]'``.
+    """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:
         super().__init__(knobs, seed)

@@ -13,10 +13,11 @@ Point = tuple[Value, ...]
 
 
 class GridTuner(Tuner):
-    """A tuner that needs no further packages.
+    """A tuner that searches on grids, and needs no further packages.
 
-    In each round, it varies one knob after the other while the others keep their best values; then it halves the grid's
-    step.
+    In each round, it varies one knob after the other while the other knobs keep their best values. After a round, it
+    halves the step of the grid. But if a round on a finer grid has found a better point, it searches the same grid
+    again.
     """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:

@@ -1,1 +1,1 @@
-"""``ddl bench``: collectives timed in alternation, ddl's own and those of peers that plugins provide."""
+"""``ddl bench``: time collectives of ddl and of peers that plugins provide, in alternation."""

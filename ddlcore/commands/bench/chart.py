@@ -24,7 +24,7 @@ def require_matplotlib(path: Path) -> None:
 
 
 def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
-    """Draw time and rate by size, with a column of panels for each operation.
+    """Draw time and rate against size into the file ``path``, with a column of panels for each operation.
 
     The bands show the quartiles over the rounds.
     """

@@ -101,7 +101,10 @@ def _writing(option: str, path: Path) -> Iterator[None]:
 
 
 def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Settings:
-    """Return the settings, and refuse what cannot work before anything is started."""
+    """Check the request before anything is started, and return the settings.
+
+    Raises ValueError, PluginError or DdlInternalError if it cannot work.
+    """
     if num_proc < 2:
         raise ValueError(f"-np {num_proc}: a collective needs at least 2 ranks")
     settings, registry = settings_of(os.environ, flags)
@@ -131,7 +134,7 @@ def _check_files(json_file: Path | None, plot: Path | None) -> None:
 
 
 def _measure(plan: BenchPlan, num_proc: int, settings: Settings, show: Show) -> None:
-    """Run the ranks. Rank 0 sends its results through a named pipe, and each is shown immediately."""
+    """Run the ranks and show their results. Rank 0 sends each result by a named pipe, and it is shown at once."""
     from ddlcore.commands.bench.rank import bench_rank
     from ddlcore.launch.job.function import run
 
@@ -145,7 +148,7 @@ def _measure(plan: BenchPlan, num_proc: int, settings: Settings, show: Show) -> 
 
 
 class Show:
-    """The output of a benchmark: prints the rows as they arrive and, on a terminal, the progress. Keeps all rows."""
+    """The output of a benchmark: it prints the rows as they arrive, and the progress on a terminal. Keeps all rows."""
 
     def __init__(self, plan: BenchPlan, size: int) -> None:
         self.rows: list[Row] = []
@@ -160,7 +163,7 @@ class Show:
             self._begin_progress()
 
     def message(self, message: Mapping[str, Any]) -> None:
-        """Take one message of ``measure_all``."""
+        """Show one of the messages that ``measure_all`` sends."""
         if "transport" in message:
             self.transport = message["transport"]
         elif "begin" in message:
@@ -175,7 +178,7 @@ class Show:
             self._advance("", 1)
 
     def close(self) -> None:
-        """Remove the progress from the screen."""
+        """Remove the progress bar from the screen."""
         if self._progress is not None:
             self._progress.stop()
 
@@ -211,7 +214,7 @@ class Show:
 
 
 def results_json(rows: list[Row], plan: BenchPlan, size: int, transport: str) -> dict[str, Any]:
-    """Return all measurements for JSON: the seconds of each round, and the ratios of medians that the table shows."""
+    """Return all measurements for JSON: the seconds of each round, and the ratios that the table shows."""
     return {
         "machine": machine_facts(),
         "ranks": size,

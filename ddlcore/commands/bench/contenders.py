@@ -1,4 +1,4 @@
-"""Provide what is timed: a collective by the transport alone, by ddl's whole call, and by each peer."""
+"""Provide the calls that are timed: a collective by the transport alone, by ddl's whole call, and by each peer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAIT_S = 0.1
 
 
 def numpy_dtype(label: str) -> Any:
-    """Return numpy's type of that name. Raises ValueError, with the command that installs it, if it is missing."""
+    """Return the numpy type called ``label``. Raises ValueError if it is missing, with the command that installs it."""
     if label == BF16_NAME:
         try:
             import_module("ml_dtypes")
@@ -48,7 +48,10 @@ class Arrays:
 
 
 def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
-    """Return arrays of ``nbytes``, rounded up so that each of ``size`` ranks has an equal part of whole elements."""
+    """Return the arrays of one rank for a collective of kind ``kind`` on a tensor of ``nbytes`` bytes.
+
+    ``nbytes`` is rounded up so that each of ``size`` ranks has an equal part of whole elements.
+    """
     native = numpy_dtype(dtype)
     count = -(-nbytes // native.itemsize)
     if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
@@ -64,10 +67,10 @@ def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
 def contenders(
     job: Job, peers: Mapping[str, BenchPeer], kind: Kind, memory: Arrays, whole: bool = True
 ) -> dict[str, Call]:
-    """Return, by name, what is timed on the same arrays: the transport, the ``whole`` call, and the peers.
+    """Return, by name, the calls to time: the transport alone, ddl's whole call if ``whole`` is true, and the peers.
 
-    All reduce by Sum. The transport is left out if only one thread may call it, and so is each peer that lacks this
-    collective or type.
+    All work on the arrays of ``memory`` and reduce by Sum. The transport is left out if only one thread may call it,
+    and a peer is left out if it lacks this collective or type.
     """
     transport = job.sets.communicator(0).transport
     calls: dict[str, Call] = {}
@@ -84,9 +87,10 @@ def contenders(
 
 
 def check(kind: Kind, memory: Arrays, calls: Mapping[str, Call], rank: int, size: int) -> None:
-    """Run each contender once with values that differ between ranks. Raises DdlInternalError for a wrong result.
+    """Run each of ``calls`` once, with values that differ between ranks. Raises DdlInternalError for a wrong result.
 
-    Every rank calls it. The arrays hold zeros afterwards, so that repeated sums in place neither grow nor become slow.
+    Every rank must call it. The arrays hold zeros afterwards, so that repeated sums in place neither grow nor become
+    slow.
     """
     values = [1 + r % 2 for r in range(size)]
     if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
@@ -106,13 +110,16 @@ def check(kind: Kind, memory: Arrays, calls: Mapping[str, Call], rank: int, size
 
 
 def finish(work: Work) -> None:
-    """Wait for ``work``, as the engine does."""
+    """Wait until ``work`` is done, in the same way as the engine does."""
     while not work.wait(_WAIT_S):
         pass
 
 
 def _transport_call(transport: Transport, kind: Kind, memory: Arrays) -> Call:
-    """Return a call of the open communicator of all ranks, as the engine makes it. The engine is idle meanwhile."""
+    """Return a function that runs the collective on the open transport of all ranks, as the engine would.
+
+    The engine must be idle meanwhile.
+    """
     adapter = NumpyAdapter()
     source, target = (adapter.buffer(array, elementwise=True) for array in (memory.source, memory.target))
     size = transport.context.size
@@ -137,7 +144,10 @@ def _allreduce_call(transport: Transport, buffer: Buffer) -> Call:
 
 
 def _whole_call(kind: Kind, memory: Arrays) -> Call:
-    """Return ddl's call, in place if there is such a call, with a name by which a repeated step is recognised."""
+    """Return a function that makes ddl's whole call, in place if ddl has such a call.
+
+    Each call uses the same tensor name, by which ddl recognises the repeated step.
+    """
     name = f"bench.{kind.name.lower()}.{memory.nbytes}"
     source = memory.source
     if kind is Kind.ALLREDUCE:

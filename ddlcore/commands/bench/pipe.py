@@ -13,10 +13,10 @@ from typing import Any
 
 @contextmanager
 def told(show: Callable[[Mapping[str, Any]], None]) -> Iterator[str]:
-    """Yield the path of the pipe.
+    """Create a named pipe, yield its path, and call ``show`` for each line of JSON that is written to it.
 
-    ``show`` is called, in a separate thread, for each line of JSON that is written there. When the block ends,
-    everything that was written has been shown. An exception of ``show`` is raised at the end of the block.
+    ``show`` is called in a separate thread. When the block ends, everything that was written has been shown. An
+    exception of ``show`` is raised at the end of the block.
     """
     failure: list[BaseException] = []
     with tempfile.TemporaryDirectory(prefix="ddl-") as directory:

@@ -13,7 +13,7 @@ OPERATIONS: Mapping[str, Kind] = {
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.ALLTOALL)
 }
 SIZES = "4,1K,16K,64K,256K,1M,4M,16M,64M"
-DTYPES: Mapping[str, str] = {  # what users write -> the long name of the type
+DTYPES: Mapping[str, str] = {  # the name that users write -> the long name of the type
     {"F": "f", "I": "i", "U": "u", "B": "bf"}[dtype.name[0]] + dtype.name.lstrip("FIUB"): dtype.label
     for dtype in DType
     if dtype is not DType.BOOL  # a sum of booleans is not a sum of numbers
@@ -25,7 +25,7 @@ _LARGEST = 1 << 34
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """The plan of one run: every operation at every size, in ``rounds`` rounds in which all contenders take turns."""
+    """The plan of one run: each operation at each size in ``rounds`` rounds, in which the contenders take turns."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]  # bytes of the whole tensor
@@ -49,7 +49,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_operations(text: str) -> tuple[str, ...]:
-    """Parse names from ``OPERATIONS``. Raises ValueError for an unknown name."""
+    """Parse a list of names from ``OPERATIONS``. Raises ValueError for an unknown name."""
     words = tuple(word.lower() for word in _words(text, "ops"))
     for word in words:
         if word not in OPERATIONS:

@@ -1,4 +1,4 @@
-"""The program of each rank of a benchmark. Rank 0 reports what begins and what was measured."""
+"""Run one rank of a benchmark. Rank 0 reports which measurement begins and what was measured."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def bench_rank(plan: BenchPlan, pipe: str) -> None:
 
 
 def open_peers(job: Job, peers: Mapping[str, BenchPeer]) -> None:
-    """Open the peers. Every rank calls it. An exception of a peer is passed on."""
+    """Open the peers. Every rank must call it. It raises what a peer raises."""
     for name, peer in peers.items():
         peer.open(job.context(f"bench-{name}"))
 
 
 def measure_all(job: Job, plan: BenchPlan, peers: Mapping[str, BenchPeer], tell: Tell) -> None:
-    """Measure everything in ``plan``.
+    """Measure everything in ``plan``, and call ``tell`` with each message about it.
 
-    Every rank calls it with the same plan and peers; the messages are the same on all. First comes {"transport": name};
-    then, for each operation and size, {"begin": [operation, nbytes]} and {"row": Row.as_json()}.
+    Every rank must call it with the same plan and peers; all ranks give the same messages. The first message is
+    {"transport": name}; then, for each operation and size, {"begin": [operation, nbytes]} and {"row": Row.as_json()}.
     """
     communicator = job.sets.communicator(0)
     together = Together(communicator.transport)

@@ -1,4 +1,4 @@
-"""Hold what was measured and compute medians, ratios and their confidence intervals. Pure."""
+"""Hold what was measured, and compute medians, ratios and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CERTAIN = 0.95
 
 @dataclass(frozen=True)
 class Row:
-    """The times of one collective at one size."""
+    """The times of one collective at one size, by contender and round."""
 
     operation: str
     nbytes: int  # of the whole tensor: the larger of a rank's source and target
@@ -28,7 +28,10 @@ class Row:
         return statistics.median(self.times[name])
 
     def gbytes_per_s(self, name: str) -> float:
-        """Return the size of the tensor divided by the time, in 10⁹ bytes per second, whatever the algorithm sends."""
+        """Return the size of the tensor divided by the time, in 10⁹ bytes per second.
+
+        How much the algorithm really sends does not matter.
+        """
         return self.nbytes / self.median_s(name) / 1e9
 
     def as_json(self) -> dict[str, Any]:
@@ -46,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median of ratios that were taken round by round, and the interval that holds the true median."""
+    """The median of the ratios of all rounds, with the interval that ``median_interval`` gives for it."""
 
     middle: float
     low: float
@@ -63,9 +66,9 @@ def ratio(row: Row, slow: str, fast: str) -> Ratio:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median, without assuming any distribution (by order statistics).
+    """Return the 95 % confidence interval of the median, without assuming any distribution (by order statistics).
 
-    For fewer than six values there is no such interval; then it is the smallest and the largest value.
+    Fewer than six values have no such interval; for them, the smallest and the largest value are returned.
     """
     ordered, count = sorted(values), len(values)
     tail, skip = 0.0, 0
@@ -78,5 +81,5 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def interval_words(rounds: int) -> str:
-    """Return in words what ``median_interval`` of so many values is."""
+    """Return in words what ``median_interval`` returns for ``rounds`` values."""
     return "95 % interval of the median" if 2 / 2**rounds <= 1 - _CERTAIN else "least and greatest"

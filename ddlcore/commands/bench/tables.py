@@ -1,4 +1,4 @@
-"""Lay results out in columns whose widths are known before the first result. Prints nothing."""
+"""Format results in columns whose widths are known before the first result. Prints nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def heading(operation: str, plan: BenchPlan, size: int, transport: str) -> list[
 
 
 def line(row: Row, peers: Sequence[str]) -> str:
-    """Return one row as text. A dash stands for what was not measured."""
+    """Return one row as text. Values that were not measured are dashes."""
     cells = [f"{exact_size(row.nbytes):>8}"]
     for name in (TRANSPORT, WHOLE):
         rate = f"{row.gbytes_per_s(name):6.2f}" if name in row.times else f"{UNKNOWN:>6}"

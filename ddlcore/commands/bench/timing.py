@@ -14,12 +14,12 @@ from ddlcore.contracts.transport import Transport
 from ddlcore.types import Buffer, DType
 
 _WARM = 5  # calls: pages, caches, connections
-_SCHEDULE = 40  # at most so many times four calls until the whole call is replayed
+_SCHEDULE = 40  # most times that four calls are made until the whole call is replayed
 _MOST = 2000  # calls in one round
 
 
 class Together:
-    """Operations between the ranks before and after each measurement.
+    """The operations by which the ranks synchronise and exchange numbers around each measurement.
 
     They use the open transport, so that ddl's own tensor queue stays empty.
     """
@@ -32,13 +32,13 @@ class Together:
         finish(self._transport.barrier())
 
     def of_first(self, value: float) -> float:
-        """Return the value of rank 0 on all ranks."""
+        """Return, on all ranks, the ``value`` that rank 0 has passed."""
         one = np.array([value])
         finish(self._transport.broadcast(_buffer(one), 0))
         return float(one[0])
 
     def slowest(self, values: Sequence[float]) -> list[float]:
-        """Return the maximum over all ranks for each of the values."""
+        """Return, for each of ``values``, its maximum over all ranks."""
         mine, everyone = np.array(values), np.zeros(self._size * len(values))
         finish(self._transport.allgatherv(_buffer(mine), _buffer(everyone), [len(values)] * self._size))
         return [float(value) for value in everyone.reshape(self._size, -1).max(axis=0)]
@@ -49,8 +49,8 @@ def measure(
 ) -> tuple[dict[str, list[float]], float]:
     """Return the seconds per call on the slowest rank, by contender and round, and the share of replayed whole calls.
 
-    Each contender has about ``budget_s`` seconds in each round, and every rank repeats as often as rank 0 says.
-    ``replayed`` returns how many of this rank's buckets were replayed.
+    Each contender runs for about ``budget_s`` seconds in each round; rank 0 decides how often all ranks repeat its
+    call. ``replayed()`` returns how many of this rank's buckets were replayed so far.
     """
     repeats = {}
     for name, call in calls.items():
@@ -69,7 +69,10 @@ def measure(
 
 
 def _warm(call: Call, together: Together, replayed: Callable[[], int] | None) -> None:
-    """Warm the call up. A whole call also runs until it is replayed, if replay is on and a schedule is found."""
+    """Warm up the call. If it is a whole call, run it until it is replayed, if replay is on and a schedule is found.
+
+    ``replayed`` is None for all other calls.
+    """
     for _ in range(_WARM):
         call()
     for _ in range(_SCHEDULE if replayed is not None else 0):

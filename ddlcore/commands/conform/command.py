@@ -1,4 +1,4 @@
-"""``ddl conform``: finds the plugin, runs its suites one after the other, and prints the results."""
+"""Implement ``ddl conform``: find the plugin, run its suites one after the other, and print the results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def _run(subject: Subject, only: tuple[str, ...], test_s: float) -> Run:
 def _progress(title: str) -> Iterator[Any]:
     """Show a progress line while the suite runs, if standard error is a terminal.
 
-    Yields a function to call as ``told(done, all, name)``.
+    Yields a function to call as ``told(done, all, name)``, where ``done`` of ``all`` tests have ended and ``name`` is
+    the present one.
     """
     if not sys.stderr.isatty():
         yield lambda done, all_, name: None

@@ -138,7 +138,7 @@ def _check_plot(plot: Path | None) -> None:
 
 @contextlib.contextmanager
 def _telling(on_terminal: bool) -> Iterator[Callable[[str], object]]:
-    """Yield a function that takes the present activity as text: on a terminal, one line shows it."""
+    """Yield a function that takes a text about what is being done. On a terminal, it shows the text in one line."""
     if not on_terminal:
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""Decide the order of an examination: hosts that cannot take part, then the checks, then the measurements."""
+"""Examine hosts in order: find those that cannot take part, run the checks on the others, then measure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Tell = Callable[[str], object]
 
 
 def examine_recorded(root: str, subject: Subject, question: Question) -> Report:
-    """Examine a recorded host, with as many ranks as the subject has, and return the report. Measures nothing."""
+    """Run the checks on the recorded host in ``root``, with as many ranks as ``subject`` has; return the report.
+
+    Nothing is measured.
+    """
     checks, problems = load_checks(subject.registry)
     views = [recorded_view(root, subject.environ, rank, rank) for rank in range(subject.layout.size)]
     looks = [look(checks, view) for view in views]
@@ -41,7 +44,10 @@ def examine_recorded(root: str, subject: Subject, question: Question) -> Report:
 
 
 def examine(subject: Subject, question: Question, tell: Tell) -> Report:
-    """Examine the hosts as they are now, and return the report. ``tell`` gets the present activity as text."""
+    """Examine the hosts as they are now, and return the report.
+
+    ``tell`` is called with a text about what is being done.
+    """
     names = ", ".join(subject.layout.hosts)
     hosts = len(subject.layout.hosts)
     title = f"ddl doctor: {_ranks(subject.layout.size)} on {hosts} host{'' if hosts == 1 else 's'} ({names})"
@@ -63,9 +69,9 @@ def examine(subject: Subject, question: Question, tell: Tell) -> Report:
 
 
 def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> tuple[list[Told], Subject | None]:
-    """Run the ranks; return what they report and the part of the subject that is left.
+    """Run the ranks, and return what they report and the part of ``subject`` that was examined (None: no part).
 
-    Hosts that cannot take part become findings, and the ranks run again without them.
+    Hosts that cannot take part are added to ``report`` as findings, and the ranks run again without these hosts.
     """
     wrong: list[Finding] = []
     left: Subject | None = subject

@@ -14,7 +14,10 @@ _MOST_NAMED = 20  # rows; with more, the cells are too small for numbers
 
 
 def draw(path: Path, matrices: Sequence[Matrix], title: str) -> None:
-    """Draw one panel for each matrix, two in a row. Dark cells are good: small latencies and large bandwidths."""
+    """Draw one panel for each matrix, two side by side, into the file ``path``.
+
+    Dark cells are good: small latencies and large bandwidths.
+    """
     figure_class = import_module("matplotlib.figure").Figure
     rows = -(-len(matrices) // 2)
     columns = min(2, len(matrices))
@@ -31,8 +34,8 @@ def draw(path: Path, matrices: Sequence[Matrix], title: str) -> None:
 
 def _plot(sheet: Any, panel: Any, matrix: Matrix) -> None:
     size = len(matrix.names)
-    # The diagonal shows a GPU's own memory, which is much faster than any link. It is written but not coloured: on a
-    # scale that includes it, all pairs would look alike.
+    # The diagonal shows a GPU's own memory, which is much faster than any link. Its number is shown without a colour:
+    # on a scale that includes it, all links would have nearly the same colour.
     pairs = [[None if x == y else value for x, value in enumerate(row)] for y, row in enumerate(matrix.values)]
     values = [[float("nan") if value is None else value for value in row] for row in pairs]
     known = [value for row in pairs for value in row if value is not None]

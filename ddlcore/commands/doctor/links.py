@@ -1,4 +1,4 @@
-"""Judge the latency and bandwidth between all ranks, and the clocks of the hosts. Pure."""
+"""Judge the measured latency and bandwidth between all ranks, and the clocks of the hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Clock:
-    """How far a rank's clock is ahead of the clock of the first rank, and the uncertainty of that."""
+    """The time by which a rank's clock is ahead of the clock of the first rank, and the uncertainty of that time."""
 
     rank: int
     offset_s: float
@@ -43,9 +43,10 @@ class Links:
 
 
 def chosen_ranks(hosts: Sequence[int], most: int = MOST_RANKS) -> tuple[int, ...]:
-    """Return at most ``most`` ranks, but at least two: the first of each host, then the second of each host, and so on.
+    """Return the ranks between which links are measured: at most ``most``, but at least two.
 
-    ``hosts`` holds the host index of each rank.
+    ``hosts`` holds the host index of each rank. The first rank of each host is chosen, then the second of each host,
+    and so on.
     """
     turns: list[tuple[int, int, int]] = []  # position among the ranks of its host, host, rank
     for rank, host in enumerate(hosts):
@@ -54,7 +55,7 @@ def chosen_ranks(hosts: Sequence[int], most: int = MOST_RANKS) -> tuple[int, ...
 
 
 def matrices(links: Links) -> Iterable[Matrix]:
-    """Return the matrices of latency and bandwidth for each transport."""
+    """Return, for each transport, a matrix of the latencies and a matrix of the bandwidths."""
     places = {rank: place for place, rank in enumerate(links.ranks)}
     names = tuple(str(rank) for rank in links.ranks)
     for transport, pairs in links.pairs.items():
@@ -70,8 +71,8 @@ def matrices(links: Links) -> Iterable[Matrix]:
 def step_cost_s(model_bytes: float, hosts: int, gbytes_per_s: float) -> float:
     """Return the least time in seconds that the gradients of one step take across the slowest link between hosts.
 
-    ``model_bytes`` is the size of the gradients. A ring sends 2 (n - 1) / n of that over every link, and no algorithm
-    sends less (Patarasuk and Yuan, 2009).
+    ``model_bytes`` is the size of the gradients, and ``gbytes_per_s`` the bandwidth of that link. With n hosts, a ring
+    sends 2 (n - 1) / n of that size over every link, and no algorithm sends less (Patarasuk and Yuan, 2009).
     """
     return 2 * (hosts - 1) / hosts * model_bytes / (gbytes_per_s * 1e9)
 
@@ -79,9 +80,11 @@ def step_cost_s(model_bytes: float, hosts: int, gbytes_per_s: float) -> float:
 def judge_links(
     links: Links, host_of: Mapping[int, str], model_mb: float, cards: Mapping[str, str] | None = None
 ) -> Iterable[Finding]:
-    """Return findings for pairs of hosts with less than 10 Gbit/s by all transports, and for transports that failed.
+    """Return a finding if hosts have less than 10 Gbit/s between them, and one for each transport that failed.
 
-    ``host_of`` holds the host of each rank, and ``cards`` describes the network cards of each host.
+    For each pair of hosts, the fastest transport counts; the finding names the slowest pair. ``host_of`` holds the host
+    of each rank, ``model_mb`` is the size of the gradients of a step in 10⁶ bytes, and ``cards`` describes the network
+    cards of each host.
     """
     best: dict[tuple[str, str], tuple[float, str]] = {}  # by pair of hosts: the rate and name of the best transport
     for transport, pairs in links.pairs.items():
@@ -117,7 +120,10 @@ def judge_links(
 
 
 def _worse_way(pairs: Iterable[Pair], host_of: Mapping[int, str]) -> dict[tuple[str, str], float]:
-    """Return, for each pair of hosts, the rate of its best pair of ranks in the slower direction."""
+    """Return, for each pair of hosts, the bandwidth in the slower direction.
+
+    The bandwidth in a direction is that of the fastest pair of ranks.
+    """
     ways: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for pair in pairs:
         way = (host_of[pair.a], host_of[pair.b])
@@ -128,7 +134,10 @@ def _worse_way(pairs: Iterable[Pair], host_of: Mapping[int, str]) -> dict[tuple[
 
 
 def judge_clocks(clocks: Sequence[Clock], host_of: Mapping[int, str], first: str) -> Iterable[Finding]:
-    """Return a finding for each clock that differs from that of host ``first`` by more than 0.1 s beyond the error."""
+    """Return a finding for each clock that differs from the clock of host ``first`` by more than 0.1 s.
+
+    The uncertainty of the measurement is first subtracted from the difference.
+    """
     for one in clocks:
         if abs(one.offset_s) - one.error_s > CLOCK_S:
             ahead = "ahead of" if one.offset_s > 0 else "behind"

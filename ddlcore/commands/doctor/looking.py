@@ -26,12 +26,12 @@ from ddlcore.plug.registry import Registry
 
 RECORDED_HOST = "etc/hostname"
 PATIENCE_S = 120.0  # for all checks of a rank: one that copies between all GPUs may take over a minute
-_LEAST_S = 5.0  # for each check after one that used up that time
+_LEAST_S = 5.0  # for each of the checks that are left when that time is used up
 
 
 @dataclass
 class Looks:
-    """What the checks of one rank saw: the facts by check, and the reason for each check that failed."""
+    """What the checks of one rank saw: by name of the check, its facts, or the reason why it failed."""
 
     rank: int
     local_rank: int
@@ -40,7 +40,7 @@ class Looks:
 
 
 def load_checks(registry: Registry) -> tuple[dict[str, Check], dict[str, str]]:
-    """Return all checks by name, and, for checks that cannot be used, the reason by name in one line."""
+    """Return two dicts by name: the checks that can be used, and for each other check the reason in one line."""
     checks: dict[str, Check] = {}
     problems: dict[str, str] = {}
     for name, provider in registry.checks.items():
@@ -49,7 +49,7 @@ def load_checks(registry: Registry) -> tuple[dict[str, Check], dict[str, str]]:
         except PluginError as error:
             problems[name] = str(error)
         else:
-            checks[name].name = name  # the name that its provider gives it: facts and findings use that
+            checks[name].name = name  # facts and findings use the name that its provider gives it
     return checks, problems
 
 
@@ -64,7 +64,7 @@ def installed() -> dict[str, str]:
 
 
 def this_view(registry: Registry, environ: Mapping[str, str], rank: int = 0, local_rank: int = 0) -> HostView:
-    """Return the view of this host that the checks of ``rank`` get."""
+    """Return the object through which the checks of ``rank`` see this host."""
     return HostView(
         name=socket.gethostname(),
         environ=dict(environ),
@@ -79,9 +79,9 @@ def this_view(registry: Registry, environ: Mapping[str, str], rank: int = 0, loc
 
 
 def recorded_view(root: str, environ: Mapping[str, str], rank: int, local_rank: int) -> HostView:
-    """Return the view of a host whose /proc, /sys and GPUs were copied below ``root``.
+    """Return the object through which checks see a host whose /proc, /sys and GPUs were copied below ``root``.
 
-    Raises ValueError, with a message of one line, if ``root`` is no such directory.
+    Raises ValueError, with a message of one line, if ``root`` is no directory or its record of the GPUs cannot be read.
     """
     if not os.path.isdir(root):
         raise ValueError(f"--root {root}: there is no such directory")
@@ -97,9 +97,10 @@ def recorded_view(root: str, environ: Mapping[str, str], rank: int, local_rank: 
 
 
 def look(checks: Mapping[str, Check], view: HostView, patience_s: float = PATIENCE_S) -> Looks:
-    """Run the checks that apply to this rank.
+    """Run the checks that apply to this rank, and return what they saw.
 
-    A check that raises or does not end becomes a problem of that check only.
+    A check that raises, or does not end in time, becomes a problem of that check only. ``patience_s`` is the time for
+    all checks together.
     """
     looks = Looks(view.rank, view.local_rank)
     deadline_s = time.monotonic() + patience_s
@@ -120,7 +121,10 @@ class _NoEnd(Exception):
 
 
 def _ended(what: Callable[[], Any], patience_s: float) -> Any:
-    """Return or raise what ``what`` does. Raise _NoEnd if it does not end in time: a driver may hang in the kernel."""
+    """Call ``what`` in another thread, and return what it returns or raise what it raises.
+
+    Raise _NoEnd if it does not end within ``patience_s`` seconds: a driver may hang in the kernel.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -138,9 +142,9 @@ def _ended(what: Callable[[], Any], patience_s: float) -> Any:
 def put_together(
     checks: Mapping[str, Check], looks: Sequence[Looks], host_of: Callable[[int], str]
 ) -> dict[str, list[Seen]]:
-    """Return what each check saw on all ranks, in the order of ranks.
+    """Return, by name of the check, what the check saw on all ranks, in the order of ranks.
 
-    The facts of a check that completes another check are merged into the facts of that one.
+    The facts of a check that completes another check are merged into the facts of that other check.
     """
     seen: dict[str, list[Seen]] = {}
     for one in sorted(looks, key=lambda one: one.rank):

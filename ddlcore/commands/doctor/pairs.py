@@ -26,8 +26,8 @@ from ddlcore.types import Buffer, DType
 OPEN_S = 15.0
 PAIR_S = 60.0
 _WARM = 3
-_PINGS = 100  # round trips at most,
-_PINGS_S = 0.05  # and so many seconds at most
+_PINGS = 100  # most round trips in one measurement
+_PINGS_S = 0.05  # most seconds in one measurement
 _FIRST_BYTES = 1 << 18
 _MOST_BYTES = 1 << 24
 _COPY_S = 0.1  # a copy that takes so long is large enough
@@ -37,9 +37,10 @@ Share = Callable[[object], list[Any]]  # gathers one object of each rank on all 
 
 
 def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) -> list[TransportProvider]:
-    """Return the transports that can be measured between processes started by ``launcher``.
+    """Return the transports that can be measured between pairs of processes, as far as they are usable here.
 
-    ``wanted`` limits them to the transports that it names, unless it is empty.
+    They are the transports that ``wanted`` names. If ``wanted`` is empty, they are those that need no launcher or that
+    need ``launcher``, which has started the processes.
     """
     return [
         one
@@ -54,9 +55,9 @@ def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) ->
 def measure_links(
     job: Job, transports: Sequence[TransportProvider], ranks: Sequence[int], share: Share | None = None
 ) -> Links:
-    """Measure all pairs of ``ranks``. Every rank must call it with the same arguments; all get the same result.
+    """Measure all pairs of ``ranks`` over each transport. Every rank must call it with the same arguments.
 
-    ``share`` is allgather_object or a function like it.
+    All ranks get the same result. ``share`` is allgather_object or a function like it.
     """
     share = share or ddl.allgather_object
     hosts = job.placement.hosts
@@ -86,7 +87,11 @@ _Measured = tuple[list[Pair], Clock | None, str]
 
 
 def _measure(job: Job, provider: TransportProvider, a: int, b: int, with_clock: bool) -> _Measured | None:
-    """Measure one pair. Return None on the ranks that do not belong to the pair."""
+    """Measure the link between the ranks ``a`` and ``b``. Return None on all other ranks.
+
+    On these two, return what this rank has measured: the link to the other one, the difference of the clocks if
+    ``with_clock`` is true (on ``a`` only), and the error in one line ("": none).
+    """
     if job.rank not in (a, b):
         return None
     whole = job.context(f"doctor-{provider.name}-{a}-{b}")
@@ -99,7 +104,7 @@ def _measure(job: Job, provider: TransportProvider, a: int, b: int, with_clock: 
     )
     try:
         transport = build_transport(job.registry, Route(provider, "to be measured"))
-        watch = threading.Timer(PAIR_S, transport.abort)  # then the call that hangs raises
+        watch = threading.Timer(PAIR_S, transport.abort)  # aborted, a call that hangs raises
         watch.daemon = True
         watch.start()
         try:
@@ -120,14 +125,17 @@ def _measure(job: Job, provider: TransportProvider, a: int, b: int, with_clock: 
 def time_pair(transport: Transport, rank: int) -> tuple[float, float]:
     """Return the seconds that a message takes from ``rank`` to the other rank, and the bytes per second that way.
 
-    ``transport`` is an open transport of two ranks. Both ranks call it.
+    ``transport`` is an open transport of two ranks. Both ranks must call it.
     """
     timed = {root: (_latency_s(transport, root, rank), _rate(transport, root, rank)) for root in (0, 1)}
     return timed[rank]
 
 
 def _latency_s(transport: Transport, root: int, rank: int) -> float:
-    """Return half of the median round trip of eight bytes from ``root``, in seconds. Returns 0 on the other rank."""
+    """Return, on rank ``root``, half of the median time of a round trip of eight bytes, in seconds.
+
+    Returns 0 on the other rank.
+    """
     word = np.zeros(1, np.int64)
     there, back = _sender(transport, word, root), _sender(transport, word, 1 - root)
     for _ in range(_WARM):
@@ -145,9 +153,9 @@ def _latency_s(transport: Transport, root: int, rank: int) -> float:
 
 
 def _rate(transport: Transport, root: int, rank: int) -> float:
-    """Return the bytes per second from ``root``, as the median of some copies. Returns 0 on the other rank.
+    """Return, on rank ``root``, the bytes per second that it sends, by the median time of some copies.
 
-    Each copy is answered by one word.
+    A time ends when one word, with which the other rank answers the copy, has arrived. Returns 0 on the other rank.
     """
     nbytes = _FIRST_BYTES
     once_s = _copy_s(transport, nbytes, root)
@@ -170,16 +178,17 @@ def _copy_s(transport: Transport, nbytes: int, root: int) -> float:
 
 
 def _agreed(transport: Transport, number: int, root: int) -> int:
-    """Return, on both ranks, the number of ``root``."""
+    """Return, on both ranks, the ``number`` that rank ``root`` has passed."""
     one = np.array([number], np.int64)
     _sender(transport, one, root)()
     return int(one[0])
 
 
 def _clock(transport: Transport, rank: int, other: int) -> Clock | None:
-    """Return how far the second rank's clock is ahead, by the fastest of some round trips (as in NTP, RFC 5905).
+    """Return how far the second rank's clock is ahead of the first's, by the fastest of 10 round trips.
 
-    Only the first rank gets a result; the second gets None.
+    The method is that of NTP (RFC 5905). Only the first rank gets a result, in which ``other`` is the number of the
+    second rank; the second gets None.
     """
     word, best = np.zeros(1, np.float64), (float("inf"), 0.0)
     ask, answer = _sender(transport, word, 0), _sender(transport, word, 1)
@@ -195,7 +204,10 @@ def _clock(transport: Transport, rank: int, other: int) -> Clock | None:
 
 
 def _sender(transport: Transport, array: Any, root: int) -> Callable[[], None]:
-    """Return a function that sends ``array`` (int64 or float64) from ``root`` to the other rank and waits for it."""
+    """Return a function that sends ``array`` (int64 or float64) from ``root`` to the other rank, and waits for that.
+
+    Both ranks must call that function.
+    """
     dtype = DType.of(str(array.dtype))
     buffer = Buffer(array.__array_interface__["data"][0], array.size, dtype, array.shape, owner=array)
     return lambda: finish(transport.broadcast(buffer, root))

@@ -1,4 +1,4 @@
-"""The program of each rank of the doctor: run the checks, then take part in the measurements."""
+"""Run one rank of the doctor: run the checks, then take part in the measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddlcore.plug.settings import settings_of
 
 @dataclass
 class Told:
-    """What a rank reports."""
+    """The report of one rank to the doctor."""
 
     looks: Looks
     checks: dict[str, str] = field(default_factory=dict)  # by check, why it could not be used there
@@ -25,7 +25,7 @@ class Told:
 
 
 def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, str] | None = None) -> Told:
-    """Run the checks on this rank, and then measure the links if ``measures`` is true.
+    """Run the checks on this rank, then measure the links if ``measures`` is true, and return the report.
 
     ``wanted`` names the transports to measure; () means all.
     """

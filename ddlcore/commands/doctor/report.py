@@ -1,4 +1,4 @@
-"""Hold what the doctor found, and write it as text for people or as JSON for programs. Pure."""
+"""Hold what the doctor found, and write it as text for people or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Report:
 
     @property
     def code(self) -> int:
-        """The exit code."""
+        """The exit code of ``ddl doctor``: 1 if there are findings, otherwise 0."""
         return 1 if self.findings else 0
 
     def add(self, check: str, findings: Iterable[Finding], words: str = "", matrices: Iterable[Matrix] = ()) -> None:
@@ -66,7 +66,8 @@ def judge(
 ) -> None:
     """Let every check judge what it saw, and add the results to the report.
 
-    ``why`` says, by check, why it saw nothing or did not see all hosts.
+    ``seen`` holds, by name of the check, what the check saw. ``why`` holds the reason if it saw nothing or not all
+    hosts.
     """
     for name, check in checks.items():
         mine = seen.get(name, ())
@@ -124,7 +125,7 @@ def matrix_lines(matrix: Matrix) -> list[str]:
 
 
 def figure(value: float) -> str:
-    """Return a value of a matrix, with about three digits."""
+    """Return a value of a matrix as text, with about three digits."""
     return three_digits(value, most_decimals=4)
 
 

@@ -1,4 +1,4 @@
-"""Define what is examined, and what the user asked: ranks, hosts and settings. Examines nothing."""
+"""Define what the doctor examines (ranks, hosts and settings) and what the user asked it to do. Examines nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddlcore.plug.settings import settings_of
 
 @dataclass(frozen=True)
 class Question:
-    """What the user asked the doctor to do."""
+    """The user's request to the doctor: what to measure, and which program to watch."""
 
     links: bool = True
     model_mb: float = 100.0
@@ -49,7 +49,7 @@ class Subject:
         return settings_of(self.environ, {**given, **flags}, registry=self.registry)[0]
 
     def without(self, hosts: Sequence[str]) -> Subject | None:
-        """Return the same ranks except those on ``hosts``; None if no rank is left."""
+        """Return a copy of this subject without the ranks on ``hosts``, or None if no rank is left."""
         layout = self.layout
         left = [f"{name}:{layout.ranks.count(index)}" for index, name in enumerate(layout.hosts) if name not in hosts]
         if not left:
@@ -65,7 +65,7 @@ def subject_of(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
 ) -> Subject:
-    """Return what the command line asks to examine.
+    """Return the ranks, hosts and settings that the command line asks to examine.
 
     Raises ValueError or PluginError, with one line, if that is impossible. If neither ranks nor hosts are given, the
     ranks run on this host: one for each visible GPU, and at least two.

@@ -22,7 +22,7 @@ _LAST_LINES = 8
 
 
 class InputWatch:
-    """A Watch that ends the job when every rank has run enough steps, or when ``seconds`` have passed."""
+    """A Watch of a job that ends the job when every rank has run ``steps`` steps, or after ``seconds`` seconds."""
 
     def __init__(self, size: int, steps: int, seconds: float) -> None:
         self.profiles: dict[int, Profile] = {}
@@ -35,12 +35,12 @@ class InputWatch:
         self._timer: threading.Timer | None = None
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """Return screens that show nothing, because the program is not run for its output."""
+        """Return screens that show nothing and keep the last lines: the program is not run for its output."""
         quiet = Screen(self._keep)
         return quiet, quiet
 
     def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Start the time limit."""
+        """Start the timer that ends the job by ``stop``."""
         self._stop = stop
         self._timer = threading.Timer(self._seconds, self._enough)
         self._timer.daemon = True
@@ -54,7 +54,7 @@ class InputWatch:
                 self._enough()
 
     def end(self) -> None:
-        """Stop the time limit, because the program has ended."""
+        """Stop the timer, because the program has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()
@@ -69,7 +69,10 @@ class InputWatch:
 
 
 def watch_input(subject: Subject, question: Question, report: Report) -> None:
-    """Run the program and add the result to the report; also if the ranks could not be started."""
+    """Run the program, and add to the report which share of a step it waits for input.
+
+    If the ranks cannot be started, or end too early, the report says that instead.
+    """
     watch = InputWatch(subject.layout.size, question.steps, question.seconds)
     launch = Launch(
         command=question.program,
@@ -113,7 +116,10 @@ def watch_input(subject: Subject, question: Question, report: Report) -> None:
 
 
 def judge_input(profiles: dict[int, Profile], host_of: Callable[[int], str]) -> Sequence[Finding]:
-    """Return at most one finding: of the rank that waits longest, because the other ranks wait for it."""
+    """Return a finding about the rank that waits longest for input, if that is more than a tenth of a step.
+
+    Other ranks get no finding, because they wait for that rank anyway.
+    """
     rank, worst = max(profiles.items(), key=lambda item: item[1].input_s / item[1].seconds)
     share = worst.input_s / worst.seconds
     if share <= LARGE_SHARE:

@@ -1,6 +1,6 @@
-"""Collect the facts that ``ddl info`` shows as plain data.
+"""Collect the facts that ``ddl info`` shows, as plain data.
 
-Imports no framework, and of plugins only their library probes.
+Imports no framework and nothing of the plugins except their library probes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN = ("transports", "adapters", "fusion_policies", "compressors", "kernels",
 
 
 def machine_facts() -> Row:
-    """Return facts about this machine."""
+    """Return facts about this machine, such as its name, cores, memory and GPUs."""
     return {
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -59,7 +59,7 @@ def _gpus() -> str:
 
 
 def framework_facts() -> list[Row]:
-    """Return which frameworks are installed, read from package metadata alone."""
+    """Return a row for each framework that ddl knows, without importing it: its version, or how to install it."""
     rows = []
     for module, distributions in FRAMEWORKS.items():
         version = _version(distributions) if _findable(module) else ""
@@ -115,7 +115,7 @@ def _what(registry: Registry, provider: Provider) -> str:
 
 
 def _launcher_facts(registry: Registry) -> list[Row]:
-    """Return what can start ranks: ``ddl run`` on this host, and the launchers of the registry on other hosts."""
+    """Return rows about what can start ranks: ``ddl run``, ``ddlcore.run``, and the launchers of the registry."""
     origin = f"ddlcore {VERSION}"
     return [
         {"name": "ddl run", "from": origin, "state": "ready", "missing": "", "what": "processes of this host"},

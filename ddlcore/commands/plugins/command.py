@@ -47,7 +47,7 @@ def plugins(ctx: click.Context, probe: bool, for_machines: bool) -> int | None:
 
 
 def _problems(problems: Sequence[str], found: Sequence[Row]) -> list[str]:
-    """Return the problems that no row shows."""
+    """Return those problems that no row of ``found`` shows."""
     rest = [problem for problem in problems if not any(row.reason and row.reason in problem for row in found)]
     return ["", *rest] if rest else []
 
@@ -61,7 +61,7 @@ def _probed(found: Sequence[Row]) -> list[Row]:
 
 @contextmanager
 def _progress(count: int) -> Iterator[Any]:
-    """Yield a function that is called with each row that is tried. On a terminal it moves a progress bar."""
+    """Yield a function to call with each row whose trial begins. On a terminal, it moves a progress bar."""
     if not sys.stderr.isatty():
         yield lambda row: None
         return

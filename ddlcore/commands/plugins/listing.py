@@ -14,7 +14,7 @@ READY, UNUSABLE, REFUSED, OFF = "ready", "not usable", "refused", "off"
 
 @dataclass(frozen=True)
 class Row:
-    """One provider, or a plugin that is not in use as a whole."""
+    """A row of the list: one provider, or a plugin that is refused or switched off as a whole."""
 
     name: str
     distribution: str
@@ -25,7 +25,7 @@ class Row:
     provider: Provider | None = None
 
     def told(self, state: str, reason: str) -> Row:
-        """Return the same row with another state and reason."""
+        """Return a copy of the row with another state and reason."""
         return replace(self, state=state, reason=reason)
 
     def facts(self) -> dict[str, str]:
@@ -41,7 +41,7 @@ class Row:
 
 
 def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Row]:
-    """Return a row for each provider, in the order of the plugin kinds, and then rows for what is refused or off."""
+    """Return a row for each provider, in the order of the plugin kinds, and then one for everything refused or off."""
     found = []
     for kind, provider in registry.offers():
         name, version = registry.distribution(provider)
@@ -55,9 +55,9 @@ def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Ro
 
 
 def _waits_for(provider: Provider, environ: Mapping[str, str]) -> str:
-    """Return which variables a launcher waits for that are not set here, in words; "" if it applies.
+    """Return, in words, the unset variables without which a launcher is not chosen by itself; "" if there are none.
 
-    It is usable anyway.
+    The launcher can be used by name even so. The result for other providers is "", too.
     """
     if not isinstance(provider, LauncherProvider):
         return ""

@@ -47,7 +47,7 @@ def _words(kind: str, name: str) -> dict[str, str]:
 
 
 def _copy(source: Traversable, target: Path, words: dict[str, str]) -> None:
-    """Copy a folder of templates, and fill in ``words`` in names and in texts."""
+    """Copy a folder of templates, and replace the keys of ``words`` by their values in file names and texts."""
     target.mkdir(parents=True, exist_ok=True)
     for entry in sorted(source.iterdir(), key=lambda one: one.name):
         place = target / _filled(entry.name, words).removesuffix(SUFFIX)

@@ -1,4 +1,4 @@
-"""Try providers with three elements each. Runs in a separate process, which prints one line about each."""
+"""Try providers with three elements each. This runs in a separate process, which prints one line about each trial."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Untried(Exception):
 
 
 def main() -> None:
-    """Try the providers that the arguments name: ``kind name``, repeated."""
+    """Try the providers that the command line names by pairs of words: ``kind name kind name …``."""
     registry = settings_of(os.environ)[1]
     offers = {(kind, provider.name): provider for kind, provider in registry.offers()}
     for kind, name in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -77,7 +77,7 @@ def _transport(provider: TransportProvider, registry: Registry) -> str:
 
 
 def _world(size: int, backend: str, hosts: Sequence[int], registry: Registry) -> str:
-    """Start ranks that are threads of this process, and add 1, 2, 3 over them."""
+    """Add 1, 2, 3 over ``size`` ranks, which are threads of this process, and return the result in words."""
     jobs = local_jobs(size, backend=backend, hosts=hosts, registry=registry)
     results: list[Any] = [None] * size
     errors: list[Exception] = []
@@ -114,7 +114,7 @@ def _added() -> list[float]:
 
 
 def _as_rank(provider: TransportProvider) -> str:
-    """Add 1, 2, 3 as one of the ranks that ``ddl run`` has started for this trial."""
+    """Add 1, 2, 3 over the ranks that ``ddl run`` has started for this trial. This process is one of them."""
     init()
     result, ranks = _added(), size()
     shutdown()
@@ -139,7 +139,10 @@ def _array() -> Any:
 
 
 def _adapter(provider: AdapterProvider, registry: Registry) -> str:
-    """Check that a tensor shows its memory. Only the plugin's suite knows how the framework makes a tensor."""
+    """Check that the adapter gives access to the memory of a tensor.
+
+    The suite of the plugin makes the tensor: only the suite knows how its framework does that.
+    """
     registry.load(provider)
     if not provider.suite:
         raise _Untried("its provider names no suite, which would say how a tensor is made")

@@ -15,13 +15,14 @@ from ddlcore.launch.ranks.command import own_python
 WORKS, FAILED = "works", "fails"
 LIMIT_S = 60.0
 _TRIAL = "from ddlcore.commands.plugins.trial import main; main()"
-_OURS = "ddlcore"  # its providers, except transports, share one process: they do not crash it
+_OURS = "ddlcore"  # its providers, except transports, are tried in one process, because they do not crash it
 
 
 def tried(rows: Sequence[Row], told: Callable[[Row], None] = lambda row: None) -> list[Row]:
-    """Return the rows, in the same order, with the result of each trial. ``told`` is called when a trial begins.
+    """Return the rows, in the same order, with the result of each trial.
 
-    The row of a provider that cannot be tried here keeps its state and gets the reason.
+    ``told`` is called with a row when its trial begins. The row of a provider that cannot be tried here keeps its state
+    and gets the reason.
     """
     together = [row for row in rows if row.distribution == _OURS and not isinstance(row.provider, TransportProvider)]
     outcomes: dict[int, Row] = {}

@@ -15,7 +15,7 @@ from ddlcore.tune.session import Phase
 
 
 def after_training(launch: Launch) -> None:
-    """Remove the bar, and say what is missing if the search was not finished."""
+    """Remove the progress bar, and tell the user what is still to do if the search was not finished."""
     if launch.bar is not None:
         launch.bar.clear()
     session = launch.driver.session if isinstance(launch.driver, SearchDriver) else None
@@ -30,7 +30,10 @@ def _say(text: str, bar: Bar | None = None) -> None:
 
 
 def while_training(launch: Launch) -> Launch:
-    """Return ``launch`` with a search that runs during the training. Raises what ``build_search_driver`` raises."""
+    """Return a copy of ``launch`` that searches for better settings while the job trains.
+
+    Raises what ``build_search_driver`` raises.
+    """
     bar = Bar() if os.isatty(2) and launch.watch is None else None  # the table of --top must have the screen to itself
     watchers: list[Watcher] = [Lines(partial(_say, bar=bar), samples=bar is None), *([bar] if bar is not None else [])]
     driver = build_search_driver(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers)

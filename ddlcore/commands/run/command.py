@@ -1,4 +1,4 @@
-"""Implement ``ddl run``: read its command line, refuse what cannot work, and pass the rest to the launcher."""
+"""Implement ``ddl run``: read and check its command line, and pass the resulting launch to the launcher."""
 
 from __future__ import annotations
 
@@ -158,9 +158,10 @@ def prepare(
     dry_run: bool = False,
     **flags: object,
 ) -> tuple[Launch, list[str]]:
-    """Check the options of ``job_options`` and return the launch that they describe, with notes for the user.
+    """Check the options of ``job_options``, and return the launch that they describe and notes for the user.
 
-    Raises ValueError, PluginError, DdlInternalError or OSError, with a message of one line, for what cannot work.
+    ``top`` and ``dry_run`` are options of ``ddl run`` alone. Raises ValueError, PluginError, DdlInternalError or
+    OSError, with a message of one line, if the launch cannot work.
     """
     given = _answers(ctx)
     environ = {**os.environ, **given.environ}
@@ -190,7 +191,10 @@ def prepare(
 
 
 def _answers(ctx: click.Context) -> Answers:
-    """Return what the flags and variables of Horovod mean here. A flag takes precedence over a variable."""
+    """Return the settings, variables and notes that result from the flags and variables of Horovod.
+
+    A flag takes precedence over a variable.
+    """
     flags, variables = answers_of(ctx), read_variables(os.environ)
     return Answers(
         settings={**variables.settings, **flags.settings},
@@ -200,7 +204,11 @@ def _answers(ctx: click.Context) -> Answers:
 
 
 def _settings(flags: Mapping[str, object], given: Answers, config: str | None) -> tuple[Settings, Registry]:
-    """Return the settings and the registry. Our own flags and variables take precedence over those of Horovod."""
+    """Return the settings and the registry. Our own flags and variables take precedence over those of Horovod.
+
+    ``flags`` are our own flags, ``given`` is what the flags and variables of Horovod mean, and ``config`` is the path
+    of a config file.
+    """
     own = {name: value for name, value in flags.items() if value is not None}
     if "log_level" in own:
         own["log_level"] = log_level(str(own["log_level"]))

@@ -21,9 +21,9 @@ _AT_START = "<made at the start>"
 
 
 def describe(launch: Launch) -> list[str]:
-    """Return the lines: ranks, environment and commands.
+    """Return the lines that show the ranks of ``launch``, their environments and the commands.
 
-    Values that exist only after the start are in angle brackets.
+    Values that will be known only after the start are shown as text in angle brackets.
     """
     lines = ["ranks", *indented(table(_rank_rows(launch)))]
     lines += ["", "environment of every rank, over that of this shell", *indented(_shared(launch))]

@@ -1,6 +1,6 @@
-"""The one table of horovodrun's flags and HOROVOD_* variables: what each becomes here, or the message that answers it.
+"""A table of horovodrun's flags and HOROVOD_* variables: the setting that each becomes here, or a message about it.
 
-It changes nothing by itself: ``ddl run`` looks up its command line and its environment in it.
+The table changes nothing by itself: ``ddl run`` looks up the words of its command line and its environment in it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ddlcore.plug.aliases import FLAGS_OF_TRANSPORTS
 
 @dataclass(frozen=True)
 class Foreign:
-    """A flag or variable of Horovod.
+    """A flag or variable of Horovod, and what it does here.
 
-    Exactly one of ``setting``, ``environ``, ``note`` and ``later`` says what it does.
+    Exactly one of ``setting``, ``environ``, ``note`` and ``later`` is given; it decides what the flag or variable does.
     """
 
     names: tuple[str, ...]
@@ -28,12 +28,13 @@ class Foreign:
     convert: Callable[[str], object] = str  # raises ValueError for a bad value; returns None to ignore the flag
     environ: str = ""  # NAME=VALUE, added to the ranks' environment
     note: str = ""  # shown to the user; the job starts
-    later: str = ""  # shown to the user; if it is a flag, nothing is started
+    later: str = ""  # shown to the user; after a flag, but not after a variable, nothing is started
 
     def answer(self, name: str, value: str, given: Answers) -> None:
-        """Add to ``given`` what follows from ``value``.
+        """Add to ``given`` the setting, variable or message that results from ``value``.
 
-        Raises ValueError, with a message of one line, for a bad value.
+        ``name`` is the flag or variable as the user wrote it. Raises ValueError, with a message of one line, for a bad
+        value.
         """
         if self.later and _off(value):
             return
@@ -58,7 +59,7 @@ class Foreign:
 
 @dataclass
 class Answers:
-    """What all the flags or variables that were given mean here."""
+    """The settings, variables and messages that result from all given flags or variables of Horovod."""
 
     settings: dict[str, object] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
@@ -86,7 +87,7 @@ def _whole(text: str) -> int:
 
 
 def log_level(text: str) -> str:
-    """Return our log level for one of Horovod's. Raises ValueError if ``text`` is no log level."""
+    """Return our name of Horovod's log level ``text``. Raises ValueError if ``text`` is no log level."""
     level = text.strip().upper()
     names = {"TRACE": "DEBUG", "FATAL": "ERROR", "0": "DEBUG", "1": "DEBUG", "2": "INFO", "3": "WARNING", "4": "ERROR"}
     level = names.get(level, level)
@@ -197,7 +198,7 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign(("HOROVOD_GLOO_IFACE",), setting="network_interface"),
     Foreign(("HOROVOD_GLOO_TIMEOUT_SECONDS",), setting="open_timeout_s", convert=_number),
     Foreign(("HOROVOD_STALL_CHECK_TIME_SECONDS",), setting="stall_warning_s", convert=_number),
-    Foreign(("HOROVOD_STALL_CHECK_DISABLE",), setting="stall_warning_s", convert=_no_warning),  # wins: it comes last
+    Foreign(("HOROVOD_STALL_CHECK_DISABLE",), setting="stall_warning_s", convert=_no_warning),  # last: it counts
     Foreign(("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",), setting="stall_shutdown_s", convert=_number),
     Foreign(("HOROVOD_LOG_LEVEL",), setting="log_level", convert=log_level),
     Foreign(("HOROVOD_LOG_HIDE_TIME",), note=_STAMPS),
@@ -285,9 +286,10 @@ _ORDER = {name: at for at, name in enumerate(_BY_VARIABLE)}
 
 
 def read_variables(environ: Mapping[str, str]) -> Answers:
-    """Return what the HOROVOD_* variables in ``environ`` mean here. Raises ValueError, with one line, for a bad value.
+    """Return the settings and messages that result from the HOROVOD_* variables in ``environ``.
 
-    ``refusals`` are only messages here: unlike a flag, a variable never stops the start.
+    Raises ValueError, with one line, for a bad value. The ``refusals`` of the result are only messages: unlike a flag,
+    a variable never stops the start.
     """
     given = Answers()
     names = [name for name in environ if name.startswith("HOROVOD_")]
@@ -301,14 +303,14 @@ def read_variables(environ: Mapping[str, str]) -> Answers:
 
 
 def answers_of(ctx: click.Context) -> Answers:
-    """Return what the flags of ``horovod_options`` on this command line mean."""
+    """Return the settings and messages that result from the flags of ``horovod_options`` on this command line."""
     given = ctx.meta.setdefault(_PLACE, Answers())
     assert isinstance(given, Answers)
     return given
 
 
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a hidden option for each row of ``FLAGS``; ``answers_of`` returns which of them were given."""
+    """Add a hidden option for each name in ``FLAGS``. ``answers_of`` returns what the given options mean."""
     for row in reversed(FLAGS):
         for name in reversed(row.names):
             function = _option(row, name)(function)

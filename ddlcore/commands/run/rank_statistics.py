@@ -1,4 +1,4 @@
-"""Compute from the pulses of the ranks their step times and shares, and which ranks differ from the others. Pure."""
+"""Compute from the pulses of the ranks their step times and shares, and which ranks differ from the others."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ddlcore.messages import Pulse
 from ddlcore.text.columns import aligned
 from ddlcore.text.numbers import UNKNOWN, memory_size, percent
 
-SLOWER = 1.2  # times the median of the ranks' computing time,
-LEAST_GAP = 0.05  # and at least this share of a step: less is noise
-LARGER = 1.5  # times the median of the ranks' memory
-SILENT_S = 5.0  # without a pulse, or three times the interval of its last two pulses
-LEAST_STEPS = 10  # for one figure, if known: with fewer, it mostly shows when the pulses arrived
+SLOWER = 1.2  # a rank is slow if it computes for more than so many times the median of the ranks,
+LEAST_GAP = 0.05  # and for longer than the median by at least this share of a step: less is noise
+LARGER = 1.5  # a rank is large if it has more than so many times the median memory of the ranks
+SILENT_S = 5.0  # a rank is silent after so long without a pulse (but at least 3 times the interval of the last two)
+LEAST_STEPS = 10  # steps that a figure covers, if so many are known: fewer mostly show when the pulses arrived
 HEADINGS = ("rank", "host", "steps", "step ms", "comm", "cpu", "memory", "gpu", "gpu memory", "")
 LEFT = ("host", "")  # headings of the columns that are aligned to the left
 
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one rank over its last steps. None means not known (yet)."""
+    """The figures of one rank over its last steps. None means that a figure is not known (yet)."""
 
     rank: int
     host: str
@@ -38,7 +38,10 @@ class Row:
 
     @property
     def own_s(self) -> float | None:
-        """The time of a step without waiting for others. The other ranks wait for the rank whose time is longest."""
+        """The time of a step minus the time that the rank waited in it.
+
+        The rank whose ``own_s`` is longest is the one that the others wait for.
+        """
         return None if self.step_s is None or self.waiting is None else self.step_s * (1 - self.waiting)
 
 
@@ -48,8 +51,8 @@ def rows_of(
     """Return a row for each rank.
 
     ``pulses`` holds the last pulses of each rank, the oldest first; ``hosts`` holds the host of each rank.
-    ``unheard_s`` says, by rank, how many seconds ago its last pulse came. The figures of a silent rank are old: it is
-    marked as silent, and left out of the medians that the others are compared with.
+    ``unheard_s`` holds, for each rank, the seconds since its last pulse. If these are too many, the figures of the rank
+    are old: the rank is marked as silent, and left out of the medians with which the other ranks are compared.
     """
     rows = [_row(rank, host, pulses.get(rank, ())) for rank, host in enumerate(hosts)]
     silent = {
@@ -115,7 +118,10 @@ def _marked(row: Row, own_s: float | None, memory: float | None, size: int) -> R
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Return the lower median: with two ranks, the slower one is compared with the quicker one."""
+    """Return the lower median of the known values, or None if no value is known.
+
+    With two ranks, the slower one is thus compared with the quicker one.
+    """
     known = [value for value in values if value is not None]
     return statistics.median_low(known) if known else None
 

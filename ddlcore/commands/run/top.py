@@ -23,9 +23,10 @@ _KEPT = 60  # pulses of each rank that are kept: a minute of slow steps
 
 
 class Top:
-    """A Watch that shows the table of all ranks.
+    """A Watch of a job that shows a table of all ranks.
 
-    ``console`` is a rich Console of a terminal; None means plain lines.
+    ``console`` is a rich Console of a terminal; if it is None, the table is printed as plain lines every ``plain_s``
+    seconds.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Top:
     ) -> None:
         """Create the table. ``hosts`` holds the host name of each rank; ``clock`` is any monotonic clock."""
         self._clock = clock
-        self._heard_s: dict[int, float] = {}  # by rank, when its last pulse came
+        self._heard_s: dict[int, float] = {}  # by rank: when its last pulse arrived
         self._hosts = hosts
         self._console = console
         self._plain_s = plain_s
@@ -56,9 +57,9 @@ class Top:
 
     @classmethod
     def of_terminal(cls, hosts: Sequence[str]) -> Top:
-        """Create a table on stderr, or on stdout if only that is a terminal.
+        """Create a table on stderr, or on stdout if only stdout is a terminal.
 
-        Without a terminal it prints plain lines.
+        If neither is a terminal, the table is printed as plain lines.
         """
         for fd in (2, 1):
             if os.isatty(fd) and os.environ.get("TERM", "") != "dumb":
@@ -68,7 +69,7 @@ class Top:
         return cls(hosts)
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """Return screens that put what is written to the table's terminal above the table."""
+        """Return screens for the job's output that write above the table if they write to its terminal."""
         self._err = screens[1]
         if self._console is None:
             return screens
@@ -86,7 +87,7 @@ class Top:
         self._thread.start()
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """Keep the last pulses of each rank. Called in the control server's thread."""
+        """Keep the last pulses of each rank. The control server's thread calls this."""
         if isinstance(message, Pulse):
             with self._lock:
                 self._pulses.setdefault(rank, deque(maxlen=_KEPT)).append(message)
@@ -123,7 +124,7 @@ class Top:
 
 
 def drawn(rows: Sequence[Row]) -> Table:
-    """Return the table for rich, with the ranks that differ from the others emphasised."""
+    """Return the table as a rich Table. Ranks that differ from the others are emphasised."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -154,6 +155,6 @@ class _Above:
             self._console.out("\n".join(line.decode("utf-8", "replace") for line in lines), highlight=False)
 
     def close(self) -> None:
-        """Show the incomplete line, too."""
+        """Write the incomplete line, too, because nothing more will be added to it."""
         if self._begun:
             self.write(b"\n")

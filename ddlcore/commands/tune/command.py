@@ -95,7 +95,7 @@ def tune(
         _say(str(error) or "interrupted")
         if search.driver.session is None:
             ctx.exit(code)
-        # Write the report all the same: earlier runs may have measured something.
+        # Still write the report: earlier runs may have measured something.
     hosts = len(set(launch.layout.ranks))
     about = about_text(given["command"], launch.size, hosts)
     try:
@@ -112,7 +112,7 @@ class _Search:
 
 
 class _Goal:
-    """A Watcher that ends the ranks when the search is over."""
+    """A Watcher of a search that ends the ranks when the search is over."""
 
     def __init__(self) -> None:
         self.end = EndEarly()
@@ -162,14 +162,14 @@ def _read_warm(path: Path) -> list[Values]:
 
 
 def _is_log(path: Path) -> bool:
-    """Return whether the file is a log, by its first line: users name logs .log or .txt, too."""
+    """Return whether the file is the log of a search, by its first line: users also name logs .log or .txt."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
         return file.readline().startswith("sample,phase,")
     return False
 
 
 def _check_writable(out: Path, report: Path) -> None:
-    """Check that the results can be written, before hours are spent on the search."""
+    """Raise ValueError if the results cannot be written, before hours are spent on the search."""
     for flag, path in (("--out", out), ("--report", report)):
         if not path.parent.is_dir():
             raise ValueError(f"{flag} {path}: there is no directory {path.parent}")
@@ -182,9 +182,10 @@ def _check_writable(out: Path, report: Path) -> None:
 
 
 def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
-    """Run the command until the search ends and return the exit code of the last run; 0 if the search ended it.
+    """Run the command, again and again if necessary, until the search ends, and return the exit code.
 
-    A run that fails or measures nothing is the last one.
+    It is 0 if the search has ended the command, otherwise that of the last run. The command is not run again after
+    ``runs`` runs, or after a run that fails or measures nothing.
     """
     for number in range(1, runs + 1) if runs else itertools.count(1):
         before = len(search.driver.session.samples) if search.driver.session is not None else 0

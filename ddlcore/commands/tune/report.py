@@ -21,9 +21,9 @@ GREY, BLUE, ORANGE = "0.55", "C0", "C1"
 
 
 def write_report(path: Path, session: Session, about: str) -> list[Path]:
-    """Write ``path`` and, if matplotlib is installed, a picture beside it. Return the files that were written.
+    """Write the report as HTML to ``path`` and, if matplotlib is installed, a picture as PNG beside it.
 
-    Raises ValueError if a file cannot be written.
+    Return the files that were written. Raises ValueError if a file cannot be written.
     """
     picture = draw(session, about)
     written = [path]
@@ -39,7 +39,7 @@ def write_report(path: Path, session: Session, about: str) -> list[Path]:
 
 
 def draw(session: Session, about: str) -> bytes | None:
-    """Return the picture as PNG, or None if matplotlib is not installed."""
+    """Return the picture of the report as PNG, or None if matplotlib is not installed."""
     try:
         figure_class = import_module("matplotlib.figure").Figure
         import_module("matplotlib.backends.backend_agg")
@@ -81,9 +81,10 @@ def _draw_convergence(panel: Any, session: Session) -> None:
 
 
 def _best_so_far(samples: Sequence[Sample]) -> list[float]:
-    """Return the lowest cost after each sample, as the search sees it.
+    """Return, for each sample, the lowest cost up to and including that sample.
 
-    Several samples of the same values count by their median, so a sample that was low by chance does not stay the best.
+    Several samples of the same settings count by their median, as in the search itself. So a sample that was low by
+    chance does not stay the best.
     """
     costs: dict[tuple[Any, ...], list[float]] = {}
     found = []

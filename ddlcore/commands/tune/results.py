@@ -17,13 +17,19 @@ _SIZES = ("fusion_bytes", "first_bucket_bytes")
 
 
 def about_text(command: Sequence[str], ranks: int, hosts: int) -> str:
-    """Return in one line what was tuned. It has no control characters, because a comment in TOML ends with its line."""
+    """Return in one line what was tuned.
+
+    The line has no control characters, so that it can be a comment in TOML, which ends with its line.
+    """
     text = f"{shlex.join(command)}, {ranks} ranks on {hosts} host{'s' if hosts > 1 else ''}"
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def settings_found(session: Session) -> dict[str, Value]:
-    """Return the settings that are worth a change; none before the search has ended."""
+    """Return the settings for which the search found a better value, with that value.
+
+    There are none before the search has ended.
+    """
     if session.phase is not Phase.DONE or session.result is None:
         return {}
     return {name: session.result[name] for name in session.changed(session.result)}
@@ -32,7 +38,8 @@ def settings_found(session: Session) -> dict[str, Value]:
 def config_text(session: Session | None, about: str, base: Mapping[str, Value] | None = None) -> str:
     """Return the text of the config file. ``about`` says what was tuned.
 
-    ``base`` holds the settings of the config file that the training ran with; they are kept.
+    ``base`` holds the settings of the config file that the training ran with. They are written, too, unless the search
+    has found other values.
     """
     lines = [f"# Written by `ddl tune` for: {about}"]
     found = settings_found(session) if session is not None else {}
@@ -64,7 +71,7 @@ def config_text(session: Session | None, about: str, base: Mapping[str, Value] |
 
 
 def write_config(path: Path, session: Session | None, about: str, base: Mapping[str, Value] | None = None) -> None:
-    """Write the config file. Raises ValueError, with a message of one line, if that fails."""
+    """Write what ``config_text`` returns to ``path``. Raises ValueError, with a message of one line, if that fails."""
     try:
         write_whole(path, config_text(session, about, base).encode())
     except OSError as error:
@@ -72,7 +79,7 @@ def write_config(path: Path, session: Session | None, about: str, base: Mapping[
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file at ``path`` completely or, if that fails, not at all. Raises OSError."""
+    """Replace the file at ``path`` by ``data``. If that raises OSError, an existing file is unchanged."""
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe
         path.write_bytes(data)
         return
@@ -81,7 +88,11 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def kept_beside(out: Path, report: Path) -> tuple[Path, Path]:
-    """Return other paths if files of an earlier search exist, so that an unfinished search does not overwrite them."""
+    """Return the paths to which an unfinished search writes its results.
+
+    They are ``out`` and ``report``, or other names beside these if files of an earlier search exist, which must not be
+    overwritten.
+    """
     if not any(path.exists() for path in (out, report, report.with_suffix(".png"))):
         return out, report
     return out.with_name(f"{out.stem}.unfinished{out.suffix}"), report.with_name(
@@ -97,5 +108,5 @@ def _toml(value: Value) -> str:
 
 
 def values_of(file: Mapping[str, object]) -> dict[str, Value]:
-    """Return the settings of a config file, as values to try."""
+    """Return the settings of the config file whose content is ``file``, as values that a search can try."""
     return {name: value for name, value in file.items() if isinstance(value, (str, int, float, bool))}

@@ -57,8 +57,9 @@ _Next = Look | Begin | Quit | None  # None: the launcher is gone
 def main(arguments: Sequence[str]) -> int:
     """Run one agent and return its exit code.
 
-    0 means that the ranks were served to their end, or that no ranks are wanted; how the ranks ended was sent to the
-    launcher. 1 means that the agent could not begin, or lost its launcher before it was told to start ranks.
+    0 means that the agent served its ranks to their end, or that the launcher wanted no ranks; how each rank ended was
+    sent to the launcher. 1 means that the agent could not begin, or lost its launcher before it was told to start
+    ranks.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave_to_the_launcher)  # not SIG_IGN: the ranks would inherit that
@@ -88,7 +89,7 @@ def _name_of(pid: int) -> str:
 
 
 def _leave_to_the_launcher(number: int, frame: FrameType | None) -> None:
-    """Do nothing with a signal from a terminal, sshd or a batch system: the launcher decides what follows from it."""
+    """Ignore a signal from a terminal, sshd or a batch system: the launcher decides what to do about it."""
 
 
 class _Agent:
@@ -120,7 +121,7 @@ class _Agent:
         self._forward = Forward(self._credit)
 
     def run(self) -> int:
-        """Serve one job and return the exit code."""
+        """Do what the launcher asks for until the job has ended, and return this process's exit code."""
         adopt_orphans()
         self._relay.start()
         self._say(Here(os.getpid()))
@@ -132,7 +133,10 @@ class _Agent:
                 shutil.rmtree(self._parts, ignore_errors=True)
 
     def watch_stdin(self) -> None:
-        """Kill the ranks and end when standard input ends: the command that started this agent is gone then."""
+        """Wait until standard input ends; then kill the ranks and end the agent.
+
+        The end of standard input means that the command that started this agent has ended.
+        """
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
@@ -189,9 +193,9 @@ class _Agent:
             self._input.put(piece.data)
 
     def leave(self) -> None:
-        """End the sshd process that serves only this agent, if the launcher vanished silently.
+        """End the sshd process that serves only this agent, if the launcher has vanished silently.
 
-        Without this, sshd would wait for a long time for a connection that is dead.
+        Without this, sshd would keep waiting for a long time on a dead connection.
         """
         if self._unheard and "SSH_CONNECTION" in os.environ and _name_of(os.getppid()).startswith("sshd"):
             with contextlib.suppress(OSError):
@@ -215,7 +219,11 @@ class _Agent:
     # --- the ranks
 
     def _begin(self, begin: Begin) -> list[RankProcess]:
-        """Start all ranks or none. Returns [] after it has reported why none was started."""
+        """Start the ranks that ``begin`` lists, and return their processes.
+
+        If one cannot be started, the others are killed, the reason is reported to the launcher, and [] is returned. []
+        is also returned if the agent has been told to end.
+        """
         processes: list[RankProcess] = []
         if begin.kernels:
             compile_kernels(lambda text: self._say(Said(text)), begin.cache_dir)
@@ -284,7 +292,7 @@ class _Agent:
         for process in processes:
             self._forward.add(process.rank, process.stdout, process.stderr)
         self._forward.start()
-        if self._ending:  # the request to end came before there was a supervisor
+        if self._ending:  # the request to end arrived before there was a supervisor
             self._supervisor.abandon()
         self._supervisor.run()
         self._forward.drain()
@@ -294,9 +302,9 @@ class _Agent:
         self._send_parts()
 
     def _send_parts(self) -> None:
-        """Send the ranks' parts of a timeline, including those of killed ranks.
+        """Send the ranks' parts of a timeline to the launcher, including those of killed ranks.
 
-        What a killed rank had written before its end is complete.
+        The part of a killed rank holds everything that the rank had written before its end.
         """
         for path in parts_in(self._parts) if self._parts is not None else ():
             rank, _, number = path.stem[len("rank") :].partition(".")

@@ -53,7 +53,7 @@ class Agent:
     begun: Begun | None = None
     finished: bool = False
     gone: str = ""  # why no more messages will come from it; "": it is not lost
-    results: dict[int, bytearray] = field(default_factory=dict)  # by rank, what the function left
+    results: dict[int, bytearray] = field(default_factory=dict)  # by rank: the pickled result, as far as it arrived
     credit: Credit | None = None
 
     @property
@@ -62,7 +62,7 @@ class Agent:
 
 
 class RemoteRank:
-    """A rank of another host, in the form that a supervisor watches."""
+    """A rank that an agent has started. A supervisor can watch it like a local one: it implements ``Watched``."""
 
     process = None
 
@@ -71,15 +71,18 @@ class RemoteRank:
         self._tell = tell
 
     def signal(self, number: int) -> None:
-        """Send the signal to the rank's process alone."""
+        """Tell the agent to send signal ``number`` to the rank's process alone."""
         self._tell(Signal(self.rank, number, False))
 
     def signal_group(self, number: int) -> None:
-        """Send the signal to the rank's process and to all processes that it started."""
+        """Tell the agent to send signal ``number`` to the rank's process and to all processes that it started."""
         self._tell(Signal(self.rank, number, True))
 
     def leaves_group(self) -> bool:
-        """Return False: the agent ends what its ranks leave behind, and sends Finished when that is done."""
+        """Return False: the agent, not the supervisor, ends the processes that the rank left behind.
+
+        The agent sends Finished when they have ended.
+        """
         return False
 
 
@@ -115,10 +118,12 @@ class AgentPool:
         silence_s: float,
         look: Look,
     ) -> None:
-        """Run the commands that start the agents. Each agent gets ``look`` after its first message. Main thread only.
+        """Run ``commands``, which start the agents, and ask each agent to survey its host. Call it in the main thread.
 
-        ``endpoint_of(host)`` returns the endpoint at which an agent on that host reaches ``server``. Raises OSError if
-        a command cannot be run.
+        ``server`` sends ``look`` to an agent when the first message of the agent has arrived. ``endpoint_of(host)``
+        returns the endpoint at which an agent on that host reaches ``server``. ``environ`` is the environment of the
+        commands. An agent that has not heard from the launcher for ``silence_s`` seconds ends. Raises OSError if a
+        command cannot be run.
         """
         self._server, self._look = server, look
         for member in self.members:
@@ -132,10 +137,10 @@ class AgentPool:
             )
 
     def gather(self, timeout_s: float, interrupted: Callable[[], object]) -> bool:
-        """Wait until every agent has reported or is known to be lost.
+        """Wait until every agent has sent its report or is known to be lost, and return True.
 
-        Return False if ``interrupted`` becomes true before. Agents that have not reported after ``timeout_s`` seconds
-        count as lost.
+        Return False if ``interrupted()`` becomes true before that. Agents that have not reported after ``timeout_s``
+        seconds count as lost.
         """
         deadline_s = time.monotonic() + timeout_s
         done = self._wait(lambda m: m.report is not None or bool(m.gone), deadline_s, interrupted)
@@ -147,13 +152,17 @@ class AgentPool:
         return done or not interrupted()
 
     def send_task(self, data: bytes) -> None:
-        """Send every agent the function that its ranks are to call."""
+        """Send ``data``, the pickled function that the ranks are to call, to every agent."""
         for member in self.members:
             assert member.credit is not None
             member.credit.send(-1, "task", data)
 
     def begin(self, begins: Sequence[Begin], timeout_s: float, interrupted: Callable[[], object]) -> list[str]:
-        """Have every agent start its ranks and wait until they have; return one line for each agent that did not."""
+        """Tell every agent to start its ranks, wait until all have, and return one line for each agent that has not.
+
+        ``begins`` holds the message for each agent, in the order of ``members``. The wait ends after ``timeout_s``
+        seconds, or earlier if ``interrupted()`` becomes true.
+        """
         for member, begin in zip(self.members, begins):
             self._tell(member.place.index, begin)
         done = self._wait(lambda m: m.begun is not None or bool(m.gone), time.monotonic() + timeout_s, interrupted)
@@ -168,23 +177,29 @@ class AgentPool:
     # --- while ranks run
 
     def ranks(self) -> list[RemoteRank]:
-        """Return all ranks that agents run, in the form that a supervisor watches."""
+        """Return an object for each rank that agents run, with which a supervisor can watch the rank."""
         return [
             RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.place.ranks
         ]
 
     def join(self, output: Output) -> None:
-        """Announce the streams of all ranks that agents run. Call it before ``output.start`` and before ``begin``."""
+        """Register the ranks of all agents with ``output``, which then shows what these ranks write.
+
+        Call it before ``output.start`` and before ``begin``.
+        """
         for member in self.members:
             for rank in member.place.ranks:
                 output.add_fed(rank)
         self._output = output
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Report the ends of ranks to ``supervisor`` from now on, including those that arrived before this call."""
-        # An agent's rank may end before the launcher has built its supervisor: Begun and Ended can come together, in
+        """Report the end of each rank to ``supervisor`` from now on.
+
+        Ends that arrived before this call are reported at once.
+        """
+        # An agent's rank may end before the launcher has built its supervisor: Begun and Ended can arrive together, in
         # the server's thread. Under the lock each end goes either into `_early` or to the supervisor, so that none is
-        # lost and none comes twice. The supervisor is called without the lock, because it has queues of its own.
+        # lost and none is reported twice. The supervisor is called without the lock, because it has queues of its own.
         with self._changed:
             self._supervisor = supervisor
             early, self._early = self._early, []
@@ -192,27 +207,27 @@ class AgentPool:
             supervisor.ended_on_host(rank, returncode, lost)
 
     def credit_of(self, rank: int) -> Credit:
-        """Return the credit by which streams are sent to the agent of ``rank``."""
+        """Return the Credit object through which streams are sent to the agent that runs ``rank``."""
         credit = next(member.credit for member in self.members if rank in member.place.ranks)
         assert credit is not None
         return credit
 
     def results(self) -> dict[int, bytes]:
-        """Return, by rank, what the function left. Ranks that ended before they left a result are missing."""
+        """Return, by rank, the pickled result of the function. A rank that ended before it sent any is missing."""
         return {rank: bytes(data) for member in self.members for rank, data in member.results.items()}
 
     def pids(self) -> dict[int, tuple[int, str]]:
-        """Return the process id and host of each rank, by rank. Call it after all agents have started their ranks."""
+        """Return, by rank, the process id and host of the rank. Call it after all agents have started their ranks."""
         begun = [(member.place, member.begun.pids) for member in self.members if member.begun is not None]
         return {rank: (pid, place.host) for place, pids in begun for rank, pid in zip(place.ranks, pids)}
 
     # --- the end
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """Wait for the last messages of the agents, after all ranks have ended.
+        """Wait until every agent has sent its last message or is lost. Call it after all ranks have ended.
 
-        Keep waiting as long as data arrives, such as a large result, and while a slow screen still has to show their
-        output. Return early once ``give_up()`` is true.
+        Give up if nothing has arrived for 4 seconds, unless received output is still to be shown on a slow screen. Give
+        up at once if ``give_up()`` becomes true.
         """
         before = self._arrived
         while not self._wait(lambda m: m.over, time.monotonic() + _CLEARED_S, give_up):
@@ -221,7 +236,7 @@ class AgentPool:
             before = self._arrived
 
     def close(self) -> None:
-        """Dismiss every agent, kill what still runs, and end the commands that started the agents."""
+        """Tell every agent to kill its ranks and to end, and then end the commands that started the agents."""
         for member in self.members:
             if member.credit is not None:
                 member.credit.close()
@@ -235,7 +250,7 @@ class AgentPool:
     # --- in the server's thread
 
     def heard(self, agent: int, data: bytes) -> None:
-        """Handle one message of an agent; see control.server.Agents."""
+        """Handle ``data``, one message of agent number ``agent``. This implements ``control.server.Agents``."""
         if agent >= len(self.members):
             return
         member = self.members[agent]
@@ -257,11 +272,14 @@ class AgentPool:
             self._note(agent, member, message)
 
     def silent(self, agent: int, silence_s: float) -> None:
-        """Take an agent for lost that has not sent anything for ``silence_s`` seconds; see control.server.Agents."""
+        """Treat an agent as lost, because the server has received nothing from it for ``silence_s`` seconds.
+
+        This implements ``control.server.Agents``.
+        """
         if agent >= len(self.members):
             return
         self._lose(self.members[agent], f"nothing was heard of it for {silence_s:g} s")
-        self._tell(agent, Quit())  # its ranks count as lost: if it can hear us again, it must not keep them running
+        self._tell(agent, Quit())  # its ranks count as lost, so it must end them if it is connected again
 
     def _note(self, agent: int, member: Agent, message: Here | Report | Begun | Finished) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""Define how an agent is started and told where its launcher is: both sides of that, so that they agree."""
+"""Define how the launcher starts an agent and gives it its task, and how the agent reads the task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
 
-VARIABLE = "DDL_AGENT"  # holds the task if it comes by the environment
+VARIABLE = "DDL_AGENT"  # holds the task if the environment passes it on
 ANSWER = "ddl-agent-key "  # begins the line with the public key of an agent that got no secret
 _PUBLIC = "public"
 _LARGEST_BYTES = 1 << 16
@@ -26,18 +26,21 @@ _PROGRAM = (
 
 
 class AgentTask(msgspec.Struct, frozen=True):
-    """What an agent must know to begin. If one command starts several agents, each finds its index by a variable."""
+    """The information that an agent needs to begin.
+
+    If one command starts several agents, each of them finds its own index by an environment variable (``number``).
+    """
 
     access: Access
     silence_s: float
-    agents: tuple[int, ...]  # indexes of the agents that the command starts
+    agents: tuple[int, ...]  # indexes of all agents that the same command starts
     number: tuple[str, ...] = ()  # variables; the first that is set holds this agent's position in `agents`
-    answers: bool = False  # it made its own keys and must send the public one to the launcher
+    answers: bool = False  # the agent made its own keys and must send the public one to the launcher
 
     def index(self, environ: Mapping[str, str]) -> int:
-        """Return this agent's index.
+        """Return the index of the agent that runs with the environment ``environ``.
 
-        Raises DdlInternalError, with a message of one line, if the environment does not tell it.
+        Raises DdlInternalError, with a message of one line, if the environment does not contain the index.
         """
         if len(self.agents) == 1:
             return self.agents[0]
@@ -49,7 +52,10 @@ class AgentTask(msgspec.Struct, frozen=True):
 
 
 def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the command that runs one agent: this interpreter with the loaded ddlcore, at the same paths."""
+    """Return the command that runs one agent: this Python interpreter with this ddlcore, at the same paths as here.
+
+    The agent also gets the PYTHONPATH of ``environ``.
+    """
     root = str(Path(__file__).resolve().parents[3])
     text = _PROGRAM.format(major=sys.version_info[0], minor=sys.version_info[1])
     paths = [os.path.abspath(path) for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -59,20 +65,20 @@ def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
 def public_arguments(access: Access, silence_s: float) -> tuple[str, ...]:
     """Return the arguments that follow ``agent_program`` for an agent that gets no secret.
 
-    The agent's index comes last.
+    The caller adds the index of the agent as the last argument.
     """
     return (_PUBLIC, access.endpoint, access.server_public, str(silence_s))
 
 
 def task_text(task: AgentTask) -> bytes:
-    """Return the task as one line, which must be kept secret."""
+    """Return ``task`` as one line of text. It contains keys, so it must be kept secret."""
     return msgspec.json.encode(task) + b"\n"
 
 
 def read_task(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentTask:
     """Return this agent's task, from its arguments, the environment or standard input.
 
-    Raises DdlInternalError, with a message of one line, if there is no task or the versions of ddlcore differ.
+    Raises DdlInternalError, with a message of one line, if there is no task or if the versions of ddlcore differ.
     """
     version, *rest = arguments
     if version != VERSION:
@@ -91,7 +97,7 @@ def read_task(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentTask
 
 
 def _line(fd: int) -> bytes:
-    """Return the first line of a file. Reads byte by byte, because another reader needs the rest."""
+    """Return the first line of the file ``fd``. Reads byte by byte, because another reader needs the rest."""
     line = bytearray()
     while len(line) < _LARGEST_BYTES and (byte := os.read(fd, 1)) not in (b"", b"\n"):
         line += byte

@@ -1,4 +1,4 @@
-"""Move the output of an agent's ranks to the launcher, and the data for a rank's standard input to the rank."""
+"""Move the output of an agent's ranks to the launcher, and input from the launcher to the rank that reads it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from collections.abc import Callable
 from ddlcore.control.wake import Wake
 from ddlcore.launch.agents.wire import CHUNK_BYTES, Credit
 
-_LEFT_BYTES = 4 << 20  # more than a pipe holds: do not wait for another process that goes on writing to it
+_LEFT_BYTES = 4 << 20  # more than a pipe holds; no more is read at the end, because another process may go on writing
 _STREAMS = ("stdout", "stderr")
 
 
 class Forward:
-    """A thread that reads the pipes of all ranks. If the launcher gives no credit, the ranks wait as at a full pipe."""
+    """A thread that reads the pipes of all ranks of an agent and sends what they write to the launcher.
+
+    If the launcher gives no credit, the thread stops reading, and the ranks wait as soon as their pipes are full.
+    """
 
     def __init__(self, credit: Credit) -> None:
         self._credit = credit
@@ -40,7 +43,7 @@ class Forward:
         self._thread.start()
 
     def drain(self) -> None:
-        """Send what is left in the pipes of ranks that have ended.
+        """Send what is left in the pipes of ranks that have ended, and end the thread.
 
         Waits for credit as long as the launcher is connected.
         """
@@ -65,7 +68,10 @@ class Forward:
         self._wake.close()
 
     def _read(self, fd: int) -> int:
-        """Return the number of bytes that were read; 0 at the end of the stream, or if no data is there now."""
+        """Send the data that is at ``fd``, and return the number of its bytes.
+
+        0 means the end of the stream, or that there is no data now.
+        """
         try:
             data = os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
@@ -84,7 +90,10 @@ class Input:
     """The standard input of one rank: a pipe that a thread fills as fast as the rank reads it."""
 
     def __init__(self, used: Callable[[int], None]) -> None:
-        """Start the thread. It calls ``used(nbytes)`` when so many bytes need no memory any more."""
+        """Start the thread. It calls ``used(nbytes)`` when ``nbytes`` bytes were written or discarded.
+
+        They need no memory any more then.
+        """
         self.reader, self._writer = os.pipe()
         self._used = used
         self._pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -92,7 +101,7 @@ class Input:
         self._thread.start()
 
     def put(self, data: bytes) -> None:
-        """Add a piece of the input; b"" is its end. Never waits."""
+        """Add ``data`` to the input of the rank; b"" ends the input. Never waits."""
         self._pieces.put(data)
 
     def _run(self) -> None:

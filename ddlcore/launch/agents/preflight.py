@@ -26,9 +26,9 @@ class HostCheck:
 
 
 def compared_packages(registry: Registry) -> dict[str, bool]:
-    """Return the distributions whose versions are compared, and for each whether a difference stops the job.
+    """Return a dict whose keys are the names of the distributions that are compared between hosts.
 
-    A difference stops the job for ddl's own plugins, but not for frameworks.
+    A value is true if a different version stops the job. That is so for ddl's own plugins, but not for frameworks.
     """
     ours = registry.distributions()
     others = {name for names in FRAMEWORKS.values() for name in names}
@@ -36,9 +36,10 @@ def compared_packages(registry: Registry) -> dict[str, bool]:
 
 
 def judge(host: str, report: Report | None, gone: str, packages: Mapping[str, bool]) -> HostCheck:
-    """Return the check of one host.
+    """Compare the report of ``host`` with this host, and return the result.
 
-    ``gone`` says why there is no report, and ``packages`` has the form that ``compared_packages`` returns.
+    ``report`` is None if the host has sent none; ``gone`` then says why. ``packages`` has the form that
+    ``compared_packages`` returns.
     """
     if report is None:
         return HostCheck(host, None, (gone.removeprefix(f"{host}: ") or "its agent did not answer",))
@@ -58,7 +59,10 @@ def judge(host: str, report: Report | None, gone: str, packages: Mapping[str, bo
 
 
 def show(checks: Sequence[HostCheck], *, on_terminal: bool, width: int = 100) -> list[str]:
-    """Return the lines of a table with a row for each host, and further rows below it for its other problems."""
+    """Return the lines of a table. Each host has a row with its first problem, and one more row for each other problem.
+
+    ``on_terminal`` adds colours.
+    """
     rows = []
     for check in checks:
         report = check.report

@@ -1,4 +1,4 @@
-"""Launch the ranks of other hosts for ``ddl run``: call the agents of a remote plan and tell each what to start."""
+"""Launch the ranks of other hosts: start the agents of a remote plan, check the hosts, and start the ranks there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMPILE_S = 300.0  # added if an agent first compiles the CPU kernels
 
 @dataclass
 class _Job:
-    """What all ranks are to run, and with which settings."""
+    """The command, the settings and the other values that are the same for all ranks of a job."""
 
     command: Sequence[str]  # (): the ranks call a function instead
     environ: Mapping[str, str]
@@ -46,7 +46,7 @@ class _Job:
 
 @dataclass
 class RemoteLaunch:
-    """A launch on other hosts: the part of one job that agents do. Only the main thread uses it."""
+    """The part of a job's launch that agents do. Only the main thread uses it."""
 
     remote_plan: RemotePlan
     say: Callable[[str], None]
@@ -62,7 +62,10 @@ class RemoteLaunch:
     # --- before
 
     def look(self, registry: Registry, program: str, files: Sequence[str], port: int) -> Look:
-        """Return what the agents are to find out. ``port`` is MASTER_PORT if the user chose it, otherwise 0."""
+        """Return the message that asks every agent to report on its host, such as whether ``program`` exists there.
+
+        ``files`` must exist there, too. ``port`` is MASTER_PORT if the user chose it, otherwise 0.
+        """
         most = max(self.remote_plan.layout.ranks.count(host) for host in set(self.remote_plan.layout.ranks))
         return Look(
             directory=self.remote_plan.directory,
@@ -84,11 +87,12 @@ class RemoteLaunch:
         verbose: bool = False,
         on_terminal: bool = False,
     ) -> None:
-        """Call the agents and have them check their hosts. ``server`` must be running.
+        """Start the agents, and check all hosts by the reports of the agents. ``server`` must be running.
 
-        Shows nothing if all is well, unless ``verbose``. Raises NotStarted if a host cannot take part, after ``show``
-        was given a table of all hosts, unless a single problem fits into the message. Returns without a result if
-        ``interrupted``.
+        Raises NotStarted if a host cannot take part. A single problem is the message of that exception; for several
+        problems, ``show`` is first called with the lines of a table of all hosts. ``verbose`` always shows the table.
+        Differences between hosts that do not stop the job are only shown. If ``interrupted()`` becomes true, returns
+        without having checked the hosts.
         """
         try:
             self._call(server, look)
@@ -124,7 +128,10 @@ class RemoteLaunch:
         self._descriptors = {name for command in commands for name in command.descriptors}
 
     def _checks(self, registry: Registry) -> list[HostCheck]:
-        """Return the check of each host, in the order of the hosts."""
+        """Return one check for each host, in the order of the hosts.
+
+        If a host has several agents, a check that found problems takes precedence.
+        """
         packages = compared_packages(registry)
         found: dict[str, HostCheck] = {}
         for member in self.agents.members:
@@ -136,9 +143,10 @@ class RemoteLaunch:
     # --- the beginning
 
     def environments(self, job_file: str, port: int, timeline_dir: str = "") -> list[dict[str, str]]:
-        """Return, for each rank of this and of other hosts, the variables that differ between ranks.
+        """Return, for each rank of the job, the environment variables that differ between ranks.
 
-        ``job_file`` and ``timeline_dir`` are for the ranks of this host. Call it after all agents have reported.
+        ``job_file`` and ``timeline_dir`` are for the ranks of this host. ``port`` is MASTER_PORT; 0 means a free port
+        of rank 0's host. Call this method after all agents have reported.
         """
         layout = self.remote_plan.layout
         names = {name: host for host, name in enumerate(layout.hosts)}
@@ -170,10 +178,11 @@ class RemoteLaunch:
         gives_input: bool = False,
         timeline_dir: Path | None = None,
     ) -> list[str]:
-        """Have all agents start their ranks; return one line for each agent that did not.
+        """Tell all agents to start their ranks, wait until they have, and return one line for each agent that has not.
 
-        An empty ``command`` means the function that was sent before. ``timeline_dir`` is where the ranks' parts of a
-        timeline are written; None means that the agents send no parts.
+        An empty ``command`` means that the ranks call the function that was sent before. ``gives_input`` says whether
+        rank 0 gets this process's stdin. ``timeline_dir`` is where the ranks' parts of a timeline are written; None
+        means that the agents send no parts. The wait ends early if ``interrupted()`` becomes true.
         """
         job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
         self.agents.timeline_dir = timeline_dir
@@ -204,7 +213,7 @@ class RemoteLaunch:
 
 
 def _feed(credit: Credit) -> None:
-    """Send this process's standard input to a rank 0 that runs on another host, as far ahead as the credit allows."""
+    """Send this process's standard input to rank 0, which an agent runs. ``credit`` limits how much is sent ahead."""
     more = True
     while more:
         try:

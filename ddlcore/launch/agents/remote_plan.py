@@ -25,9 +25,10 @@ def choose_launcher(
 ) -> tuple[LauncherProvider, Callable[[], Launcher]]:
     """Return the launcher that starts the agents, and a function that builds it.
 
-    ``wanted`` is the user's choice; "" and "auto" mean no choice. Without one, the launcher that the transport needs
-    (``needed``) is used, otherwise the launcher with the highest priority that applies here. Raises PluginError, with a
-    message of one line, if the launcher is not installed or cannot be used.
+    ``wanted`` is the name that the user chose; "" and "auto" mean no choice. Without a choice, the launcher that the
+    transport needs (``needed``) is used. If ``needed`` is "", too, it is the one with the highest priority among the
+    launchers that can be used here and whose variables are set in ``environ``. Raises PluginError, with a message of
+    one line, if the launcher is not installed or cannot be used.
     """
     name = needed if wanted in ("", "auto") else wanted
     if name:
@@ -46,19 +47,19 @@ def choose_launcher(
 
 @dataclass(frozen=True)
 class Reach:
-    """Where the control server listens for agents, and by which address of this host each host reaches it."""
+    """The address at which the control server listens for agents, and the addresses by which other hosts reach it."""
 
     bind: str  # as for Listener.bind; "": all agents are on this host
-    routes: Mapping[str, str]  # by host: the address of this host that is seen from there
+    routes: Mapping[str, str]  # by name of another host: this host's address as that host reaches it
 
     def endpoint_of(self, bound: str) -> Callable[[str], str]:
-        """Return a function that gives the endpoint for a host.
+        """Return a function that returns, for the name of a host, the endpoint to which the agents there connect.
 
-        ``bound`` is the endpoint at which the server really listens.
+        ``bound`` is the endpoint at which the server listens, with the port that the system has chosen.
         """
         port = bound.rpartition(":")[2]
-        # A command that starts agents on this host and on others gives all of them the same endpoint, and other hosts
-        # cannot connect to a wildcard address.
+        # A command that starts agents on this host and on others gives all of them the same endpoint. It must not
+        # be a wildcard address, to which other hosts cannot connect.
         otherwise = self.own if endpoint_host(bound) in _WILDCARDS else ""
 
         def endpoint(host: str) -> str:
@@ -76,8 +77,9 @@ class Reach:
 def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
     """Decide at which address the server listens and how other hosts reach it.
 
-    ``hosts`` are the hosts other than this one that run agents: by name, what the network calls each. The setting
-    control_address decides, otherwise network_interface, otherwise the route to each host. Raises ValueError, with a
+    ``hosts`` are the hosts other than this one on which agents run: for the name of each, the name or address by which
+    the network knows it. The address is that of the setting control_address; if that is not set, the address of
+    network_interface; if that is not set either, the address on the route to each host. Raises ValueError, with a
     message of one line, if no address is found.
     """
     if not hosts:
@@ -107,10 +109,11 @@ def _by_ipv4(host: str) -> str:
 
 
 def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
-    """Return, by host, this host's own address on the route to that host.
+    """Return, for each host, the address of this host that the other host can reach.
 
-    A host may have no address that is known here: only its remote shell may know it, or no such host exists. It gets
-    the first address that was found for another host or for the default route.
+    It is the address of ``interface`` if that is given, otherwise the address on the route to the other host. If no
+    route is found, because only the remote shell knows the name of the host or because no such host exists, it is the
+    first address that was found for another host or for the default route.
     """
     if interface:
         return {host: chosen_address(interface, known) for host, known in hosts.items()}
@@ -133,7 +136,7 @@ def _bracketed(address: str) -> str:
 
 @dataclass(frozen=True)
 class RemotePlan:
-    """The plan of a job that uses agents."""
+    """The plan of a job in which agents start ranks: the ranks, the agents, their launcher and the addresses."""
 
     layout: Layout
     provider: LauncherProvider
@@ -153,8 +156,9 @@ class RemotePlan:
         environ: Mapping[str, str],
         directory: str,
     ) -> RemotePlan:
-        """Make the plan.
+        """Make the plan of a job whose ranks run on the hosts of ``layout``.
 
+        ``chosen`` is the result of ``choose_launcher``, and ``directory`` is the directory in which the ranks run.
         Raises ValueError, with a message of one line, if a host cannot be reached from here by any address.
         """
         provider, build = chosen
@@ -176,8 +180,9 @@ class RemotePlan:
     def commands(self, access: Access | None = None) -> Sequence[StartCommand]:
         """Return the commands that start the agents.
 
-        ``access`` is how agents connect to the server. If it is None, the commands are only shown, with words in place
-        of addresses and keys. Raises ValueError if the launcher does not start each agent exactly once.
+        ``access`` holds the endpoint and the keys with which agents connect to the server. If it is None, the commands
+        are only for display, with words in place of addresses and keys. Raises ValueError if the launcher does not
+        start each agent exactly once.
         """
         if access is None:
             address = self.reach.bind.replace(":0", ":PORT") or "ipc://NAME"

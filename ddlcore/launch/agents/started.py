@@ -15,14 +15,15 @@ from ddlcore.control.liveness import open_pidfd
 from ddlcore.launch.agents.bootstrap import ANSWER, VARIABLE
 from ddlcore.launch.ranks.process import die_with_launcher
 
-_KEPT_BYTES = 1 << 15  # kept of what a command writes
+_KEPT_BYTES = 1 << 15  # how much of a command's output is kept
 _POLL_S = 0.2  # poll interval if the system has no pidfd
 
 
 class Started:
-    """One running command that starts agents.
+    """One running command that starts agents, with a thread that reads its output.
 
-    ``ended(code)`` and ``answered(public key)`` are called in the thread of this object.
+    The thread calls ``answered(public key)`` for each key that an agent prints, and ``ended(self, exit code)`` when the
+    command has ended.
     """
 
     def __init__(
@@ -57,18 +58,18 @@ class Started:
         )
         if by_stdin:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has already ended: its output says why
+            with contextlib.suppress(BrokenPipeError):  # the command has already ended: its output says why
                 os.write(self._process.stdin.fileno(), task)  # fits into a pipe, so this never blocks
         self._thread = threading.Thread(target=self._run, name="ddl-start", daemon=True)
         self._thread.start()
 
     @property
     def text(self) -> str:
-        """What the command has written, stderr and stdout in the order of their arrival."""
+        """The last part of what the command has written, stderr and stdout in the order of their arrival."""
         return bytes(self._text).decode("utf-8", "replace")
 
     def close(self, timeout_s: float) -> None:
-        """End the command: close its standard input, after ``timeout_s`` send SIGTERM, and finally SIGKILL."""
+        """End the command: close its standard input, after ``timeout_s`` seconds send SIGTERM, and finally SIGKILL."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         for patience_s, number in ((timeout_s, signal.SIGTERM), (1.0, signal.SIGKILL), (1.0, None)):
@@ -102,7 +103,10 @@ class Started:
         self._ended(self, self._process.returncode)
 
     def _read(self, fd: int, is_stdout: bool) -> bool:
-        """Read what is there and return True; return False at the end of the stream, or if no data is there now."""
+        """Read the data that is there and return True.
+
+        Return False at the end of the stream, or if there is no data now.
+        """
         try:
             data = os.read(fd, 1 << 14)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Find out what a host has that a job needs. Starts nothing and imports no package to learn its version."""
+"""Find out whether a host has what a job needs. Starts nothing, and imports no package to learn its version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from ddlcore.launch.ranks.environment import usable_cores
 
 
 def survey(look: Look, endpoint: str) -> Report:
-    """Change to the job's directory and report on this host. ``endpoint`` is where the launcher listens."""
+    """Change to the job's directory, and return the report on this host that ``look`` asks for.
+
+    ``endpoint`` is where the launcher listens.
+    """
     problems = []
     try:
         os.chdir(look.directory)
@@ -53,7 +56,7 @@ def survey(look: Look, endpoint: str) -> Report:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the version of each distribution, from metadata alone; "" if it is not installed."""
+    """Return, for each distribution, the version that is installed here, or "" if none is. Reads only metadata."""
     found = dict.fromkeys(packages, "")
     for name in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -62,7 +65,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def endpoint_host(endpoint: str) -> str:
-    """Return the address in ``tcp://IP:PORT``, without brackets; "" for an ipc endpoint."""
+    """Return the IP address in ``endpoint`` (``tcp://IP:PORT``), without brackets; "" for an ipc endpoint."""
     return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]") if endpoint.startswith("tcp:") else ""
 
 

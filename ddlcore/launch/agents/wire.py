@@ -1,4 +1,4 @@
-"""Define the messages between ``ddl run`` and its agents, and the credit that limits how much data is under way."""
+"""Define the messages between ``ddl run`` and its agents, and the credit that limits how much is sent ahead."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CREDIT_BYTES = 1 << 20  # limit for stream bytes sent in one direction and not 
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
-    """A piece of a stream of ``rank``; b"" is the end of the stream.
+    """A piece of a stream of ``rank``. An empty ``data`` is the end of the stream.
 
-    The streams "stdout", "stderr", "result" and "timeline" come from the agent; "stdin" and "task" go to it.
+    The streams "stdout", "stderr", "result" and "timeline" are sent by the agent; "stdin" and "task" are sent to it.
     """
 
     rank: int
@@ -26,7 +26,7 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
-    """An acknowledgement: the receiver has processed ``nbytes`` of streams. The sender may send as many more."""
+    """An acknowledgement that ``nbytes`` bytes of streams were processed. The sender may send as many more."""
 
     nbytes: int
 
@@ -35,7 +35,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
-    """The request to find out about a host, before anything is started there."""
+    """The request to report on a host. It is sent before any rank is started."""
 
     directory: str
     files: tuple[str, ...]  # files that must exist
@@ -47,16 +47,16 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
 
 
 class RankTask(msgspec.Struct, frozen=True, array_like=True):
-    """One rank to start, with the variables of its environment that other ranks do not share."""
+    """One rank that an agent is to start, with those variables of its environment that differ between ranks."""
 
     rank: int
     environ: dict[str, str]
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """The request to start the ranks."""
+    """The request to an agent to start its ranks."""
 
-    command: tuple[str, ...]  # (): call the function that came as the stream "task"
+    command: tuple[str, ...]  # (): call the function that was sent as the stream "task"
     environ: dict[str, str]  # for all ranks; takes precedence over the agent's own environment
     own: tuple[str, ...]  # prefixes of variables for which the agent's own value takes precedence
     descriptors: tuple[str, ...]  # variables of the agent that hold a file descriptor for its ranks to inherit
@@ -68,7 +68,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
-    """The request to signal one rank or, if ``group`` is true, also all processes that it started."""
+    """The request to send a signal to one rank and, if ``group`` is true, also to all processes that it started."""
 
     rank: int
     number: int
@@ -76,7 +76,7 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
 
 
 class Quit(msgspec.Struct, frozen=True, array_like=True, tag="quit"):
-    """The request to kill the ranks that run, and to end."""
+    """The request to an agent to kill its ranks and to end."""
 
 
 ToAgent = Look | Begin | Signal | Data | Ack | Quit
@@ -86,7 +86,7 @@ ToAgent = Look | Begin | Signal | Data | Ack | Quit
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """The first message of an agent."""
+    """The first message of an agent: it runs, and it is connected to the launcher."""
 
     pid: int
 
@@ -105,27 +105,27 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
-    """The answer to Begin: the process ids of all ranks, or an ``error`` and then no rank runs."""
+    """The answer to Begin: the process ids of all ranks or, if the ranks could not be started, an ``error``."""
 
     pids: tuple[int, ...]
     error: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """The report that a rank's process has ended. Its output may still be on the way."""
+    """The report that a rank's process has ended. Its last output may arrive later."""
 
     rank: int
     returncode: int
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
-    """A line to show to the user."""
+    """A line of text that the launcher is to show to the user."""
 
     text: str
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The last message: all ranks and what they left behind have ended, and everything that they wrote was sent."""
+    """The last message of an agent: its ranks and what they left behind have ended, and all their output was sent."""
 
 
 FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Finished
@@ -136,7 +136,7 @@ _from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAg
 
 
 def encode(record: ToAgent | FromAgent) -> bytes:
-    """Return the bytes of any message of this file."""
+    """Return ``record``, a message of this file, as bytes."""
     try:
         return _encoder.encode(record)
     except UnicodeEncodeError:
@@ -146,7 +146,10 @@ def encode(record: ToAgent | FromAgent) -> bytes:
 
 
 def decode_to_agent(data: bytes) -> ToAgent:
-    """Return the message that the launcher sent. Raises DdlInternalError, with one line, if it cannot be read."""
+    """Return the message that the launcher sent as ``data``.
+
+    Raises DdlInternalError, with a message of one line, if it cannot be read.
+    """
     try:
         return _to_agent.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -154,7 +157,10 @@ def decode_to_agent(data: bytes) -> ToAgent:
 
 
 def decode_from_agent(data: bytes) -> FromAgent:
-    """Return the message that an agent sent. Raises DdlInternalError, with one line, if it cannot be read."""
+    """Return the message that an agent sent as ``data``.
+
+    Raises DdlInternalError, with a message of one line, if it cannot be read.
+    """
     try:
         return _from_agent.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -164,8 +170,8 @@ def decode_from_agent(data: bytes) -> FromAgent:
 class Credit:
     """The sending end of all streams in one direction. Sent bytes use up credit; acknowledgements restore it.
 
-    Any threads. It blocks a rank that writes faster than its output is shown, as a full pipe would, and so bounds the
-    memory that the output takes.
+    Any thread may use it. A rank that writes faster than its output is shown must wait, as it would at a full pipe. So
+    the memory that the output takes is bounded.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -175,9 +181,9 @@ class Credit:
         self._changed = threading.Condition()
 
     def send(self, rank: int, stream: str, data: bytes) -> bool:
-        """Send all of ``data`` in pieces and wait for credit where needed. b"" is the end of the stream.
+        """Send all of ``data`` in pieces, and wait for credit where needed. An empty ``data`` ends the stream.
 
-        Returns False, perhaps with a part sent, if the credit is closed.
+        Returns False if the credit is closed. A part may have been sent then.
         """
         at = 0
         while True:
@@ -196,13 +202,13 @@ class Credit:
                 return True
 
     def give(self, nbytes: int) -> None:
-        """Restore credit: the other end has processed ``nbytes``."""
+        """Restore ``nbytes`` of credit, because the other end has processed as many bytes."""
         with self._changed:
             self._left += nbytes
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let all waiting senders return False, because nobody receives any more."""
+        """Let every call of ``send``, whether it waits now or is made later, return False: nobody receives any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -54,17 +54,18 @@ def run(
     verbose: bool = False,
     np: int | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args, **kwargs)`` in ``num_proc`` new processes (default 2) and return the results in rank order.
+    """Call ``fn(*args, **kwargs)`` in ``num_proc`` new processes and return the results in rank order.
 
     ``fn`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere, also at a
-    prompt or in a notebook. ``env`` is added to the environment of the ranks; ``hosts`` has the form of ``-H``. What
-    the ranks print is shown here, each line with its rank. The call blocks until all ranks have ended, and leaves no
-    process behind.
+    prompt or in a notebook. ``hosts`` has the form of ``-H``. The default of ``num_proc`` is the number of slots in
+    ``hosts``, or 2 without ``hosts``; ``np`` is its deprecated name. ``env`` is added to the environment of the ranks.
+    This process shows what the ranks print, each line with its rank. The call blocks until all ranks have ended, and
+    leaves no process behind.
 
-    Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed when a rank
-    raises or dies, with the rank and, as its cause, the exception that was raised there. The other ranks then have
-    ``grace_s`` seconds (a setting) to end by themselves. Raises ReplicasDiffer if the ranks returned but their
-    parameters differ.
+    Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed if ``fn``
+    raises on a rank or a rank dies; the error names the rank, and its cause is the exception that was raised there. The
+    other ranks then have ``grace_s`` seconds (a setting) to end by themselves. Raises ReplicasDiffer if the ranks
+    returned but their parameters differ.
     """
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
     flags = {"backend": backend, "start_timeout_s": start_timeout_s}
@@ -84,10 +85,10 @@ def run_placed(
     verbose: bool = False,
     remarks: bool = True,
 ) -> list[Any]:
-    """Do the work of ``run`` when it is already decided which ranks run where.
+    """Call a function on ranks whose hosts are already chosen (``placed``), and return the results as ``run`` does.
 
-    ``remarks`` says whether to show differences between hosts that do not stop the job. Raises NotStarted, with the
-    problems of each host, if some hosts cannot take part.
+    ``call`` is (fn, args, kwargs). ``remarks`` says whether to show differences between hosts that do not stop the job.
+    Raises NotStarted, with the problems of each host, if some hosts cannot take part.
     """
     size = placed.layout.size
     task = pickle.dumps(Task(tuple(sys.path), _pickled(*call)))
@@ -121,7 +122,7 @@ def run_placed(
         ends = _supervised(processes, settings, server, failure_log, output, remote, environ, say)
         outcomes = _outcomes(size, files, remote)
     results = _results(ends, outcomes, failure_log.raised, output)
-    if failure_log.differ:  # the check ran when the ranks had returned
+    if failure_log.differ:  # parameters are compared after the ranks have returned
         raise ReplicasDiffer(failure_log.differ)
     return results
 
@@ -140,7 +141,10 @@ def _prepare(
     task: bytes,
     show: Callable[[str], None],
 ) -> None:
-    """Call the agents and send them the function. Raises NotStarted if a host cannot take part."""
+    """Start the server and the agents, check the hosts, and send the pickled function ``task`` to the agents.
+
+    Raises NotStarted if a host cannot take part.
+    """
     server.start()
     layout = remote.remote_plan.layout
     port = wanted_port(environ) if layout.ranks[0] in layout.remote_hosts else 0
@@ -149,7 +153,11 @@ def _prepare(
 
 
 def _outcomes(size: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
-    """Return what each rank left: from a file on this host, or from its agent."""
+    """Return the outcome of each rank, in rank order; None for a rank that left none.
+
+    The outcome of a rank of this host is read from its file in ``files``; that of another rank was received from its
+    agent.
+    """
     results = {} if remote is None else remote.agents.results()
     return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(size)]
 
@@ -164,7 +172,10 @@ def _supervised(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> list[End]:
-    """Run the ranks to their end and return how they ended. No rank is left if the caller is interrupted."""
+    """Let the agents start their ranks, watch all ranks until they have ended, and return how each ended.
+
+    If the caller is interrupted, all ranks are ended before the exception is raised again.
+    """
     supervisor = supervise(processes, remote, settings, server, failure_log, say)
     try:
         output.start()
@@ -231,9 +242,10 @@ def _pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) 
 def _begin(
     environments: Mapping[int, Mapping[str, str]], files: Mapping[int, int], output: Output
 ) -> list[RankProcess]:
-    """Start all ranks of this host or none.
+    """Start all ranks of this host; if one cannot be started, kill those that were started before it.
 
-    The ranks tie themselves to this process: none of our code runs between fork and exec.
+    Each rank itself makes sure, after exec, that it dies with this process: none of our code may run between fork and
+    exec.
     """
 
     def begin(rank: int) -> RankProcess:
@@ -257,7 +269,7 @@ def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
 
 
 def _outcome(data: bytes) -> Outcome | None:
-    """Return what a rank left, or None if it ended before it had written all of it."""
+    """Return the outcome that a rank wrote as ``data``, or None if the rank ended before it had written all of it."""
     if not data:
         return None
     try:
@@ -309,7 +321,7 @@ def _failure(
 
 
 class _RemoteTraceback(Exception):
-    """An exception that shows the traceback of another process in this one."""
+    """An exception whose text is the traceback of another process. It serves as the cause of another error."""
 
     def __init__(self, trace: str) -> None:
         super().__init__(trace)

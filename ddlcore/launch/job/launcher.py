@@ -1,4 +1,4 @@
-"""Run one job from this host: check what can be checked, start the ranks, watch them, and leave nothing behind."""
+"""Run one job from this host: check the request, start the ranks, watch them, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class EndEarly:
-    """A request to end the ranks of a launch before they end by themselves. Any thread may call it.
+    """A callable object that ends the ranks of a launch before they end by themselves. Any thread may call it.
 
     A call ends the ranks immediately if they run. Otherwise it ends them as soon as they have started.
     """
@@ -54,8 +54,8 @@ class EndEarly:
         self._how: Callable[[], None] | None = None
 
     # There is no lock, so the order matters: a call sets `asked` before it reads `_how`, and `attach` sets `_how`
-    # before it reads `asked`. Whichever thread comes second therefore sees what the first one has written, and no
-    # request is lost. Both may call `how`; a second call has no effect.
+    # before it reads `asked`. So the later of the two sees what the earlier one has written, and no request is
+    # lost. Both may call `how`; a second call has no effect.
     def __call__(self) -> None:
         self.asked = True
         if self._how is not None:
@@ -64,7 +64,7 @@ class EndEarly:
     def attach(self, how: Callable[[], None]) -> None:
         """Register ``how``, a function that ends the ranks and that any thread may call.
 
-        Call it now if the end was requested.
+        If the end was already requested, call ``how`` now.
         """
         self._how = how
         if self.asked:
@@ -98,11 +98,11 @@ class Launch:
 
 
 def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
-    """Return the transport that the ranks will use, or None if ``auto`` finds none.
+    """Return the route, which names the transports that the ranks will use, or None if ``auto`` finds none.
 
     None is no error here, because only a script that calls ``init()`` needs a transport. ``hosts`` holds the host index
     of each rank, and ``launcher`` is the name of the launcher that starts the ranks. Raises ValueError, PluginError or
-    TransportError, with a message of one line, for a backend that makes no sense or cannot serve these ranks.
+    TransportError, with a message of one line, if ``backend`` is malformed or cannot serve these ranks.
     """
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
     if backend == "auto":
@@ -116,12 +116,15 @@ def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher
             f"--backend {backend}: the ranks of {inside[0]} are threads of one process, not processes; "
             "use --backend auto"
         )
-    _ = route.launcher  # raises where its transports want two
+    _ = route.launcher  # raises if its transports need two different launchers
     return route
 
 
 def prepare_directory(directory: Path, size: int) -> None:
-    """Create one directory for each rank. Raises ValueError, with a message of one line, if that fails."""
+    """Create a directory for each of ``size`` ranks below ``directory``.
+
+    Raises ValueError, with a message of one line, if that fails.
+    """
     try:
         for rank in range(size):
             rank_directory(directory, rank, size).mkdir(parents=True, exist_ok=True)
@@ -130,9 +133,11 @@ def prepare_directory(directory: Path, size: int) -> None:
 
 
 def run_job(launch: Launch) -> int:
-    """Run the job to its end and return the exit code: that of the first rank that failed, or 0 if none failed.
+    """Run the job to its end and return its exit code. Only the main thread may call this.
 
-    Must be called in the main thread. Raises NotStarted if no rank was started.
+    The exit code is that of the first rank that failed. If no rank failed by itself, it is 130 if all ranks were
+    killed, 1 if the ranks' parameters differ or a rank that was ended by the launcher has another exit code than 0, and
+    otherwise 0. Raises NotStarted if no rank was started.
     """
     if launch.output_dir is not None:
         prepare_directory(launch.output_dir, launch.size)
@@ -169,7 +174,7 @@ def run_job(launch: Launch) -> int:
         if launch.watch is not None:
             failure_log.heard = launch.watch.heard
             stack.callback(launch.watch.end)
-        # The trap must be open before the first rank or agent starts: otherwise a Ctrl-C during the start would end
+        # The trap must be entered before the first rank or agent starts: otherwise a Ctrl-C during the start would end
         # this process by an exception and leave ranks without anybody who watches them. The trap keeps what arrives
         # until `trap.forward` is called, because before that there is no supervisor that could act on a signal.
         trap = stack.enter_context(SignalTrap(stays=remote is not None))
@@ -219,9 +224,10 @@ def _begin_remote(
     trap: SignalTrap,
     gathering: Gathering | None,
 ) -> None:
-    """Have the agents start their ranks.
+    """Tell the agents to start their ranks, and wait until they have.
 
-    Raises NotStarted if an agent cannot start them; then no rank runs anywhere.
+    Raises NotStarted if an agent cannot start its ranks, or if a signal that ends the job has arrived. The ranks of
+    this host are then killed here, and those of other hosts when the agents are closed.
     """
     parts = gathering.directory if gathering is not None else None
     problems = remote.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), parts)
@@ -292,9 +298,9 @@ def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callab
 
 
 def gives_input() -> bool:
-    """Return whether rank 0 can read stdin.
+    """Return whether rank 0 gets this process's stdin.
 
-    It cannot read a terminal, because its process group is in the background.
+    It does not if stdin is a terminal: rank 0's process group is in the background, so the rank could not read it.
     """
     try:
         return not os.isatty(0)
@@ -328,7 +334,7 @@ def _conclude(
 ) -> None:
     first = first_failure(ends, failure_log.raised)
     if first is None:
-        if failure_log.differ:  # the check ran when the ranks had ended their scripts
+        if failure_log.differ:  # parameters are compared after the ranks have ended their scripts
             _show(screen, failure_log.differ)
         return
     lines = [] if interrupted else output.last_lines(first.rank)

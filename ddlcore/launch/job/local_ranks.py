@@ -1,4 +1,4 @@
-"""Begin the ranks of this host and put them under supervision, for ``ddl run`` and ``ddlcore.run`` alike."""
+"""Start the ranks of this host and put them under supervision, for ``ddl run`` and ``ddlcore.run`` alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def chosen_port(layout: Layout, environ: Mapping[str, str]) -> int:
-    """Return MASTER_PORT; 0 if the user has chosen none and rank 0 is on another host."""
+    """Return MASTER_PORT, as the user set it or else a free port; 0 if it is not set and rank 0 is on another host."""
     return master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
 
 
@@ -41,7 +41,10 @@ def local_environments(
     port: int,
     timeline_dir: str = "",
 ) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
-    """Return the thread counts that the user has not set, and the environment of each rank of this host."""
+    """Return the variables for thread counts that the user has not set, and the environment of each rank of this host.
+
+    ``remote`` is None if the job has no agents. ``port`` is MASTER_PORT.
+    """
     local = layout.ranks_of(0) if remote is None else remote.remote_plan.local_ranks
     threads = thread_variables(environ, usable_cores(), max(1, len(local)))
     shared = shared_environment(environ, {**threads, **setting_variables(settings)})
@@ -53,7 +56,7 @@ def local_environments(
 
 
 def begin_all(ranks: Sequence[int], begin: Callable[[int], RankProcess], output: Output) -> list[RankProcess]:
-    """Start all ranks of this host or none: if one cannot be started, kill those that were started before it."""
+    """Start all ``ranks`` of this host by ``begin``. If one cannot be started, kill those that were started before."""
     processes: list[RankProcess] = []
     try:
         for rank in ranks:
@@ -75,7 +78,7 @@ def supervise(
     failure_log: FailureLog,
     say: Callable[[str], None],
 ) -> Supervisor:
-    """Return the supervisor of all ranks, those of other hosts included."""
+    """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run."""
     supervisor = Supervisor(
         [*processes, *(remote.agents.ranks() if remote is not None else [])],
         grace_s=settings.number("grace_s"),

@@ -1,4 +1,4 @@
-"""Open the control network of one launch, and record which rank was the first to report an exception."""
+"""Open the control network of one launch, and record which ranks report an exception, in the order of their reports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because anothe
 
 
 class FailureLog:
-    """A coordinator that passes all calls to another one and records which ranks leave because of an exception."""
+    """A wrapper around a coordinator that records which ranks leave because of an exception.
+
+    It passes all calls on to the coordinator, but gives pulses and profiles to ``heard`` instead.
+    """
 
     def __init__(self, coordinator: CoordinatorProtocol, dead: Callable[[], Mapping[int, str]] = dict) -> None:
         """Wrap ``coordinator``, which makes the decisions.
 
-        ``dead`` returns the ranks that did not answer when a stall ended the job, with what is known of each.
+        ``dead()`` returns the ranks that did not answer when a stall ended the job: for each rank, a text with what is
+        known of it.
         """
         self.kill: Callable[[int, str], None] | None = None  # kills a rank; set when the ranks run
         self._dead = dead
@@ -68,10 +72,10 @@ class FailureLog:
 
 
 def _is_cause(reason: str) -> bool:
-    """Return whether a rank that leaves for this reason leaves by itself, and not because another rank was lost."""
+    """Return whether ``reason``, with which a rank leaves, is a failure of its own and not the loss of another rank."""
     if reason.startswith("raised "):
         return reason.split()[1].rstrip(":") not in _SECONDARY
-    if reason.startswith("ended its script"):  # sys.exit(3), for example; a rank that lost another one reports nothing
+    if reason.startswith("ended its script"):  # as by sys.exit(3); never reported after the loss of another rank
         return True
     return reason.startswith("init failed: ") and " lost during init" not in reason
 
@@ -84,10 +88,11 @@ def open_network(
     remote: RemoteLaunch | None = None,
     driver: SearchDriver | None = None,
 ) -> tuple[Server, FailureLog]:
-    """Create the server of one launch: its job file exists, but its thread is not yet started.
+    """Create the control server of one launch, and return it with the failure log that wraps its coordinator.
 
-    ``remote`` is the remote launch if the job has agents, and ``driver`` searches for better settings while the job
-    runs. Raises ValueError for a malformed ``control_address``, and DdlInternalError if the address is in use.
+    The job file exists afterwards, but the server's thread is not yet started. ``remote`` is the remote launch if the
+    job has agents, and ``driver`` searches for better settings while the job runs. Raises ValueError for a malformed
+    ``control_address``, and DdlInternalError if the address is in use.
     """
     sessions = build_sessions(size, settings, registry, driver)
     failure_log = FailureLog(sessions, sessions.dead)

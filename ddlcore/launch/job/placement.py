@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placed:
-    """The hosts of the ranks, and the remote plan if agents start some of them."""
+    """The hosts of the ranks, and the remote plan if agents start some of the ranks."""
 
     layout: Layout
     remote_plan: RemotePlan | None = None
@@ -41,7 +41,7 @@ def place(
     """Decide where the ranks run. ``ranks``, ``hosts`` and ``hostfile`` are the values of -np, -H and --hostfile.
 
     Without -H and --hostfile, the hosts are those of a batch system's allocation, or else this host. Raises ValueError
-    or PluginError, with a message of one line, for what cannot be placed.
+    or PluginError, with a message of one line, if the ranks cannot be placed.
     """
     if hosts is not None and hostfile is not None:
         raise ValueError("-H and --hostfile both say where; give one of them")
@@ -68,7 +68,7 @@ def place(
 
 
 def _needed_launcher(backend: str, registry: Registry) -> str:
-    """Return the launcher that a transport in ``backend`` needs; "" if none needs one."""
+    """Return the name of the launcher that a transport named in ``backend`` needs; "" if none needs a launcher."""
     wanted = parse_backend(backend)
     names = [name for choice in (wanted.default, *wanted.kinds.values()) for name in choice.names]
     providers = [registry.transports[name] for name in names if name in registry.transports]
@@ -76,7 +76,7 @@ def _needed_launcher(backend: str, registry: Registry) -> str:
 
 
 def _allocations(registry: Registry, environ: Mapping[str, str]) -> bool:
-    """Return whether the environment shows an allocation of a batch system that one of the launchers belongs to."""
+    """Return whether ``environ`` shows an allocation of a batch system for which a launcher is installed."""
     return any(
         one.variables and not one.optional and all(name in environ for name in one.variables)
         for one in registry.launchers.values()

@@ -1,7 +1,4 @@
-"""Catch the signals that are meant for the job and pass them on.
-
-What follows from a signal is decided by the receiver.
-"""
+"""Catch the signals that are meant for the job and pass them on. The receiver decides what to do about a signal."""
 
 from __future__ import annotations
 
@@ -21,20 +18,22 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTE
 
 
 def _leave_to_the_reader(number: int, frame: FrameType | None) -> None:
-    """Do nothing: Python has already written the signal's number to the wake-up descriptor before it calls this."""
+    """Do nothing: before Python calls this handler, it has written the signal's number to the wake-up descriptor."""
 
 
 class SignalTrap:
-    """While it is open, the job's signals do not end this process. The main thread opens and closes it.
+    """A context manager in which the signals that are meant for the job do not end this process.
 
-    A thread that reads a socket passes them on. A Python signal handler must not do that: it may interrupt the main
-    thread at any point, even while that holds a lock that the handler would need.
+    Only the main thread enters and leaves it. A separate thread reads the signals from a socket and passes them to the
+    job. A Python signal handler cannot pass them on: it may interrupt the main thread at any point, even while that
+    thread holds a lock that the handler would need.
     """
 
     def __init__(self, *, stays: bool = False) -> None:
         """Prepare the trap.
 
-        With ``stays``, Ctrl-Z does not stop this process, because the agents would take it for lost.
+        If ``stays`` is true, Ctrl-Z does not stop this process, because the agents would take a stopped launcher for
+        lost.
         """
         self.interrupts = 0  # number of SIGINTs so far
         self._stays = stays and hasattr(signal, "SIGTSTP")
@@ -54,7 +53,10 @@ class SignalTrap:
         return self
 
     def came(self) -> int:
-        """Return the first ending signal among those that came before ``forward`` was called; 0 if there is none."""
+        """Return the number of the first signal received so far that asks the job to end, or 0 if there is none.
+
+        Call it before ``forward``, whose thread then takes all signals.
+        """
         try:
             numbers = self._reader.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -62,9 +64,9 @@ class SignalTrap:
         return next((number for number in numbers if number in _ENDING), 0)
 
     def forward(self, deliver: Callable[[int], None], say: Callable[[str], None] = lambda _: None) -> None:
-        """Call ``deliver(number)`` for each signal from now on, and for those that came since the trap was opened.
+        """Call ``deliver(number)`` for each signal from now on, and for those that arrived since the trap was entered.
 
-        Call it once. ``say`` shows the user a line when a signal was not obeyed.
+        Call it once. ``say`` shows the user a line when Ctrl-Z was ignored.
         """
         self._thread = threading.Thread(target=self._run, args=(deliver, say), name="ddl-signals", daemon=True)
         self._thread.start()

@@ -14,17 +14,17 @@ from ddlcore.runtime.timeline_switch import parts_beside
 
 @dataclass(frozen=True)
 class Gathering:
-    """The timeline of one job, from before its ranks start until they have ended."""
+    """The timeline of one job: its file, and the directory in which the parts of all ranks are gathered."""
 
     file: Path
-    directory: Path  # gets the parts of all ranks; those of other hosts come by agents
+    directory: Path  # gets the parts of all ranks; agents send those of other hosts
 
     @classmethod
     def of(cls, settings: Settings) -> Gathering | None:
-        """Prepare the directory and remove parts that an earlier job has left in it.
+        """Prepare the directory for the parts, and return the timeline, or None if no timeline is wanted.
 
-        Return None if no timeline is wanted. Raises ValueError, with a message of one line, if the file cannot be
-        written or if the directory holds files that ddl did not write.
+        Parts that an earlier job has left in the directory are removed. Raises ValueError, with a message of one line,
+        if the file cannot be written or if the directory holds files that ddl did not write.
         """
         wanted = settings.text("timeline")
         if not wanted or wanted.upper() == "DYNAMIC":
@@ -50,7 +50,10 @@ class Gathering:
         remove_directory(self.directory)
 
     def finish(self, say: Callable[[str], None], size: int) -> None:
-        """Merge the parts into the trace, after all ranks have ended, whether or not they failed."""
+        """Merge the parts into the trace. Call it after all ranks have ended, whether or not they failed.
+
+        ``size`` is the number of ranks.
+        """
         parts = parts_in(self.directory)
         if not parts:
             self.drop()

@@ -16,13 +16,13 @@ class Watch(Protocol):
         """Return the screens for the job's stdout and stderr, which replace ``screens``."""
 
     def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Called when the ranks run.
+        """Begin to watch the job, whose ranks have been started.
 
-        ``say`` shows a line, ``stop`` kills all ranks; both may be called by any thread.
+        ``say(text)`` shows a line to the user, and ``stop()`` kills all ranks. Any thread may call both.
         """
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """Take a message that a rank sent about itself. Called in the control server's thread, so it must be quick."""
+        """Take a message that ``rank`` sent about itself. Must be quick: the control server's thread calls it."""
 
     def end(self) -> None:
-        """Called when the ranks have ended and all their output was shown, and also if no rank was started."""
+        """End the watch: the ranks have ended and all their output was shown, or no rank was started."""

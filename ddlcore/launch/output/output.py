@@ -1,6 +1,7 @@
 """Move what the ranks write to the screen and to files, in a separate thread.
 
-The thread that watches the ranks must not do this: a slow or absent reader would then delay the news of a rank's death.
+The thread that watches the ranks must not do this: if nobody reads the output, or reads it slowly, a write blocks, and
+the thread would notice the death of a rank too late.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ LAST_LINES = 20
 _LONGEST_KEPT = 500  # characters of a line that is kept for the summary
 _PARTIAL_S = 0.2  # how long a line may stay incomplete before it is shown as it is
 _READ_BYTES = 1 << 16
-_LEFT_BYTES = 4 << 20  # more than a pipe holds: do not wait for another process that goes on writing to it
+_LEFT_BYTES = 4 << 20  # more than a pipe holds; no more is read at the end, because another process may go on writing
 _STREAMS = ("stdout", "stderr")
 
 
 def rank_directory(directory: Path, rank: int, size: int) -> Path:
-    """Return the directory of a rank, such as ``rank.07`` of 12 ranks: sorted by name, they are in order of rank."""
+    """Return the directory of a rank below ``directory``, such as ``rank.07`` if ``size`` is 12.
+
+    The leading zeros make the order of the names the order of the ranks.
+    """
     return directory / f"rank.{rank:0{len(str(size - 1))}d}"
 
 
@@ -44,9 +48,9 @@ class _Stream:
 
 
 class Output:
-    """The output of ``size`` ranks.
+    """The part of the launcher that shows what ``size`` ranks write and stores it in files.
 
-    One thread builds it, adds the streams and starts it; any thread may call ``say``.
+    One thread builds it, adds the streams and starts it. Any thread may call ``say`` and ``feed``.
     """
 
     def __init__(
@@ -73,14 +77,15 @@ class Output:
             self._selector.register(fd, selectors.EVENT_READ, self._begun(rank, name, fd))
 
     def add_fed(self, rank: int) -> None:
-        """Announce a rank whose output will come by ``feed``. Call it before ``start``."""
+        """Register a rank whose output will be passed to ``feed``. Call it before ``start``."""
         for name in _STREAMS:
             self._remote_streams[rank, name] = self._begun(rank, name, -2 * rank - 1 - _STREAMS.index(name))
 
     def feed(self, rank: int, name: str, data: bytes, shown: Callable[[], None]) -> None:
-        """Take a piece that a rank of another host wrote; b"" means that its stream has ended. Never waits. Any thread.
+        """Take ``data``, a piece that a rank of another host wrote to its stream ``name``. Never waits.
 
-        ``shown`` is called in the output thread after ``data`` was shown, when it no longer needs memory.
+        An empty ``data`` means that the stream has ended. Any thread may call this. ``shown`` is called in the output
+        thread after ``data`` was shown and no longer needs memory.
         """
         self._fed.append((rank, name, data, shown))
         self._wake.set()
@@ -99,16 +104,16 @@ class Output:
         self._thread.start()
 
     def say(self, text: str) -> None:
-        """Show the launcher's own words on stderr. Never waits. Any thread."""
+        """Show ``text``, a message of the launcher itself, on stderr. Any thread may call this. Never waits."""
         self._said.append(text)
         self._wake.set()
 
     def last_lines(self, rank: int) -> list[str]:
-        """Return the last lines that ``rank`` wrote, stdout and stderr in the order of their arrival."""
+        """Return the last lines that ``rank`` wrote to stdout and stderr, in the order of their arrival."""
         return list(self._last[rank])
 
     def drain(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Show everything that is left in the pipes of ranks that have ended.
+        """Show everything that is left in the pipes of ranks that have ended, and end the output thread.
 
         Waits for a slow screen, as the output of any program does, until ``give_up()`` is true. Does not wait for
         processes that keep a pipe open after their rank has ended.
@@ -146,7 +151,10 @@ class Output:
         return max(0.0, min(begun) + _PARTIAL_S - time.monotonic()) if begun else None
 
     def _read(self, stream: _Stream) -> int:
-        """Return the number of bytes that were read; 0 at the end of the stream, or if no data is there now."""
+        """Read the data that is there, show it, and return the number of its bytes.
+
+        0 means the end of the stream, or that there is no data now.
+        """
         try:
             data = os.read(stream.fd, _READ_BYTES)
         except BlockingIOError:

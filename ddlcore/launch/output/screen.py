@@ -1,4 +1,4 @@
-"""Show the lines of many streams in one place, each line whole and with its rank. Reads from no stream itself."""
+"""Show the lines of many streams on one screen, each line whole and with its rank. Reads from no stream itself."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Piece = tuple[
 
 
 class Lines:
-    """Cut a stream of bytes into lines and keep the incomplete last line. Accepts any bytes."""
+    """A splitter that cuts a stream of bytes into lines and keeps the incomplete last line. It accepts any bytes."""
 
     def __init__(self) -> None:
         self._kept = b""
 
     def feed(self, data: bytes) -> list[Piece]:
-        """Return the lines that ``data`` completes."""
+        """Add ``data`` to the stream, and return the lines that it completes."""
         text = self._kept + data
         pieces: list[Piece] = []
         begin = 0
@@ -37,7 +37,10 @@ class Lines:
         return pieces + self.rest() if len(self._kept) > _LONGEST_BYTES else pieces
 
     def rest(self) -> list[Piece]:
-        """Return the incomplete line as it is: a prompt, a progress bar, or the last line of a stream."""
+        """Return the incomplete line as it is, and forget it.
+
+        It may be a prompt, a progress bar, or the last line of a stream.
+        """
         kept, self._kept = self._kept, b""
         if kept.endswith(b"\r"):
             return [(kept[:-1], b"\r")]
@@ -52,7 +55,7 @@ class Screen:
     """A terminal, file, pipe or notebook that several streams share. Only one thread uses it.
 
     If one stream has begun a line, the line is ended before another stream is shown. On a terminal, a carriage return
-    lets a stream overwrite its own line; in a file, pipe or notebook, each such line is kept.
+    lets a stream overwrite its own line; in a file, pipe or notebook, it ends the line, so that nothing is overwritten.
     """
 
     def __init__(self, write: Callable[[bytes], None], *, is_terminal: bool = False, colour: bool = False) -> None:
@@ -74,7 +77,7 @@ class Screen:
         for text, end in pieces:
             goes_on = self._open is not None and self._open == owner and not self._at_start
             if not text and end == b"\r" and not goes_on:
-                continue  # a progress bar that begins with a carriage return
+                continue  # the carriage return with which a progress bar begins
             if self._open is not None and self._open != owner:
                 out += b"\n"
                 self._open = None
@@ -120,9 +123,9 @@ def file_writer(fd: int) -> Callable[[bytes], None]:
 
 
 def stream_writer(stream: Any) -> Callable[[bytes], None]:
-    """Return a function that writes to a Python stream such as sys.stdout.
+    """Return a function that writes bytes to a Python stream such as sys.stdout.
 
-    The stream of a notebook takes no bytes, so there they are decoded to text.
+    A stream that takes no bytes, such as that of a notebook, gets them decoded to text.
     """
     raw = getattr(stream, "buffer", None)
 

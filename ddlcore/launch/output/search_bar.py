@@ -1,4 +1,4 @@
-"""Show a line below all others on a terminal: how far a search is, and what it has found."""
+"""Show a line below all others on a terminal: how far a search has advanced, and what it has found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ERASE = b"\r\x1b[2K"
 
 
 class Bar:
-    """A Watcher with a progress line, which is redrawn after other output above it. Any thread may call it."""
+    """A Watcher of a search. It shows a progress line below all other output. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,10 @@ class Bar:
         self._shown = False
 
     def beneath(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Return a function that writes above the line, by way of ``write``, which must write to a terminal."""
+        """Return a function that writes like ``write``, but above the progress line.
+
+        ``write`` must write to a terminal.
+        """
 
         def above(data: bytes) -> None:
             with self._lock:
@@ -49,7 +52,7 @@ class Bar:
         self.clear()
 
     def say(self, text: str) -> None:
-        """Show a line of text above the progress line; on stderr if no terminal is shared."""
+        """Show a line of text above the progress line, or on stderr if ``beneath`` was not called."""
         with self._lock:
             if self._write is None:
                 sys.stderr.write(f"{text}\n")
@@ -59,7 +62,7 @@ class Bar:
             self._write(erased + f"{text}\n".encode() + drawn)
 
     def clear(self) -> None:
-        """Remove the line. It comes back with the next sample."""
+        """Remove the progress line. The next sample shows it again."""
         with self._lock:
             if self._shown and self._write is not None:
                 self._write(_ERASE)
@@ -75,7 +78,7 @@ class Bar:
 
 
 def progress(session: Session) -> tuple[int, int]:
-    """Return the number of samples so far, and the expected total as far as it is known."""
+    """Return the number of samples so far, and the total number that is expected at present."""
     done = len(session.samples)
     if session.phase is Phase.DONE:
         return done, done
@@ -86,7 +89,10 @@ def progress(session: Session) -> tuple[int, int]:
 
 
 def gain_text(session: Session) -> str:
-    """Return in words the best result so far and its gain over the default, or what is measured before there is one."""
+    """Return in words the best result so far and its gain over the default.
+
+    If there is none yet, say what is being measured.
+    """
     base, best = session.cost_s(session.default), session.cost_s(session.best)
     if base is None or best is None:
         return "measuring the default"
@@ -94,7 +100,7 @@ def gain_text(session: Session) -> str:
 
 
 def _drawn(session: Session) -> str:
-    """Return the line, drawn by rich."""
+    """Return the progress line as text, drawn by rich."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -11,10 +11,10 @@ EVERY = 5  # samples between two lines if no bar is shown
 
 
 class Lines:
-    """A Watcher that reports each event in one line."""
+    """A Watcher of a search that reports each event of the search in one line."""
 
     def __init__(self, say: Callable[[str], None], samples: bool) -> None:
-        """Report by ``say``. With ``samples``, also report the progress every few samples."""
+        """Report each event by ``say``. If ``samples`` is true, also report the progress every few samples."""
         self._say = say
         self._samples = samples
         self._phase = Phase.SEARCH

@@ -1,4 +1,4 @@
-"""The program of a ``ddlcore.run`` rank: read a function from one inherited file, write its result to another."""
+"""Run one rank of ``ddlcore.run``: read a function from one inherited file, write its result to another."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ddlcore.launch.ranks.process import die_with_launcher
 
 
 def main(arguments: list[str]) -> int:
-    """Run the function with ``arguments`` TASK_FD, RESULT_FD and LAUNCHER_PID.
+    """Read the function from a file, call it, and write its outcome to another file.
 
-    Return 0, or 1 if the function raised.
+    ``arguments`` are TASK_FD, RESULT_FD and LAUNCHER_PID. Returns the exit code: 0, or 1 if the function raised.
     """
     task_fd, result_fd, launcher = map(int, arguments)
     tie = die_with_launcher(launcher)

@@ -17,9 +17,9 @@ _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 def ranks_path(
     path: str, executable: str = sys.executable, in_environment: bool = sys.prefix != sys.base_prefix
 ) -> str:
-    """Return the PATH of the ranks.
+    """Return the PATH of the ranks: ``path``, with the directory of ``executable`` before it if necessary.
 
-    If ``ddl`` is in a virtual environment that PATH lacks, that environment comes first. So ``.venv/bin/ddl run python
+    This is necessary if ``ddl`` runs in a virtual environment that ``path`` lacks. So ``.venv/bin/ddl run python
     train.py`` uses the python of that environment, whether it is activated or not.
     """
     directory = os.path.dirname(executable)
@@ -32,7 +32,8 @@ def resolve_command(command: Sequence[str], *, path: str, interpreter: str = sys
     """Return the command to execute. Its first item is an absolute path, or a path with a directory in it.
 
     Accepts ``python train.py …``, ``train.py …`` and ``-m module …`` (``interpreter`` runs the last two), and any
-    executable. Raises ValueError, with a message of one line, if the program or its script does not exist.
+    executable. Programs are looked up in ``path``, which has the form of PATH. Raises ValueError, with a message of one
+    line, if the program or its script does not exist.
     """
     if not command:
         raise ValueError("no command; write it after the options, such as: ddl run -np 4 python train.py")
@@ -66,13 +67,13 @@ def own_script(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def own_python(program: str, *arguments: str) -> list[str]:
-    """Return a command that runs ``program`` in this interpreter with this ddlcore, wherever that was imported from."""
+    """Return a command that runs the Python code ``program`` in this interpreter with the ddlcore of this process."""
     root = str(Path(os.path.abspath(__file__)).parents[3])
     return [sys.executable, "-c", f"import sys; sys.path.append(sys.argv.pop(1))\n{program}", root, *arguments]
 
 
 def may_run_python(resolved: Sequence[str]) -> bool:
-    """Return whether the command may run Python. False only for a program that is clearly something else."""
+    """Return whether the command may run Python. The result is False only if the program is clearly something else."""
     name = os.path.basename(resolved[0])
     if _is_python(resolved[0]) or name in _SHELLS:
         return True

@@ -33,15 +33,18 @@ def usable_cores() -> int:
 
 
 def thread_variables(environ: Mapping[str, str], cores: int, local_size: int) -> dict[str, str]:
-    """Return the thread counts that the user has not set: each rank's share of the host's cores, at least one."""
+    """Return the variables for thread counts that the user has not set, as shares of the host's ``cores``.
+
+    The share is the same for each of the ``local_size`` ranks of the host, and at least one.
+    """
     share = str(max(1, cores // local_size))
     return {name: share for name in THREAD_VARIABLES if name not in environ}
 
 
 def setting_variables(settings: Settings) -> dict[str, str]:
-    """Return, as environment variables, the settings that came by flag or config file.
+    """Return the settings that were given by flag or config file, as environment variables for the ranks.
 
-    The ranks read settings from there. A flag takes precedence over the variable that the user has set.
+    So a flag takes precedence over the variable that the user has set.
     """
     given: dict[str, str] = {}
     for name, value in settings.items():
@@ -75,18 +78,22 @@ def master_port(environ: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class HostPlace:
-    """What ranks must know about one host."""
+    """The facts about one host that decide the environment of its ranks."""
 
     job_file: str = ""  # "": the agent of the host fills it in
     address: str = ""  # address at which other hosts reach it; "": there are no other hosts
     ports: tuple[int | str, ...] = ()  # free ports of that host, one for each of its ranks; (): find them here
     cores: int = 1
     launcher: str = ""  # name of the launcher that starts its ranks; "": `ddl run` itself
-    timeline_dir: str = ""  # see Environment; an agent uses its own directory
+    timeline_dir: str = ""  # as in Environment; agents use directories of their own
 
 
 def shared_environment(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that all ranks share: ``environ`` of the launching process, with ``added`` to it."""
+    """Return the variables that all ranks share: those of ``environ``, and those of ``added``, which take precedence.
+
+    ``environ`` is the environment of the launching process. PATH is extended as ``ranks_path`` says, and
+    PYTHONUNBUFFERED is set.
+    """
     base = {name: value for name, value in environ.items() if name != CHILD_MARK}
     return base | {**added, "PATH": ranks_path(environ.get("PATH", os.defpath)), "PYTHONUNBUFFERED": "1"}
 
@@ -97,7 +104,7 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[dict[str, str]]:
-    """Return the variables that differ between ranks, for each rank.
+    """Return, for each rank, the variables that differ between ranks.
 
     ``hosts`` holds the host index of each rank, ``places`` describes each host, and ``port`` is MASTER_PORT. RANK and
     the related variables are those that torchrun sets; TF_CONFIG is what multi-worker strategies read.
@@ -130,7 +137,7 @@ def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: in
 
 
 def _workers(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[str]:
-    """Return, for each rank, an address at which another library may listen."""
+    """Return, for each rank, an address with a free port at which another library may listen."""
     missing = sum(not places[host].ports for host in hosts)
     found = iter(free_ports(missing, avoid=(port,) if isinstance(port, int) else ()))
     ports = [iter(place.ports) for place in places]
@@ -149,6 +156,6 @@ def rank_environments(
     added: Mapping[str, str],
     port: int,
 ) -> list[dict[str, str]]:
-    """Return the complete environment of each rank, if all ranks are on this host."""
+    """Return the complete environment of each rank of a job whose ranks are all on this host."""
     shared = shared_environment(environ, added)
     return [{**shared, **own} for own in own_environments(hosts, (HostPlace(job_file),), port)]

@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 24
 class Task:
     """The function call of a rank. ``call`` is (fn, args, kwargs), pickled by cloudpickle.
 
-    It must be unpickled after ``path`` has become sys.path.
+    The rank unpickles ``call`` after it has set sys.path to ``path``.
     """
 
     path: tuple[str, ...]
@@ -27,7 +27,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the function of a rank returned or raised."""
+    """The result of the function on one rank: what it returned or raised."""
 
     value: bytes = b""  # the return value, pickled by cloudpickle
     error: bytes = b""  # the exception, pickled by cloudpickle; b"": it cannot be pickled, or there is none

@@ -1,4 +1,4 @@
-"""Decide how a run ended: which rank failed first, with which exit code, and in which words. Pure."""
+"""Decide how a run ended: which rank failed first, with which exit code, and in which words. It does nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NotStarted(Exception):
     """Raised when no rank was started. Its message is one line with the reason."""
 
     def __init__(self, text: str, code: int = 2, hosts: Mapping[str, Sequence[str]] | None = None) -> None:
-        """``code`` is the exit code.
+        """Create the exception. ``code`` is the exit code with which the launcher ends.
 
         ``hosts`` lists the problems of each host that cannot take part, if these are the reason.
         """
@@ -25,14 +25,14 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class End:
-    """How one rank ended."""
+    """The end of one rank: when it ended and how."""
 
     rank: int
     returncode: int  # as in subprocess: the negative signal number if a signal ended it
     at_s: float  # time of the end, monotonic clock
-    stopped: bool = False  # the launcher had told it to end: its code says nothing about the job
+    stopped: bool = False  # the launcher had told it to end, so its return code says nothing about the job
     lost: str = ""  # why the rank counts as lost although its end was not seen; "": it was seen
-    silent: str = ""  # the rank was killed because it did not answer when a stall ended the job: what is known of it
+    silent: str = ""  # what is known of a rank that was killed because it did not answer after a stall
 
     @property
     def failed(self) -> bool:
@@ -47,10 +47,12 @@ class End:
 
 
 def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None:
-    """Return the end that explains the other ends, or None if no rank failed by itself.
+    """Return the end of the rank whose failure explains the other ends, or None if no rank failed by itself.
 
-    ``raised`` are the ranks that reported an exception, in the order of their reports. Such a rank may still be about
-    to end when another rank, which failed because it lost the first one, has already ended.
+    It is a rank that was killed because it did not answer, otherwise the first rank in ``raised`` that failed,
+    otherwise the rank that ended first. ``raised`` are the ranks that reported an exception, in the order of their
+    reports. They take precedence because a rank may report its exception first and yet end after another rank, which
+    failed only because it lost that rank.
     """
     failed = {end.rank: end for end in ends if end.failed}
     silent = [end for end in ends if end.failed and end.silent]
@@ -68,7 +70,7 @@ def shell_code(returncode: int) -> int:
 
 
 def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False) -> int:
-    """Return the exit code of the run. ``killed`` is true if the user asked for the end by a second Ctrl-C."""
+    """Return the exit code of the run. ``killed`` is true if all ranks were killed, as by a second Ctrl-C."""
     first = first_failure(ends, raised)
     if first is not None:
         return shell_code(first.returncode)
@@ -78,7 +80,11 @@ def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool =
 
 
 def summary(ends: Sequence[End], first: End, host: str, last_lines: Sequence[str], after_s: float) -> str:
-    """Return the text that is shown when a rank failed. ``after_s`` is the time from the start to the failure."""
+    """Return the text that is shown when a rank failed. ``first`` is the end of the rank that failed first.
+
+    ``host`` is the host of that rank, ``last_lines`` are the last lines that it wrote, and ``after_s`` is the time from
+    the start to the failure.
+    """
     text = [f"rank {first.rank} on {host} failed first: it {_described(first)} after {after_s:.1f} s"]
     if last_lines:
         text.append(f"  its last {'line' if len(last_lines) == 1 else 'lines'}:")

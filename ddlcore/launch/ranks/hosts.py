@@ -19,7 +19,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Layout:
-    """Which hosts run which ranks. A host is identified by its index in the order of the user's list."""
+    """The assignment of ranks to hosts. A host is identified by its index in the order of the user's list."""
 
     hosts: tuple[str, ...]  # names as the user wrote them; only hosts that run ranks
     ranks: tuple[int, ...]  # (size,) host index of each rank
@@ -35,7 +35,7 @@ class Layout:
         return tuple(index for index in range(len(self.hosts)) if index != self.here)
 
     def ranks_of(self, host: int) -> tuple[int, ...]:
-        """Return the ranks of one host in ascending order."""
+        """Return the ranks of the host with index ``host`` in ascending order."""
         return tuple(rank for rank, theirs in enumerate(self.ranks) if theirs == host)
 
 
@@ -55,7 +55,8 @@ def parse_hosts(text: str) -> list[HostSlots]:
 def read_hostfile(path: str) -> list[HostSlots]:
     """Read a host file with one host on each line: ``host slots=4``, ``host:4``, or a host alone, which takes one rank.
 
-    ``#`` begins a comment. Raises ValueError, with a message of one line that has the line's number, for anything else.
+    ``#`` begins a comment. Raises ValueError for any other line, with a message of one line that contains the number of
+    that line.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -87,7 +88,7 @@ def _slots(text: str, host: str, where: str) -> int:
 def is_this_host(host: str, resolve: bool = False) -> bool:
     """Return whether ``host`` is a name or an address of this machine.
 
-    ``resolve`` also looks the name up if nothing else decides; the look-up may ask the network.
+    If ``resolve`` is true and the name is not known locally, it is also looked up, which may ask the network.
     """
     host = host.rpartition("@")[2].strip("[]").lower()
     own = socket.gethostname().lower()
@@ -107,11 +108,11 @@ def is_this_host(host: str, resolve: bool = False) -> bool:
 def lay_out(
     ranks: int | None, entries: Sequence[HostSlots] | None, *, what: str = "-H", resolve: bool = True
 ) -> Layout:
-    """Fill the hosts with ranks in the order of ``entries``. If ``entries`` is None, all ranks run on this host.
+    """Assign the ranks to hosts in the order of ``entries``. If ``entries`` is None, all ranks run on this host.
 
-    If ``ranks`` is None, there are as many as ``entries`` take. ``what`` names the source of ``entries`` in messages,
-    and ``resolve`` is passed to ``is_this_host``. Raises ValueError, with a message of one line, if there are too few
-    slots or if a host is listed twice.
+    Each host takes as many ranks as it has slots, before the next host is used. If ``ranks`` is None, all slots are
+    used. ``what`` names the source of ``entries`` in messages, and ``resolve`` is passed to ``is_this_host``. Raises
+    ValueError, with a message of one line, if there are too few slots or if a host is listed twice.
     """
     if ranks is not None and ranks < 1:
         raise ValueError(f"-np {ranks}: at least one rank is needed")
@@ -131,7 +132,7 @@ def lay_out(
 
 
 def _own(entries: Sequence[HostSlots], what: str, is_own: Callable[[str], bool]) -> int:
-    """Return the index of this host in ``entries``, or -1. Raises ValueError if a host is listed twice."""
+    """Return the index of that entry which is this host, or -1. Raises ValueError if a host is listed twice."""
     seen: dict[str, str] = {}
     here = -1
     for index, entry in enumerate(entries):

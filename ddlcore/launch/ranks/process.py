@@ -60,16 +60,19 @@ class RankProcess:
         return cls(rank, process, out_read, err_read)
 
     def kill(self) -> None:
-        """Kill the process, for a caller that gives up before a supervisor watches it."""
+        """Kill the process and its group, wait for the end of the process, and close its pipes.
+
+        Only for a caller that gives up before a supervisor watches the process.
+        """
         self.signal_group(signal.SIGKILL)
         self.process.wait(5.0)
         os.close(self.stdout)
         os.close(self.stderr)
 
     def signal(self, number: int) -> None:
-        """Send the signal to the rank alone.
+        """Send the signal to the rank alone, not to the processes that it started, such as DataLoader workers.
 
-        Its DataLoader workers must not get it: a SIGUSR1 that only the script handles would kill them.
+        A SIGUSR1 that only the script handles would kill those.
         """
         if self.process.returncode is None:
             self.process.send_signal(number)
@@ -80,9 +83,9 @@ class RankProcess:
             os.killpg(self.process.pid, number)
 
     def leaves_group(self) -> bool:
-        """Return whether the group still has processes, after the rank itself has ended.
+        """Return whether other processes of the rank's group still run after the rank itself has ended.
 
-        Reaps processes that were adopted.
+        Also reaps processes of the group that have ended and whose parent this process has become.
         """
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-self.process.pid, os.WNOHANG)[0]:
@@ -95,10 +98,10 @@ class RankProcess:
 
 
 def die_with_launcher(launcher: int) -> Callable[[], None] | None:
-    """Return a function that makes a rank die with process ``launcher``, even after kill -9; None if unsupported.
+    """Return a function that makes a rank die when process ``launcher`` dies, or None if the system cannot do that.
 
-    The rank calls the function, before or after exec. The rank is then tied to the thread that started it, which must
-    therefore live as long as the job.
+    The rank dies even if the launcher was ended by kill -9. The rank calls the function, before or after exec. The rank
+    is then tied to the thread that started it, which must therefore live as long as the job.
     """
     if sys.platform != "linux":
         return None

@@ -1,4 +1,4 @@
-"""Watch the ranks of one run: note which ranks end, pass on the user's signals, and decide which to end and when."""
+"""Watch the ranks of one run: record which ranks end, pass on signals, and decide which ranks to end and when."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ LEFT_BEHIND_S = 1.0  # how long processes that a rank started may outlive it, fr
 _DEAD_AFTER_S = 5.0  # a process that still runs this long after SIGKILL hangs in the kernel
 _GROUP_POLL_S = 0.02  # polled, because no event tells that a group's last process has ended
 _IDLE_S = 3600.0
-LOST = 255  # the return code noted for a rank that was lost with its host
+LOST = 255  # the return code recorded for a rank that was lost with its host
 
 
 class Watched(Protocol):
-    """A rank that a supervisor watches: a process of this host, or a rank of another host that an agent reports on."""
+    """A rank that a supervisor watches: a process of this host, or a rank that an agent runs and reports on."""
 
     @property
     def rank(self) -> int: ...
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
-        """The rank's process. None for a rank of another host: its agent reports its end and clears up after it."""
+        """The process of the rank, or None for a rank that an agent runs.
+
+        The agent then reports the end of the rank and ends the processes that the rank left behind.
+        """
 
     def signal(self, number: int) -> None:
         """Send the signal to the rank's process alone."""
@@ -38,7 +41,7 @@ class Watched(Protocol):
         """Send the signal to the rank's process and to all processes that it started."""
 
     def leaves_group(self) -> bool:
-        """Return whether any process that the rank started still runs, after the rank itself has ended."""
+        """Return whether any process that the rank started still runs after the rank itself has ended."""
 
 
 class Supervisor:
@@ -74,7 +77,7 @@ class Supervisor:
         self._remote_ends: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
         self._abandoned = False
         self._finished = False
-        self._left_behind: dict[Watched, float] = {}  # ended ranks whose group still has processes; since when
+        self._left_behind: dict[Watched, float] = {}  # by ended rank whose group still has processes: when it ended
         self._ends: list[End] = []
         self._stopped: set[int] = set()
         self._terminate_at_s: float | None = None
@@ -87,26 +90,30 @@ class Supervisor:
                 self._watcher.add(process.rank, process.process)
 
     def deliver(self, number: int) -> None:
-        """Act on a signal that the user or the system has sent to the job. Any thread."""
+        """Act on a signal that the user or the system has sent to the job. Any thread may call this."""
         self._signals.append(number)
         self._watcher.wake()
 
     def order(self, rank: int, number: int, group: bool) -> None:
-        """Send a signal to one rank or, if ``group`` is true, also to all processes that it started. Any thread."""
+        """Send signal ``number`` to one rank or, if ``group`` is true, also to all processes that it started.
+
+        Any thread may call this.
+        """
         self._orders.append((rank, number, group))
         self._watcher.wake()
 
     def kill_silent(self, rank: int, why: str) -> None:
         """Kill a rank that does not answer after a stall has ended the job, and name it as the cause of the failure.
 
-        Any thread. It is killed with SIGKILL at once: no other signal ends a stopped process, and a process that holds
-        the interpreter lock runs no signal handler. The other ranks end by themselves.
+        Any thread may call this. ``why`` says what is known of the rank. It is killed with SIGKILL at once: no other
+        signal ends a stopped process, and a process that holds the interpreter lock runs no signal handler. The other
+        ranks end by themselves.
         """
         self._silent.append((rank, why))
         self._watcher.wake()
 
     def ended_on_host(self, rank: int, returncode: int, lost: str = "") -> None:
-        """Note that a rank of another host has ended. Any thread.
+        """Record that a rank that an agent runs has ended. Any thread may call this.
 
         If ``lost`` is not empty, it says why the rank counts as ended although its end was not seen. Only the first
         report on a rank counts.
@@ -115,19 +122,22 @@ class Supervisor:
         self._watcher.wake()
 
     def finish(self) -> None:
-        """End every rank because the job has reached its goal; these ends do not count as failures. Any thread."""
+        """End every rank because the job has reached its goal. These ends do not count as failures.
+
+        Any thread may call this.
+        """
         self._finished = True
         self._watcher.wake()
 
     def abandon(self) -> None:
-        """Kill every rank without a message, because nobody is left who could read it. Any thread."""
+        """Kill every rank without a message to the user, who may not be there any more. Any thread may call this."""
         self._abandoned = True
         self._watcher.wake()
 
     def run(self) -> list[End]:
         """Watch until every rank and all processes that the ranks started have ended.
 
-        Return the ends in the order they happened.
+        Return the ends of the ranks in the order in which they happened.
         """
         try:
             while self._running or self._left_behind:
@@ -159,7 +169,7 @@ class Supervisor:
         for process in list(self._running.values()):
             if process.process is None:
                 continue
-            # The caller may have been interrupted after the rank's end was seen and before it was noted. The new
+            # The caller may have been interrupted after the rank's end was seen and before it was recorded. The new
             # watcher would never report that end, so ask for it here.
             returncode = process.process.poll()
             if returncode is None:

@@ -20,10 +20,11 @@ compile_all(lambda text: print(text, flush=True), sys.argv[1])
 
 
 def compile_kernels(report: Callable[[str], None], cache_dir: str) -> None:
-    """Compile the kernels that the cache lacks, with one line to ``report``. Quick if nothing is missing.
+    """Compile the CPU kernels unless they are in the cache, and pass what happened to ``report``, line by line.
 
-    A child process compiles, so that this process does not import numba. A failure is reported but ends nothing: a
-    script that never reduces needs no kernels, and a rank that needs them reports the failure itself.
+    It is quick if they are in the cache. A child process compiles, so that this process does not import numba. A
+    failure is reported but does not end the job: a script that never reduces needs no kernels, and a rank that needs
+    them reports the failure itself.
     """
     try:
         if find(file_name(), cache_directories(cache_dir)) is not None:

@@ -1,7 +1,7 @@
 """The process that runs one plugin's suite under pytest, and reports each result immediately as a line of JSON.
 
-watch.py starts it as ``python -m ddlcore.testing.conform.child ORDER``, where the file ORDER says what to do. It may
-hang or crash in the plugin's native code: then the last line that it wrote names the test that was running.
+watch.py starts it as ``python -m ddlcore.testing.conform.child ORDER``, where the file ORDER says what to do. The
+process may hang or crash in the plugin's native code. Then the last line that it wrote names the test that was running.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from ddlcore.testing.conform.unwritten import unwritten
 __all__ = ["main", "suites"]
 
 _SOURCE = "from ddlcore.testing.conform import child\nglobals().update({one.__name__: one for one in child.suites()})\n"
-_current: dict[str, Any] = {}  # what the collected file is made of; a process has one session
+_current: dict[str, Any] = {}  # the suites of this session; a process has only one session
 
 
 def main(order: str) -> int:
-    """Execute the file ``order``. Return 0 if the pytest session came to its end, whether or not tests failed."""
+    """Run the tests as the JSON file ``order`` says.
+
+    Return 0 if the pytest session ended normally, even if tests failed. Also return 0 if the plugin cannot be tested at
+    all; then a line of the report says why.
+    """
     wanted = json.loads(Path(order).read_text())
     words = open(wanted["words"], "a", buffering=1)  # noqa: SIM115  # closed with the process
     stderr = os.fdopen(os.dup(2), "w")  # pytest replaces the original one to capture the tests' output
@@ -48,7 +52,7 @@ def main(order: str) -> int:
 
 
 def suites() -> list[Any]:
-    """Return the classes that pytest collects."""
+    """Return the suite classes of this session. The file that pytest collects contains nothing else."""
     found: list[Any] = _current["suites"]
     return found
 
@@ -70,16 +74,19 @@ def _to_write(subject: Subject, tested: Any, classes: list[Any]) -> list[str]:
 
 
 def _collected(suite: Any, subject: Subject) -> Any:
-    """Return a subclass that pytest collects.
+    """Return a subclass of ``suite`` that pytest collects.
 
-    pytest collects names that begin with Test; a plugin's suite need not have such a name, nor ``__test__``.
+    pytest collects classes whose names begin with Test; a plugin's suite need not have such a name, nor ``__test__``.
     """
     told = {"provider": subject.provider} if hasattr(suite, "provider") else {}
     return type(f"Test{suite.__name__.removeprefix('Test')}", (suite,), {"__test__": True, **told})
 
 
 class _Teller:
-    """A pytest plugin that reports what happens, and ends the process when a test exceeds its time limit."""
+    """A pytest plugin that writes what happens as lines of JSON.
+
+    It ends the process if a test exceeds its time limit.
+    """
 
     def __init__(self, words: Any, stderr: Any, wanted: Mapping[str, Any]) -> None:
         self._words, self._stderr = words, stderr
@@ -159,7 +166,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _not_implemented(error: BaseException | None, depth: int = 0) -> str:
-    """Return the name of the method that raised NotImplementedError, if that caused the error, and otherwise ""."""
+    """Return the name of the method whose NotImplementedError is ``error`` or caused it; "" if no method did."""
     if error is None or depth > 8:
         return ""
     if isinstance(error, NotImplementedError):

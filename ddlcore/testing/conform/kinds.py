@@ -1,4 +1,4 @@
-"""Decides which suite tests a plugin: the one that its provider names, or the kit's own suite for that kind."""
+"""Decides which suites test a plugin: the suite that its provider names, or the kit's own suite for that kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SuitedKind(NamedTuple):
     table: str  # attribute of the registry
     suite: str  # "module:Class" in the kit; a plugin's own suite must be a subclass of it
     contract: type  # the class whose methods a plugin must write
-    standard: bool = True  # whether standard.py has a function, of its key's name, that makes one from a provider
+    standard: bool = True  # whether standard.py has a function, named as the key in KINDS, that makes a suite
 
     def kind(self) -> PluginKind[Any]:
         """Return the kind as the registry knows it."""
@@ -54,9 +54,10 @@ class Subject:
 
 
 def subjects(registry: Registry, name: str, kind: str = "") -> list[Subject]:
-    """Return every provider that has a suite and is called ``name``, or belongs to the distribution of that name.
+    """Return the providers called ``name`` that can be tested; if there are none, those of the distribution ``name``.
 
-    Raises PluginError with a message of one line if there is none of that kind.
+    A provider can be tested if the kit has a suite for its kind. ``kind``: return only providers of this kind; "" for
+    all kinds. Raises PluginError, with a message of one line, if nothing is found.
     """
     all_of_them = [
         Subject(key, provider, str(registry.distribution(provider)))

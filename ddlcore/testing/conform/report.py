@@ -1,4 +1,4 @@
-"""What ``ddl conform`` prints about a run, as text and as JSON."""
+"""Makes what ``ddl conform`` prints about a run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def as_text(run: Run, partial: bool) -> str:
 
 
 def _over(run: Run) -> Iterator[str]:
-    """Yield what the suite used instead of the plugin itself, and why the plugin cannot be used here."""
+    """Yield lines that say what the suite ran on in place of the plugin, and why the plugin cannot be used here."""
     subject = run.subject
     if subject.provider.suite_over:
         yield f"its suite runs over {subject.provider.suite_over}"
@@ -99,7 +99,7 @@ def _by_test(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _failures(failures: Sequence[Result]) -> Iterator[str]:
-    """Yield each reason once, with the names of the tests that failed for it."""
+    """Yield each reason once, after the names of the tests that failed for that reason."""
     by_reason: dict[str, list[str]] = {}
     for result in failures:
         key = f"{result.unwritten}() is still to be written" if result.unwritten else _cut(result.reason, 400)

@@ -1,4 +1,4 @@
-"""Makes the kit's suites for plugins whose author need not write one, from the provider and its class."""
+"""Makes suites from a provider and its class, for plugins whose authors need not write a suite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = (1, 2, 3, 4)
 
 
 def _settings(registry: Registry) -> Settings:
-    """Return the default settings of the core and of all plugins; the process's environment variables do not count."""
+    """Return the default settings of the core and of all plugins. Environment variables are ignored."""
     return settings_of({}, registry=registry)[0]
 
 
@@ -34,7 +34,7 @@ def _titled(provider: Provider, suite: type) -> Any:
 
 
 def transport(provider: TransportProvider, tested: type[Transport], registry: Registry) -> Any:
-    """Return a suite in which all ranks are threads of one process."""
+    """Return a suite for a transport whose class takes no arguments. All ranks are threads of one process."""
     from ddlcore.testing.transports import TransportSuite
 
     least, most = provider.sizes
@@ -53,7 +53,10 @@ def transport(provider: TransportProvider, tested: type[Transport], registry: Re
 
 
 def killed(provider: TransportProvider, registry: Registry) -> Any:
-    """Return a suite in which ranks are processes, one of which is killed."""
+    """Return a suite whose ranks are processes, one of which is killed.
+
+    If that is impossible for this transport, the test of the suite is skipped, with the reason.
+    """
     from ddlcore.testing.killed import KilledSuite
 
     least, most = provider.sizes

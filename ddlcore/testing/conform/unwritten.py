@@ -15,9 +15,9 @@ __all__ = ["unwritten"]
 
 
 def unwritten(tested: Any, contract: type) -> list[str]:
-    """Return ``Class.method`` for each method that is abstract, or only raises NotImplementedError.
+    """Return ``Class.method`` for each method that is abstract or missing, or that only raises NotImplementedError.
 
-    The file and the line follow if the method has a source.
+    If the method only raises, the file and the line follow its name.
     """
     found = dict.fromkeys(name for name in contract_methods(contract) if _absent(tested, name, contract))
     lines = [f"{tested.__name__}.{name}" for name in found]
@@ -33,7 +33,10 @@ def _absent(tested: Any, name: str, contract: type) -> bool:
 
 
 def _methods(tested: Any) -> Iterator[tuple[str, str, FunctionType]]:
-    """Yield the functions of the class and of its bases, except those of ddlcore's contracts and kit, in file order."""
+    """Yield (class name, name, function) for each function of the class and of its bases, in file order.
+
+    The functions of ddlcore's contracts and of the conformance kit are left out.
+    """
     for base in getattr(tested, "__mro__", ()):
         if base.__module__.startswith(("ddlcore.contracts", "ddlcore.testing", "builtins", "abc", "typing")):
             continue

@@ -63,7 +63,7 @@ def conform(
 
 
 class _Gathering:
-    """Makes results of the lines that the child process writes."""
+    """The collector of a run's results. It reads them from the lines that the child process writes."""
 
     def __init__(self, run: Run, told: Callable[[int, int, str], None]) -> None:
         self.run, self._told = run, told
@@ -97,7 +97,7 @@ class _Gathering:
         return {result.name for result in self.run.results}
 
     def lost(self, code: int, output: str) -> None:
-        """Record that the process ended during the test ``current``."""
+        """Record that the process ended during the test ``current``, with exit code ``code`` and this ``output``."""
         late = "Timeout (" in output
         ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         what = "was not over in time; its process was ended" if late else f"ended the process {ended}"
@@ -109,7 +109,7 @@ class _Gathering:
 
 
 def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: float, only: Sequence[str]) -> bool:
-    """Run one process on the tests that have no result yet. Return True if no other process is needed."""
+    """Run one child process on the tests that have no result yet. Return True if no further process is needed."""
     words, output = folder / "words", folder / "output"
     words.write_text("")
     order = {
@@ -165,7 +165,10 @@ def _listen(process: subprocess.Popen[bytes], words: Path, gathering: _Gathering
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment and module search path, without pytest plugins other than the kit's."""
+    """Return the environment of the child process: that of this process, with this process's module search path.
+
+    pytest loads no installed plugins in it, and gets no options from it.
+    """
     environ = dict(os.environ)
     environ.pop("PYTEST_ADDOPTS", None)
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

@@ -30,7 +30,7 @@ def mend_numpy() -> None:
 
 
 class _Watch:
-    """A finder in front of all other finders of ``sys.meta_path``; it acts only if the module is MXNet."""
+    """A finder in front of all other finders of ``sys.meta_path``. It acts only if the imported module is MXNet."""
 
     @classmethod
     def find_spec(cls, name: str, path: "Any" = None, target: "ModuleType | None" = None) -> "ModuleSpec | None":
@@ -45,7 +45,10 @@ class _Watch:
 
 
 def _mend_before(spec: "ModuleSpec") -> None:
-    """Make numpy be patched when the module is executed, not when a program only asks whether it is installed."""
+    """Make the module's loader patch numpy before it executes the module.
+
+    A program that only asks whether MXNet is installed gets ``spec`` too, but does not execute the module.
+    """
     run = getattr(spec.loader, "exec_module", None)
     if run is None:
         return

@@ -18,7 +18,10 @@ Piece = tuple[int, int, int]  # the other rank, the address, and the number of b
 
 
 class Direct:
-    """The collectives of one communicator. Each returns when this rank's part is complete; errors are RuntimeErrors."""
+    """The collectives of one communicator. Each returns when this rank's part of it is complete.
+
+    A method raises RuntimeError if one of its messages fails.
+    """
 
     def __init__(self, group: Group, context: Context) -> None:
         self._group = group
@@ -30,9 +33,9 @@ class Direct:
         self._to, self._from = later, later[::-1]  # each rank starts with another peer
 
     def allreduce_whole(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Allreduce: every rank sends its whole tensor to all and reduces everything.
+        """Allreduce: every rank sends its whole tensor to all other ranks, and reduces everything.
 
-        One network latency, many bytes.
+        This takes only one network latency, but sends many bytes.
         """
         slots = self._slots(source.nbytes, source.address)
         everything = [(rank, source.address, source.nbytes) for rank in self._to]
@@ -40,9 +43,9 @@ class Direct:
         self._kernels.reduce(slots, target.address, source.count, source.dtype, op)
 
     def allreduce_shards(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Allreduce: each rank reduces one shard and sends it to all.
+        """Allreduce: each rank reduces one shard, and sends the result to all other ranks.
 
-        As many bytes as a ring, two network latencies.
+        This sends as many bytes as a ring, and takes two network latencies.
         """
         least, more = divmod(source.count, self._size)
         counts = [least + (rank < more) for rank in range(self._size)]
@@ -52,7 +55,7 @@ class Direct:
         self.allgatherv(mine, target, counts)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-        """Send to every other rank the part that it reduces, and reduce this rank's part."""
+        """Send to every other rank the part that it reduces, and reduce the part of this rank."""
         at = _addresses(source.address, counts, source.dtype)
         slots = self._slots(target.nbytes, at[self._rank])
         outgoing = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._to]
@@ -61,14 +64,17 @@ class Direct:
             self._kernels.reduce(slots, target.address, target.count, source.dtype, op)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> None:
-        """Send this rank's part to every other rank. ``source`` may already be at its place in ``target``."""
+        """Send this rank's part to every other rank, and receive theirs.
+
+        ``source`` may already be at its place in ``target``.
+        """
         at = _addresses(target.address, counts, source.dtype)
         incoming = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._from]
         self._swap([(rank, source.address, source.nbytes) for rank in self._to], incoming)
         copy(source.address, at[self._rank], source.nbytes)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
-        """Send to every other rank the part that is meant for it."""
+        """Send to every other rank the part that is meant for it, and receive the parts for this rank."""
         me, size = self._rank, source.dtype.itemsize
         sent, got = counts[me], [row[me] for row in counts]
         out, into = _addresses(source.address, sent, source.dtype), _addresses(target.address, got, source.dtype)
@@ -92,9 +98,9 @@ class Direct:
         )
 
     def _slots(self, nbytes: int, own: int) -> list[int]:
-        """Return one address per rank, each for ``nbytes`` bytes.
+        """Return one address for each rank, with room for ``nbytes`` bytes.
 
-        ``own`` for this rank, scratch memory for the others.
+        The address of this rank is ``own``; those of the other ranks are in scratch memory.
         """
         step = (nbytes + 63) & ~63
         if self._scratch.nbytes < self._size * step:
@@ -104,7 +110,10 @@ class Direct:
         return slots
 
     def _swap(self, outgoing: Iterable[Piece], incoming: Iterable[Piece]) -> None:
-        """Send and receive all pieces at once. Pieces of zero bytes are skipped on both sides."""
+        """Send and receive all pieces at once, and wait for them.
+
+        A piece is the other rank, an address and a number of bytes. Pieces of zero bytes are skipped on both sides.
+        """
         messages: list[Message] = []
         try:
             messages += [self._group.recv(at, nbytes, rank) for rank, at, nbytes in incoming if nbytes]
@@ -117,11 +126,11 @@ class Direct:
 
 
 def copy(source: int, target: int, nbytes: int) -> None:
-    """Copy the part that stays on this rank. The two ranges must be identical or disjoint."""
+    """Copy the part that stays on this rank. The two ranges of memory must be identical or disjoint."""
     if source != target and nbytes:
         ctypes.memmove(target, source, nbytes)
 
 
 def _addresses(address: int, counts: Sequence[int], dtype: DType) -> list[int]:
-    """Return the address at which each rank's part begins."""
+    """Return the address at which the part of each rank begins."""
     return [address + before * dtype.itemsize for before in accumulate(counts[:-1], initial=0)]

@@ -1,7 +1,7 @@
 """The only file that calls torch's names for Gloo and knows their pitfalls.
 
-It uses the names that torch 2.13 to 2.15 have in common. It does not need those that 2.15 renames (``_allgather_base``,
-``_reduce_scatter_base``, ``alltoall_base``), because it does with ``send`` and ``recv`` what they do.
+It uses the names that torch 2.13 to 2.15 have in common. Version 2.15 renames some of the others (``_allgather_base``,
+``_reduce_scatter_base``, ``alltoall_base``); their work is done here by ``send`` and ``recv``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TAG = 0  # one tag for all messages: between two ranks they arrive in the order
 
 
 def tensor(address: int, count: int, dtype: DType = DType.U8) -> torch.Tensor:
-    """Return a one-dimensional tensor of at least one element on that memory.
+    """Return a one-dimensional tensor of at least one element on the memory at ``address``.
 
     The caller keeps the memory's owner alive.
     """
@@ -51,9 +51,9 @@ class Group:
     """The ranks of one communicator, all connected to each other. Only one thread may call it at a time."""
 
     def __init__(self, store: Any, rank: int, size: int, address: str, timeout_s: float) -> None:
-        """Listen at ``address``, an address of this host, and connect to the others by ``store`` in ``timeout_s``.
+        """Listen at ``address``, an address of this host, and connect to the other ranks within ``timeout_s``.
 
-        Raises RuntimeError, and the errors of the store.
+        Ranks tell each other their addresses by ``store``. Raises RuntimeError, and the errors of the store.
         """
         if not dist.is_gloo_available():
             raise RuntimeError("this torch was built without Gloo; pip install torch")
@@ -99,14 +99,14 @@ class Group:
         return Message(self._group.send([tensor(address, nbytes)], to, _TAG))
 
     def recv(self, address: int, nbytes: int, source: int) -> Message:
-        """Start receiving at least one byte."""
+        """Start receiving at least one byte from rank ``source``."""
         return Message(self._group.recv([tensor(address, nbytes)], source, _TAG))
 
     def _view(self, address: int, count: int, dtype: DType) -> torch.Tensor:
-        """Return a tensor on that memory, and keep it for later calls.
+        """Return a tensor on the memory at ``address``, and keep it for later calls.
 
-        If it were not kept, Gloo's thread might hold the last reference, and releasing that would have to wait for the
-        interpreter's lock.
+        If the tensor were not kept, Gloo's thread might hold its last reference, and releasing that would have to wait
+        for the interpreter's lock.
         """
         key = (address, count, dtype)
         view = self._views.get(key)
@@ -119,8 +119,7 @@ class Group:
     def leak(self) -> None:
         """Keep the group from ever being destroyed.
 
-        Destroying it would join its threads, which do not exist in a forked process, and which may never end after an
-        abort.
+        To destroy it would join its threads. These do not exist in a forked process, and may never end after an abort.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
@@ -134,9 +133,9 @@ class Pending:
         self._work = work
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True when it is complete, False if ``timeout_s`` has passed first.
+        """Wait until the collective is complete and return True, or return False after ``timeout_s``.
 
-        Raises RuntimeError if it failed.
+        Raises RuntimeError if the collective failed.
         """
         if self._work is None:
             return True

@@ -1,4 +1,4 @@
-"""ddl's store behind the interface that Gloo expects, so that Gloo opens no port of its own to strangers."""
+"""Offers ddl's store by the interface that Gloo expects, so that Gloo need not open a port for a store of its own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SLICE_S = 0.5
 
 
 class Meeting(TorchStore):
-    """The store that Gloo calls while ranks connect, at the latest until ``until_s`` (of time.monotonic).
+    """The store that Gloo calls while ranks connect. Its waits end at ``until_s`` (of time.monotonic) at the latest.
 
-    Errors of ddl's store (DeadlineExceeded, PeerLost) pass through Gloo unchanged, and its constructor raises them.
-    ``said`` and ``heard`` keep what this rank and all ranks have published, which includes the addresses at which they
-    listen.
+    Errors of ddl's store (DeadlineExceeded, PeerLost) pass through Gloo unchanged, so that the constructor of Gloo's
+    group raises them. ``said`` holds what this rank has published, and ``heard`` what it has read of all ranks; both
+    include the addresses at which the ranks listen.
     """
 
     def __init__(self, store: Store, until_s: float, stopped: Callable[[], bool]) -> None:

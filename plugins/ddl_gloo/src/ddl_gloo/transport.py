@@ -1,4 +1,4 @@
-"""The transport over Gloo: decides by which method a collective runs, and converts Gloo's errors."""
+"""The transport over Gloo: chooses the method by which a collective runs, and converts Gloo's errors."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from ddlcore.types import Buffer, ReduceOp
 log = logging.getLogger("ddl")
 
 LOOPBACK = "127.0.0.1"
-# Messages of at most so many bytes are sent and awaited by the calling thread: giving them to the worker takes as long
-# as sending them. This is safe, although the caller cannot leave a wait in Gloo: Gloo never ends a wait for a message
-# that was half received when its connection was cut, but a message of this size arrives as a whole.
+# Messages of at most this size are sent and awaited by the calling thread, because giving them to the worker takes as
+# long as sending them. The caller cannot leave a wait in Gloo, and Gloo never ends a wait for a message that was half
+# received when its connection was cut. This is safe nevertheless, because a message of this size arrives as a whole.
 SHORT_BYTES = 64 << 10
-# Every rank sends its whole tensor to all others if it thereby sends at most so many bytes. Between hosts the limit is
-# lower, because the link is the bottleneck.
+# Every rank sends its whole tensor to all others if it sends at most this number of bytes in all. Between hosts the
+# limit is lower, because the link is the bottleneck.
 WHOLE_BYTES, WHOLE_BYTES_ACROSS = 768 << 10, 64 << 10
 DIRECT_BARRIER = 8  # ranks; with more, a message to each is slower than Gloo's barrier
 LATE_S = 0.3  # how long after its deadline ``open`` waits for Gloo's own error
 SLICE_S = 0.1  # how often a thread that waits for Gloo checks for an abort
 CALM_S = 0.3  # how long ``abort`` waits for messages on their way
-CUT_S = 0.25  # how long Gloo may take to close connections after the cut; then it no longer accesses memory
-LEFT_S = 0.5  # how long a call may still run after that, before it is left behind
+CUT_S = 0.25  # how long Gloo may take to close connections after the cut; once closed, it no longer accesses memory
+LEFT_S = 0.5  # how long ``close`` waits for a call that still runs, before it is left behind
 
 
 class GlooTransport(Transport):
     """A transport for 2 or more ranks on any hosts, over TCP.
 
-    Torch's ProcessGroupGloo without torch's default group.
+    It uses torch's ProcessGroupGloo, without torch's default process group.
     """
 
     capabilities = Capabilities()
@@ -225,7 +225,10 @@ class GlooTransport(Transport):
         return self._direct
 
     def _send(self, what: str, most_bytes: int, call: Callable[[], None]) -> Work:
-        """Make a call that returns when it is complete, and whose messages have at most ``most_bytes`` bytes each."""
+        """Make a call that returns when it is complete, and whose messages have at most ``most_bytes`` bytes each.
+
+        If they are short, make it on this thread, and otherwise give it to the worker.
+        """
 
         def guarded() -> None:
             try:
@@ -242,7 +245,7 @@ class GlooTransport(Transport):
         return task
 
     def _start(self, what: str, call: Callable[[Group], Pending], memory: Buffer | None = None) -> Work:
-        """Start a call that Gloo's own thread carries out."""
+        """Start a call that Gloo's own thread carries out, and that reads or writes ``memory``."""
         assert self._group is not None
         try:
             return _Started(self, what, call(self._group), memory)
@@ -250,15 +253,15 @@ class GlooTransport(Transport):
             raise self.broke(what, error) from error
 
     def check(self, started: _Started, what: str) -> None:
-        """Raise TransportError if the transport was aborted while ``started`` was in flight: it may never end."""
+        """Raise TransportError if the transport was aborted while ``started`` was in flight: it may never end then."""
         if self._over.is_set():
             self._left.append(started)
             raise self._failure(what)
 
     def broke(self, what: str, error: Exception) -> TransportError:
-        """Return the error to raise after Gloo has raised ``error``, and cut all connections.
+        """Cut all connections after Gloo has raised ``error``, and return the error to raise.
 
-        The cut tells the other ranks, none of whose calls can succeed any more.
+        The cut informs the other ranks, because none of their calls can succeed any more.
         """
         if self._broken is None:
             self._broken = TransportError(f"gloo: {what} on {self._name()} failed: {_told(error)}")
@@ -276,7 +279,7 @@ class GlooTransport(Transport):
 
 
 class _Started(Work):
-    """A collective in flight in Gloo, whose errors are converted."""
+    """A collective in flight in Gloo, whose errors are converted to errors of ddl."""
 
     __slots__ = ("_memory", "_pending", "_transport", "_what")
 
@@ -300,7 +303,7 @@ class _Started(Work):
                 return False
 
     def ends(self, timeout_s: float) -> bool:
-        """Return whether Gloo has finished with it, successfully or not, within ``timeout_s``."""
+        """Return whether Gloo has finished with the collective, successfully or not, within ``timeout_s``."""
         try:
             return self._pending.wait(timeout_s)
         except RuntimeError:
@@ -308,7 +311,7 @@ class _Started(Work):
 
 
 def _fits(what: str, count: int, expected: int) -> None:
-    """Raise ValueError if ``count`` is wrong. Gloo would not raise an error, but kill ranks whose sizes differ."""
+    """Raise ValueError if ``count`` is wrong. Gloo would raise no error, but kill the ranks whose sizes differ."""
     if count != expected:
         raise ValueError(f"gloo: {what} of {count} elements where {expected} are told; please report this")
 

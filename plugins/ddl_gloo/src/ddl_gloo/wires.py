@@ -1,4 +1,4 @@
-"""Finds the connections of one group among the process's file descriptors, to cut them, which Gloo cannot do.
+"""Finds the connections of one group among the process's file descriptors, in order to cut them. Gloo cannot cut them.
 
 Gloo's ``abort`` has no effect, and a thread that waits in Gloo does not react to signals. But Gloo's sockets belong to
 the process, and shutting a socket down wakes the threads that read from it.
@@ -20,14 +20,14 @@ from typing import Any
 
 _DESCRIPTORS = "/proc/self/fd"
 _COUNTED = slice(120, 136)  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (Linux 4.1 and later)
-_LOOK_S, _ALIKE = 0.01, 3  # so many equal observations in a row mean that nothing is on its way
+_LOOK_S, _ALIKE = 0.01, 3  # the pause between looks; that many equal ones in a row mean that nothing is on its way
 
 # While a thread looks, it holds duplicates of descriptors, which another thread's look would mistake for Gloo's.
 _looking = threading.RLock()
 
 
 def _unlocked() -> None:
-    """Replace the lock in a forked process: the thread that held it does not exist there."""
+    """Replace the lock in a forked process, because the thread that held it does not exist there."""
     global _looking
     _looking = threading.RLock()
 
@@ -36,17 +36,18 @@ os.register_at_fork(after_in_child=_unlocked)
 
 
 class Wires:
-    """Gloo's sockets, known by number and inode.
+    """The sockets of one Gloo group, known by descriptor number and inode.
 
-    It keeps no copies of them: a socket that Gloo closes is really closed.
+    This object holds no duplicates of them, so a socket that Gloo closes is really closed.
     """
 
     def __init__(self, said: Sequence[bytes], heard: Sequence[bytes]) -> None:
         """Find the group's connections.
 
-        ``said`` is what this rank has published for the others, and ``heard`` is what all ranks have published. Gloo
-        publishes the address at which a rank listens, in the system's binary form. A connection of this rank has this
-        rank's listening address at the near end, or another rank's at the far end.
+        ``said`` is what this rank has published for the others, and ``heard`` is what all ranks have published. In
+        Gloo, a rank publishes the address at which it listens, in the system's binary form. A socket is one of the
+        group's connections if its own address is this rank's listening address, or its peer's address is another rank's
+        listening address.
         """
         mine, others = b"".join(said), b"\0".join(heard)
         self._wires: dict[int, int] = {}  # Gloo's descriptors and their inodes
@@ -62,7 +63,7 @@ class Wires:
         return len(self._wires)
 
     def held(self) -> int:
-        """Return how many of the connections Gloo has not closed."""
+        """Return how many of the connections Gloo has not closed yet."""
         count = 0
         for number, inode in self._wires.items():
             with contextlib.suppress(OSError):
@@ -70,7 +71,7 @@ class Wires:
         return count
 
     def calm(self, patience_s: float) -> None:
-        """Wait until nothing is on its way in either direction, for at most ``patience_s``.
+        """Wait until no bytes are on their way in either direction, for at most ``patience_s``.
 
         Gloo's threads send and receive every message that was begun, even if nobody waits for it. If the connection is
         cut in the middle of a message, Gloo waits for that message forever.
@@ -84,7 +85,7 @@ class Wires:
             before = now
 
     def _traffic(self) -> list[tuple[bytes, int]]:
-        """Return for each connection how many bytes were sent and received, and how many are in the system's queues."""
+        """Return, for each connection, its counts of bytes sent and received, and how many bytes are queued."""
         found = []
         for number, inode in self._wires.items():
             with _taken(number, inode) as wire, contextlib.suppress(OSError):
@@ -94,7 +95,7 @@ class Wires:
         return found
 
     def cut(self) -> None:
-        """Shut every connection down, which both ends notice at once. Any thread may call it."""
+        """Shut every connection down, so that both ends notice it at once. Any thread may call this."""
         for number, inode in self._wires.items():
             with _taken(number, inode) as wire, contextlib.suppress(OSError):
                 if wire is not None:
@@ -103,7 +104,7 @@ class Wires:
     def drop(self) -> None:
         """Close this process's copies of the connections; the parent's stay open.
 
-        For a forked process, in which no other thread runs.
+        This is for a forked process, in which no other thread runs.
         """
         for number, inode in self._wires.items():
             with contextlib.suppress(OSError):
@@ -113,10 +114,10 @@ class Wires:
 
 @contextlib.contextmanager
 def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
-    """Open a TCP socket on a duplicate of the descriptor, for a short time; yield None for anything else.
+    """Yield a TCP socket on a duplicate of the descriptor ``number`` for a short time; yield None for anything else.
 
-    ``inode``: yield it only if it has that inode. Gloo may have closed its descriptor, and the number may belong to
-    another file now.
+    ``inode``: if it is not 0, yield the socket only if it has that inode. Gloo may have closed its descriptor, and the
+    number may belong to another file now.
     """
     with _looking:
         try:
@@ -151,7 +152,7 @@ def _is_between(near: Any, far: Any, mine: bytes, others: bytes) -> bool:
 
 
 def _raw(name: Any) -> bytes:
-    """Return the address of a socket as in struct sockaddr_in(6), up to the scope."""
+    """Return a socket's address in the form of struct sockaddr_in or sockaddr_in6, without the scope."""
     if len(name) == 2:
         return (
             struct.pack("=H", socket.AF_INET) + struct.pack(">H", name[1]) + socket.inet_pton(socket.AF_INET, name[0])

@@ -1,7 +1,7 @@
 """One thread that carries out a transport's calls, one after the other.
 
-A thread that waits inside Gloo cannot be interrupted. A thread that waits for a task can: any other thread may end the
-task, and the call that still runs for it is left behind.
+A thread that waits inside Gloo cannot be interrupted. A thread that waits for a task can be: any other thread may end
+the task. If the task's call still runs then, it is left behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddlcore.contracts.transport import Work
 
 
 class Task(Work):
-    """A call that the worker makes; it is in flight, complete or failed."""
+    """A call that the worker makes. It is in flight, complete or failed."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call
@@ -44,7 +44,10 @@ class Task(Work):
             self.end(None)
 
     def end(self, error: BaseException | None) -> None:
-        """End the task, even if its call still runs. Only the first call of ``end`` counts. Any thread may call it."""
+        """End the task, even if its call still runs. Any thread may call this; only the first call counts.
+
+        ``error``: the error that ``wait`` raises, or None if the task is complete.
+        """
         with self._once:
             if not self._over:
                 self._over, self._error = True, error
@@ -75,7 +78,7 @@ class Worker:
         return not self._given
 
     def give(self, call: Callable[[], None]) -> Task:
-        """Queue ``call``, to be made after the earlier ones are over, and return its task.
+        """Queue ``call``, which is made after the earlier calls are over, and return its task.
 
         Starts the thread if needed.
         """
@@ -95,7 +98,7 @@ class Worker:
     def close(self, timeout_s: float) -> bool:
         """Stop the thread, and return whether it has ended within ``timeout_s``.
 
-        Then every task's call has returned.
+        If it has ended, the calls of all tasks have returned.
         """
         thread, self._thread = self._thread, None
         if thread is None:

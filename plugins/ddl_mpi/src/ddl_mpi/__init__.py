@@ -1,4 +1,4 @@
-"""MPI as a transport of ddl, by the MPI that mpi4py loads.
+"""MPI as a transport of ddl; it uses the MPI that mpi4py loads.
 
 Users choose it with ``--backend mpi`` and import nothing.
 """

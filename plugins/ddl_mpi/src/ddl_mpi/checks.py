@@ -14,7 +14,7 @@ def _open_mpi(host: HostView) -> str:
 
 
 class KnownBadMpi(KnownBadCheck):
-    """Finds known bad releases by the version that the mpirun on the rank's PATH prints."""
+    """The check that finds known bad releases by the version that the mpirun on the rank's PATH prints."""
 
     name = "known-bad-mpi"
     completes = "known-bad"

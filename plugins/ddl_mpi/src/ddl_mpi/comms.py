@@ -26,7 +26,7 @@ STARTED = (
 
 
 class MpiCommunicators(Communicators):
-    """The support for mpi4py's communicators. All processes of a communicator call these methods together."""
+    """The support for mpi4py's communicators. All processes of a communicator must call ``ranks_of`` together."""
 
     def ranks_of(self, comm: Any, rank: int, size: int) -> Sequence[int]:
         from mpi4py import MPI

@@ -1,8 +1,8 @@
 """Starts ranks by the mpiexec of the same MPI that mpi4py loads.
 
-It starts one agent for each rank, because MPI requires that a rank descends from the proxy that mpiexec starts for it.
-Within an allocation of Slurm, srun starts the ranks if that MPI can talk to it by PMI-2. Otherwise mpiexec does, which
-detects allocations itself.
+It starts one agent for each rank, because MPI requires that a rank descends from the proxy that mpiexec starts for the
+rank. Within an allocation of Slurm, srun starts the ranks if that MPI can talk to srun by PMI-2. Otherwise mpiexec
+starts them, and detects allocations itself.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MpiLauncher(Launcher):
         return [_by_prte(plan, library, hosts) if library.name == "openmpi" else _by_hydra(plan, library, hosts)]
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """Return a message with the last line that the command wrote, without lines that are only drawing."""
+        """Return a message with the last line that the command wrote. Lines that contain only drawing are left out."""
         lines = [line.strip() for line in text.splitlines() if line.strip(" -=|")]
         how = "does not answer" if code is None else f"ended with code {code}"
         return f"{host}: {self._name} {how}: {lines[-1] if lines else 'it wrote nothing'}"
@@ -87,7 +87,10 @@ class MpiLauncher(Launcher):
 
 
 def _command(plan: StartPlan, argv: Sequence[str], number: tuple[str, ...], environ: Mapping[str, str]) -> StartCommand:
-    """Return a command that starts agents in rank order. Each agent finds its number in a variable set by MPI."""
+    """Return a command that starts agents in rank order. Each agent finds its number in a variable that MPI sets.
+
+    ``number`` lists the variables that may hold it.
+    """
     return StartCommand(
         argv=(*argv, *plan.program),
         agents=tuple(place.index for place in sorted(plan.agents, key=lambda place: place.ranks)),
@@ -104,7 +107,7 @@ def _host_list(hosts: Sequence[tuple[str, int]]) -> str:
 
 
 def _by_hydra(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, int]]) -> StartCommand:
-    """Return the command for MPICH's mpiexec and those derived from it."""
+    """Return the command for the mpiexec of MPICH and of the MPIs that are derived from MPICH."""
     argv = [
         library.mpiexec,
         "-hosts",
@@ -158,9 +161,10 @@ def _ssh_options(plan: StartPlan) -> list[str]:
 
 
 def _srun_serves(environ: Mapping[str, str], hosts: Sequence[tuple[str, int]]) -> bool:
-    """Return whether srun can place these ranks.
+    """Return whether srun can start these ranks.
 
-    It numbers them in the allocation's order of nodes, and puts equally many on each node.
+    srun numbers ranks in the allocation's order of nodes, and puts equally many on each node, so ``hosts`` must have
+    the same order and equal counts. srun must also support PMI-2.
     """
     if "SLURM_JOB_ID" not in environ or len({count for _, count in hosts}) != 1:
         return False

@@ -44,7 +44,7 @@ print(json.dumps([os.fsdecode(info.path or b""), text.value.decode(errors="repla
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """An installed MPI. ``mpiexec`` was run to verify that it belongs to the same MPI."""
+    """An installed MPI. ``mpiexec`` was run to check that it belongs to this MPI and not to another."""
 
     name: str  # mpich, openmpi, intel, mvapich, cray; unknown
     path: str  # of libmpi
@@ -76,7 +76,7 @@ def find_library(python: str = sys.executable) -> MpiLibrary:
 
 
 def name_of(text: str) -> str:
-    """Return the name of the MPI whose library or mpiexec prints ``text`` as its version."""
+    """Return the name of an MPI, of which ``text`` is the version text that its library or its mpiexec prints."""
     text = text.lower()
     # MPIs derived from MPICH mention MPICH or hydra too, but after their own name, so the first word found counts.
     found = [(text.find(word), name) for word, name in NAMES.items() if word in text]
@@ -84,7 +84,7 @@ def name_of(text: str) -> str:
 
 
 def _ask_library(python: str) -> tuple[str, str]:
-    """Return the path of libmpi, and its version text."""
+    """Return the path of the libmpi that ``python``'s mpi4py loads, and its version text."""
     try:
         done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""How the ranks of one communicator find each other in MPI's world: each publishes its facts in the store."""
+"""The meeting of a communicator's ranks in MPI's world: each rank publishes its facts in the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_threads(mpi: Any) -> None:
 
 
 def begin(context: Context, check: Callable[[], None]) -> None:
-    """Initialize MPI if it is not initialized, and wait until all ranks have done so.
+    """Initialize MPI if it is not initialized, and wait until all ranks have initialized it.
 
     MPI_Init waits for all processes that MPI has started, whether or not they need MPI. Raises the same errors as
     ``meet``.
@@ -49,7 +49,7 @@ def begin(context: Context, check: Callable[[], None]) -> None:
 
 
 def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
-    """Return mpi4py.MPI, initialized, and a communicator of ``context.members`` in their order.
+    """Return mpi4py.MPI, which is initialized, and a communicator of ``context.members`` in their order.
 
     ``check`` is called during the wait, and may raise to end it. Raises TransportError, the same on every rank, if the
     ranks are not in one MPI world, and DeadlineExceeded after ``context.timeout_s``.
@@ -81,7 +81,7 @@ def _fact(context: Context, rank: int, until_s: float, check: Callable[[], None]
 def _awaited(context: Context, key: str, late: str, until_s: float, check: Callable[[], None]) -> bytes:
     """Wait for the value of ``key`` in the store, and return it.
 
-    Raises DeadlineExceeded, with ``late`` in its text, after ``until_s``; and whatever ``check`` raises.
+    Raises DeadlineExceeded, with ``late`` in its text, after ``until_s``. Raises also whatever ``check`` raises.
     """
     while True:
         check()
@@ -98,7 +98,10 @@ def _name(context: Context) -> str:
 
 
 def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
-    """Return why these processes cannot have a communicator; empty if they can."""
+    """Return why these processes cannot have a common communicator, or "" if they can.
+
+    ``facts`` holds for each member: its rank in MPI's world, the size of that world, and MPI's version text.
+    """
     libraries: dict[str, list[int]] = {}
     for member, fact in zip(context.members, facts):
         libraries.setdefault(fact[2], []).append(member.rank)
@@ -136,8 +139,8 @@ def _create(
 def apart(wait: Callable[[], T], context: Context, until_s: float, check: Callable[[], None]) -> T:
     """Call ``wait``, which waits for other processes inside MPI, on a thread of its own, and return its result.
 
-    If the others do not come, the thread is left behind. Raises what ``wait`` or ``check`` raises, and DeadlineExceeded
-    after ``until_s``.
+    If the other processes do not come to this call, the thread is left behind. Raises what ``wait`` or ``check``
+    raises, and DeadlineExceeded after ``until_s``.
     """
     values: list[T] = []
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Plain mpi4py as a peer of `ddl bench`: its blocking collectives. The ranks must have been started by MPI."""
+"""Plain mpi4py, whose blocking collectives `ddl bench` compares with ddl's. MPI must have started the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddlcore.types import Kind
 
 
 class MpiPeer(BenchPeer):
-    """The MPI world made by mpiexec, in MPI's own order of ranks, on a separate communicator.
+    """A peer that calls mpi4py's collectives on a separate communicator, a copy of MPI's world.
 
     ``threads`` is the thread level requested from MPI, if MPI is not initialized yet.
     """

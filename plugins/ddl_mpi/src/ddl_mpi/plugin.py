@@ -59,7 +59,7 @@ def ddl_communicators() -> list[CommunicatorsProvider]:
 
 @hookimpl
 def ddl_launchers() -> list[LauncherProvider]:
-    """Return the provider of the mpiexec that belongs to that MPI."""
+    """Return the provider of the launcher that uses mpiexec, or srun in its place."""
     return [
         LauncherProvider(
             name="mpi",
@@ -77,7 +77,7 @@ def ddl_launchers() -> list[LauncherProvider]:
 
 @hookimpl
 def ddl_bench_peers() -> list[BenchPeerProvider]:
-    """Return the provider of mpi4py's own collectives."""
+    """Return the provider of the peer that calls mpi4py's own collectives."""
     return [
         BenchPeerProvider(
             name="mpi",

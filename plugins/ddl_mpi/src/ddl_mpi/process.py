@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 from ddl_mpi.library import INSTALL
 from ddlcore.errors import TransportError
 
-SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # of MPICH and Open MPI
+SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # names by MPICH and Open MPI
 
 
 class _Process:
-    """What this process must remember about MPI."""
+    """The state of MPI in this process."""
 
     def __init__(self) -> None:
-        self.forsaken: list[object] = []  # objects that MPI may still write to or call back
+        self.forsaken: list[object] = []  # objects of abandoned calls: MPI may still write to them or call them back
         self.pid = 0  # of the process that has loaded MPI; a forked child must not finalize it
         self.ours = False  # whether ddl must call MPI_Finalize, and not mpi4py
         self.status = 0  # the exit code passed to sys.exit
@@ -31,11 +31,11 @@ _process = _Process()
 
 
 def load() -> ModuleType:
-    """Import and initialize mpi4py.MPI, and return it. It has thread support if the MPI supports threads.
+    """Import mpi4py.MPI, initialize MPI if that was not done yet, and return the module.
 
-    The first import in the process decides the thread level. Initializing waits for every process that the same mpiexec
-    has started, with the interpreter's lock released. Raises TransportError, in one line that says what to do next, if
-    MPI is missing or already finalized.
+    MPI then supports several threads if it can, unless ``mpi4py.rc`` or the program's own initialization asked for
+    less. Initializing waits for every process that the same mpiexec has started, with the interpreter's lock released.
+    Raises TransportError, in one line that says what to do next, if MPI is missing or already finalized.
     """
     first = "mpi4py.MPI" not in sys.modules
     try:
@@ -67,8 +67,8 @@ def load() -> ModuleType:
 def unname_shared_memory() -> None:
     """Unlink the memory that MPI shares within this host; it is freed when the last process that maps it ends.
 
-    MPI unlinks it when it is finalized, which a killed process never does. Call this only after every process that MPI
-    has started on this host has initialized MPI, and so has mapped the memory.
+    MPI_Finalize would unlink it, but a killed process never calls MPI_Finalize. Call this only after every process that
+    MPI has started on this host has initialized MPI, and so has mapped the memory.
     """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -121,15 +121,15 @@ def cuda_aware() -> bool:
 
 
 def forsake(*things: object) -> None:
-    """Record that a collective was abandoned, which cannot be undone.
+    """Record that a call of MPI was abandoned, so that MPI_Finalize will not be called. This cannot be undone.
 
-    ``things`` are kept alive, because MPI may still use them, and MPI_Finalize will not be called.
+    ``things`` are kept alive, because MPI may still use them.
     """
     _process.forsaken.append(things)
 
 
 def forsaken() -> bool:
-    """Return whether a collective was abandoned in this process."""
+    """Return whether a call of MPI was abandoned in this process."""
     return bool(_process.forsaken)
 
 
@@ -140,9 +140,9 @@ def forsaken() -> bool:
 
 
 def _at_exit() -> None:
-    """Finalize MPI, or arrange that the process ends without it.
+    """Call MPI_Finalize, or arrange that the process ends without MPI_Finalize.
 
-    Runs after the job's shutdown, which is registered later.
+    Runs after the job's shutdown, because that is registered later.
     """
     if os.getpid() != _process.pid:
         return
@@ -164,7 +164,7 @@ def _finalize() -> None:
 
 
 def _note_exits() -> None:
-    """Wrap ``sys.exit`` to learn the exit code, which the interpreter tells nobody.
+    """Wrap ``sys.exit`` to learn the exit code, which the interpreter does not tell to functions of ``atexit``.
 
     A plain ``raise SystemExit(code)`` is not noticed.
     """
@@ -178,9 +178,10 @@ def _note_exits() -> None:
 
 
 class _LastWord:
-    """Ends the process when the interpreter clears its modules: after atexit, but before mpi4py's finalizer.
+    """An object that ends the process when the interpreter clears this module: after atexit, before mpi4py's finalizer.
 
-    It is needed if the program has imported mpi4py.MPI first: mpi4py's finalizer, written in C, cannot be removed.
+    It is needed if the program has imported mpi4py.MPI before ddl: mpi4py's finalizer, which is written in C and calls
+    MPI_Finalize, cannot be removed.
     """
 
     def __init__(self, code: int) -> None:

@@ -20,10 +20,10 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 K = TypeVar("K")
 log = logging.getLogger("ddl")
-# From this size on, ranks meet before they send, so that a rank sleeps while it waits for a late peer.
+# From this size on, ranks wait for each other before they send, so that a rank sleeps while it waits for a late peer.
 LARGE_BYTES = 64 << 10
-PERSIST_AFTER = 3  # calls with the same memory, after which a persistent request is made
-REMEMBERED = 256  # entries; a persistent request needs some hundred bytes, in some MPIs also a temporary buffer
+PERSIST_AFTER = 3  # the number of calls with the same memory after which a persistent request is made
+REMEMBERED = 256  # entries of ``_requests``; a request needs some hundred bytes, in some MPIs also a temporary buffer
 SIXTEEN_BITS = (DType.F16, DType.BF16)
 ORDERED = (ReduceOp.Min, ReduceOp.Max)
 OPS = {ReduceOp.Sum: "SUM", ReduceOp.Min: "MIN", ReduceOp.Max: "MAX", ReduceOp.Product: "PROD"}
@@ -56,7 +56,7 @@ class _Persistent(NamedTuple):
 
 
 class MpiTransport(Transport):
-    """A transport for ranks started by one mpiexec (or srun, …).
+    """A transport for ranks that one mpiexec (or srun, …) has started.
 
     MPI is only called from the thread that calls this object.
     """
@@ -160,7 +160,10 @@ class MpiTransport(Transport):
     # --- collectives as steps: each yields a request to wait for
 
     def _meet(self, separate: bool = False, wanted: bool = False, number: int = 0) -> Iterator[Step]:
-        """Wait until all ranks have come. Afterwards each of ``_words`` is the minimum over all ranks."""
+        """Wait until all ranks have called this. Afterwards each of ``_words`` is the minimum over all ranks.
+
+        The arguments are this rank's words; see SEPARATE, WANTED, NUMBER and NEGATIVE.
+        """
         self._words[:] = [int(separate), int(wanted), number, -number]
         self._meeting.Start()
         yield self._meeting, ARRIVAL
@@ -171,12 +174,15 @@ class MpiTransport(Transport):
         yield send(), self._data if large else ARRIVAL
 
     def _small_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        if source.address != target.address:  # some rank may reduce in place, and MPI wants that on all ranks or none
+        if source.address != target.address:  # another rank may reduce in place, and MPI wants that on all or none
             self._copy(source, target)
         yield self._comm.Iallreduce(self._mpi.IN_PLACE, self._reduced(target), self._op(op, source.dtype)), ARRIVAL
 
     def _large_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """Use a persistent request if all ranks have the same one for this memory, or if all want to make one."""
+        """Reduce a large tensor, by a persistent request if all ranks agree.
+
+        They agree if all have the same request for this memory, or if all want to make one.
+        """
         key = (source.address, target.address, source.count, source.dtype, op)
         kept = self._requests.pop(key, 0)
         ready = isinstance(kept, _Persistent)
@@ -208,7 +214,7 @@ class MpiTransport(Transport):
         yield request, self._data
 
     def _reduce_ourselves(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """Reduce with ddl's kernels: each rank reduces a part, and the parts are gathered.
+        """Reduce with ddl's kernels: each rank reduces a part, and then the parts are gathered.
 
         This sends as many bytes as a ring. 16-bit sums are rounded once, and no NaN is lost.
         """
@@ -250,7 +256,7 @@ class MpiTransport(Transport):
         return [memory, buffer.count, self._moved_types[buffer.dtype.itemsize]]
 
     def _laid_out(self, buffer: Buffer, counts: Sequence[int]) -> list[Any]:
-        """Return MPI's description of ``buffer`` as consecutive parts with the given element counts."""
+        """Return MPI's description of ``buffer`` as consecutive parts, with ``counts`` elements each."""
         memory, _, datatype = self._moved(buffer)
         return [memory, (list(counts), [0, *accumulate(counts)][:-1]), datatype]
 
@@ -291,14 +297,14 @@ class MpiTransport(Transport):
         return f"communicator {context.name or '(unnamed)'}" if context else "the communicator"
 
     def _forget(self, limit: int) -> None:
-        """Free the oldest requests until only ``limit`` are left."""
+        """Remove the oldest entries of ``_requests`` until ``limit`` are left, and free their persistent requests."""
         while len(self._requests) > limit:
             _, kept = self._requests.popitem(last=False)
             if isinstance(kept, _Persistent):
                 kept.request.Free()
 
     def _temporary_of(self, use: str, count: int, dtype: DType) -> Buffer:
-        """Return temporary memory, which is kept for the next call with the same ``use``."""
+        """Return temporary memory for ``count`` elements. It is kept for the next call with the same ``use``."""
         nbytes = count * dtype.itemsize
         memory = self._scratch.get(use)
         if memory is None or memory.nbytes < nbytes:
@@ -307,7 +313,7 @@ class MpiTransport(Transport):
 
 
 def _is_ours(source: Buffer, op: ReduceOp) -> bool:
-    """Return whether ddl's kernels reduce it, which they do in host memory.
+    """Return whether ddl's kernels, and not MPI, reduce ``source`` by ``op``. They need it in host memory.
 
     MPI adds 16-bit floats in 16 bits. It finds the minimum or maximum of floats by comparing, so with a NaN each rank
     may get a different result.

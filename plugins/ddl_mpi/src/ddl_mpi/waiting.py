@@ -10,26 +10,31 @@ from typing import Any, NamedTuple
 from ddlcore.contracts.transport import Work
 
 LONGEST_SLEEP_S = 0.5e-3
-SLEEP_SHARE = 0.1  # of the time waited so far: the delay with which a rank may notice completion
+SLEEP_SHARE = 0.1  # a sleep is at most this part of the time waited so far: it delays noticing the completion
 
 
 class Patience(NamedTuple):
-    """How long a rank tests without pause, and how long it then yields the core between tests before it sleeps."""
+    """The two times of a wait, both counted from its beginning.
+
+    Until ``spin_s`` a rank tests without pause, and until ``yield_s`` it yields the core between tests. After that it
+    sleeps between tests.
+    """
 
     spin_s: float
     yield_s: float
 
 
-ARRIVAL = Patience(15e-6, 100e-6)  # waiting for peers, which may compute for long, perhaps on this core
-DATA = Patience(2e-3, 50e-3)  # all peers have come; if a transfer takes longer, a peer has been stopped
-CROWDED = Patience(15e-6, 50e-3)  # the same if ranks share cores: spinning would delay the peer that is waited for
+ARRIVAL = Patience(15e-6, 100e-6)  # waiting for peers to call, which may compute for long, perhaps on this core
+DATA = Patience(2e-3, 50e-3)  # waiting for data when all peers have called; it takes longer only if one is stopped
+CROWDED = Patience(15e-6, 50e-3)  # as DATA, if ranks share cores: spinning would delay the peer that is waited for
 Step = tuple[Any, Patience]  # a started request of MPI, and how to wait for it
 
 
 class Steps(Work):
-    """A collective made of steps; each step begins when the previous one is complete.
+    """A collective made of steps. Each step begins when the previous one is complete.
 
-    ``check`` may raise to stop the collective. ``fail`` converts MPI's errors. ``done`` is called after the last step.
+    ``check`` may raise to stop the collective. ``fail`` converts an error of MPI to one of ddl. ``done`` is called
+    after the last step.
     """
 
     __slots__ = ("_check", "_done", "_fail", "_since_s", "_step", "_steps")

@@ -69,7 +69,8 @@ class MxnetAdapter(Adapter):
 def dtype_of(tensor: Any, *, anywhere: bool = False) -> DType:
     """Return the element type of an array that a transport can reach.
 
-    Raises ValueError for any other object, and says what to do. ``anywhere``: also accept arrays on a GPU, because the
+    Raises ValueError, which says what to do, for an object that is no dense MXNet array, and for an array of an
+    unsupported type or in memory that no transport reaches. ``anywhere``: also accept arrays on a GPU, because the
     caller stages them on the host.
     """
     if not isinstance(tensor, mx.nd.NDArray):
@@ -102,10 +103,10 @@ def dtype_of(tensor: Any, *, anywhere: bool = False) -> DType:
 
 
 def address_of(handle: Any) -> int | None:
-    """Return the address of the array's memory, or None if oneDNN keeps it in a layout of its own.
+    """Return the address of the array's memory, or None if oneDNN keeps the array in a layout of its own.
 
-    Never waits for MXNet's engine, so the engine itself may run it. ``MXNDArrayGetData`` would deadlock there: it would
-    wait for the engine, which waits for the caller.
+    ``handle`` is MXNet's handle of the array. This never waits for MXNet's engine, so threads of the engine may call
+    it. ``MXNDArrayGetData`` would deadlock there: it would wait for the engine, and the engine for its thread.
     """
     exported = ctypes.c_void_p()
     if _LIB.MXNDArrayToDLPack(handle, ctypes.byref(exported)) != 0:
@@ -118,8 +119,8 @@ def address_of(handle: Any) -> int | None:
 def apart(arrays: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
     """Return the arrays that share memory with no earlier array and with none of ``others``.
 
-    An operation with the same engine variable twice would make MXNet's engine wait for itself, and all views of an
-    array have the same variable. So only one view of each array may be passed.
+    All views of an array have the same variable in MXNet's engine. An operation with one variable twice would make the
+    engine wait for itself, so only one view of each array may be passed to it.
     """
     known = {_memory_of(array) for array in others}
     chosen = []
@@ -132,7 +133,7 @@ def apart(arrays: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
 
 
 def overlapping(arrays: Sequence[Any]) -> set[int]:
-    """Return the indices of the arrays that share some memory with another one of them.
+    """Return the indices of those arrays that share memory with another array of ``arrays``.
 
     The arrays must be dense and in host memory; this waits for all of them. Arrays that share memory need not be views
     of each other: several may have been made from the same NumPy array.
@@ -156,7 +157,10 @@ def overlapping(arrays: Sequence[Any]) -> set[int]:
 
 
 def _memory_of(array: Any) -> int | None:
-    """Return a number that is equal for arrays which are views of the same memory."""
+    """Return a number that is equal for all arrays that are views of the same memory, if MXNet reveals this.
+
+    If MXNet does not reveal it, the number is the handle of the array, which each view has for itself.
+    """
     handle: int | None = array.handle.value
     return _first_word(handle) if _has_memory_first() else handle
 
@@ -191,7 +195,7 @@ def _waited_address(tensor: Any) -> int:
 
 
 def count_of(shape: Sequence[int]) -> int:
-    """Return how many elements an array of that shape has."""
+    """Return how many elements an array of ``shape`` has."""
     count = 1
     for extent in shape:
         count *= extent

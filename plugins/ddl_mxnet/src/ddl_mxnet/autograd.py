@@ -1,4 +1,4 @@
-"""Makes collectives differentiable; each backward pass is a collective too, so all members must run it.
+"""Makes collectives differentiable. Each backward pass is a collective too, so all members must run it.
 
 The rules are those of Horovod for other frameworks; ``ddlcore.api.CollectiveCall`` lists them.
 
@@ -24,27 +24,28 @@ OPERATIONS = EngineOperations()
 
 @dataclass(frozen=True)
 class Call(CollectiveCall):
-    """The arguments that forward and backward of one collective share.
+    """The arguments that the forward and the backward pass of one collective share.
 
-    ``group``: the call has several tensors, which form a group; otherwise it has one.
+    ``group``: the call has several tensors, which form a group; otherwise it has one tensor.
     """
 
     compressor: UserCompressor | None = None
     priority: int = 0
     group: bool = False
-    turn: list[str] = field(default_factory=list)  # once it has succeeded: the name for the gradient of an unnamed call
+    turn: list[str] = field(default_factory=list)  # of a call without a name that has succeeded: its gradient's name
 
     advice: ClassVar[str] = "detach() the array, or use Average or Sum"
 
     def backward(self) -> Call:
-        """Return the same call for the gradient, with a name of its own.
+        """Return the call for the backward pass, which has a name of its own.
 
-        It has one even if this call has none, because MXNet runs backward passes in any order.
+        It has a name even if this call has none: MXNet may run the backward passes of several calls in any order, so
+        calls without a name would not match between ranks.
         """
         return replace(self, name=f"{self.turn[0] if self.name is None else self.name}.grad")
 
     def operations(self) -> EngineOperations:
-        """Return the collectives, with the call's priority."""
+        """Return the collectives, with this call's priority in MXNet's engine."""
         return OPERATIONS.at(self.priority)
 
 
@@ -54,7 +55,7 @@ def allreduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 
 def allgather(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """Wait for and return, for each array, the rows of all members, concatenated in rank order."""
+    """Wait for the rows of all members, and return them for each array, concatenated in rank order."""
     return _recorded(Function(_gathered, _gathered_back), call, tensors)
 
 
@@ -68,7 +69,7 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
 
 
 def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any, list[int]]:
-    """Wait for and return the rows that were sent to this member, and how many came from each member."""
+    """Wait for the rows that were sent to this member; return them, and how many rows came from each member."""
     received: list[int] = []
 
     def forward(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -80,7 +81,7 @@ def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any
 
 
 def reducescatter(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """Wait for and return this member's rows of each reduced array."""
+    """Wait for the reduced arrays, and return this member's rows of each."""
     return _recorded(Function(_scattered, _scattered_back), call, tensors)
 
 

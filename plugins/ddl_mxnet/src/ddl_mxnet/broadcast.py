@@ -20,13 +20,13 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     """Overwrite every parameter with its values on ``root_rank``.
 
     ``params``: ``net.collect_params()``, or a dict of names and parameters or NDArrays. ``module.get_params()`` returns
-    such dicts, which must be set again by ``module.set_params``. ``prefix`` goes before the names under which
-    parameters are broadcast. Every rank must call it with the same names.
+    such dicts; after the broadcast, pass them to ``module.set_params``. ``prefix`` is put before the names under which
+    parameters are broadcast. Every rank must call this with the same names.
 
     A parameter with deferred initialization is broadcast when it is initialized, in the first forward pass. If
-    ``root_rank`` has its values already, from a checkpoint for example, it is broadcast at once and takes its shape
-    from the root. Raises ValueError on every rank for other types, for different names or shapes, and for a parameter
-    that has values on another rank but not on the root.
+    ``root_rank`` already has the parameter's values, from a checkpoint for example, it is broadcast at once and takes
+    its shape from the root. Raises ValueError on every rank for other types, for different names or shapes, and for a
+    parameter that has values on another rank but not on the root.
     """
     if not isinstance(params, Mapping | ParameterDict):
         raise InvalidArgument(
@@ -74,7 +74,10 @@ def _state(value: Any) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _check(everyone: list[list[tuple[str, str, Any]]], root_rank: int) -> None:
-    """Raise ValueError if the ranks' parameters do not match; every rank raises the same error."""
+    """Raise ValueError if the ranks' parameters do not match; every rank raises the same error.
+
+    ``everyone`` holds, for each rank, the name, state and shape of each parameter.
+    """
     root = everyone[root_rank]
     for rank, theirs in enumerate(everyone):
         names, expected = {name for name, *_ in theirs}, {name for name, *_ in root}

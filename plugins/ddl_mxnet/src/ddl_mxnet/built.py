@@ -1,4 +1,4 @@
-"""Answers Horovod's questions about its build (``mpi_built`` and others) by what is installed here."""
+"""Answers the questions of Horovod's scripts about its build (``mpi_built`` and others) by what is installed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of `ddl doctor` for MXNet: finds a numpy with which the installed MXNet cannot be imported."""
+"""The check of `ddl doctor` for MXNet: it finds a numpy with which the installed MXNet cannot be imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _new_numpy(host: HostView) -> str:
 
 
 class KnownBadMxnet(KnownBadCheck):
-    """The known bad combinations of MXNet and numpy, found by what is installed."""
+    """The check that finds known bad combinations of MXNet and numpy among the installed packages."""
 
     name = "known-bad-mxnet"
     completes = "known-bad"

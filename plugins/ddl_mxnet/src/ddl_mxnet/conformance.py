@@ -19,7 +19,7 @@ assert ddl_mxnet.__doc__
 
 
 class Arrays:
-    """The conversions and the odd tensors that test suites need."""
+    """The conversions between NumPy and MXNet, and the special arrays, that test suites need."""
 
     adapter: ClassVar[Adapter] = MxnetAdapter()
     dtypes: ClassVar[frozenset[DType]] = frozenset(DType) - {DType.U16, DType.I16}
@@ -42,7 +42,7 @@ class Arrays:
         return made
 
     def to_numpy(self, tensor: Any) -> Any:
-        """Wait for the values, and return them as a NumPy array."""
+        """Wait for the values of ``tensor``, and return them as a NumPy array."""
         if tensor.dtype == BFLOAT16:
             import ml_dtypes
 

@@ -1,7 +1,8 @@
 """Tells which device belongs to this rank, as MXNet numbers devices, and stages GPU arrays on the host.
 
-MXNet does not expose the streams on which it computes, so other code cannot order its work on GPU memory with them.
-MXNet's own copies are ordered: to the host before a collective, and back after it.
+MXNet does not expose the streams on which it computes, so other code cannot order its work on GPU memory with MXNet's.
+Therefore MXNet itself copies the arrays, and orders these copies with its other work: to the host before a collective,
+and back after it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def local_device() -> Any:
 
 
 def is_on_gpu(array: Any) -> bool:
-    """Return whether this array is on a GPU, so that it must be staged on the host for a collective."""
+    """Return whether ``array`` is on a GPU, so that it must be staged on the host for a collective."""
     return _is_gpu(array.ctx)
 
 

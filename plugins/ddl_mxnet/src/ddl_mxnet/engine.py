@@ -1,8 +1,9 @@
 """Runs collectives as operations of MXNet's engine, which orders them with the work that it still computes.
 
 An operation is pushed with the arrays that it reads and writes. The engine calls back when all earlier work on these
-arrays is done, and counts the operation as running until ddl has its result. Later operators on the arrays wait for
-that, as they do for any operator of MXNet. Errors are raised where MXNet raises them: when a thread waits for an array.
+arrays is done, and counts the operation as running until ddl has its result. Later operators on these arrays wait until
+then, as they wait for any operator of MXNet. Errors are raised where MXNet raises them: when a thread waits for an
+array.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ _CPU_CONTEXT = (ctypes.c_int * 2)(1, 0)  # base.h, Context: cpu(0)
 _NAME = b"ddl"
 _KNOWN_ERRORS = 64
 _END_S = 10.0  # how long to wait at exit for the operator that MXNet is running
-_LOOK_S = 0.002  # how often to look meanwhile
+_LOOK_S = 0.002  # the pause between two looks whether that operator has ended
 _ONEDNN = (DType.F32, DType.BF16, DType.I8, DType.U8)  # the types with which oneDNN computes
 _SKIPPED = "MXNet could not compute an array of this operation; array.wait_to_read() says why"
 
 _keys = itertools.count(1)
 _pushed: dict[int, Pushed] = {}  # the operations that the engine has not called back yet
 _entered: set[int] = set()  # the keys of the operations that the engine is calling back now
-_functions: dict[int, Any] = {}  # address -> callable of ``on_complete``; the engine uses one for all operations
-_raised: dict[int, BaseException] = {}  # errors by the number that MXNet carries in their messages
+_functions: dict[int, Any] = {}  # address of ``on_complete`` -> callable; all operations have the same address
+_raised: dict[int, BaseException] = {}  # errors, by the number that their messages carry through MXNet
 
 _push = _LIB["MXEnginePushAsyncND"]  # indexing makes a separate function object, whose argument types may be set
 _push.argtypes = (
@@ -67,11 +68,12 @@ _destroy.argtypes, _destroy.restype = (ctypes.c_void_p,), None
 
 
 class Pushed:
-    """An operation of MXNet's engine, which calls ``begin`` on one of its threads when the arrays are ready.
+    """An operation of MXNet's engine. A thread of the engine calls ``begin`` when the operation may use its arrays.
 
-    ``begin`` must not wait. Later operators on the arrays run after ``end`` has been called, which any thread may do.
-    The engine calls ``skip`` instead of ``begin`` if one of the arrays could not be computed. An operation may be
-    pushed again, from any thread; the engine runs operations that write the same arrays one after the other.
+    ``reads`` and ``writes`` are these arrays. ``begin`` must not wait. Operators that use the arrays later run only
+    after ``end`` has been called, which any thread may do. The engine calls ``skip`` instead of ``begin`` if one of the
+    arrays could not be computed. An operation may be pushed again, from any thread; the engine runs operations that
+    write the same arrays one after the other.
     """
 
     __slots__ = ("_arguments", "_arrays", "_error", "_on_complete", "_traffic", "begin", "skip")
@@ -103,10 +105,10 @@ class Pushed:
         )
 
     def push(self, priority: int = 0) -> None:
-        """Queue the operation after everything that the caller has asked MXNet for.
+        """Queue the operation in MXNet's engine, behind all earlier operators on its arrays.
 
-        ``priority`` is the engine's: higher runs first. With the naive engine, which computes within the call, this
-        returns after the operation has ended, and raises its error.
+        ``priority`` is the priority in the engine: operations with higher numbers run first. The naive engine computes
+        within the call: then this returns after the operation has ended, and raises its error.
         """
         if self._traffic is not None:
             self._traffic.pushed()
@@ -122,7 +124,10 @@ class Pushed:
             raise error.with_traceback(None)
 
     def called_back(self, on_complete: tuple[int, ...]) -> None:
-        """Begin the operation: the engine has given it exclusive use of the arrays."""
+        """Begin the operation, because the engine says that it may use its arrays now.
+
+        ``on_complete`` is the engine's callback, by which ``end`` reports the end of the operation.
+        """
         self._on_complete = on_complete
         if self._traffic is not None:
             self._traffic.called_back()
@@ -132,16 +137,17 @@ class Pushed:
             self.end(error)
 
     def skipped(self) -> None:
-        """Note that the engine has dropped the operation without running it."""
+        """Record that the engine has dropped the operation without running it, and call ``skip``."""
         if self._traffic is not None:
             self._traffic.skipped()
         if self.skip is not None:
             self.skip()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Give the arrays back to MXNet; a thread that waits for a written array gets ``error``.
+        """Report to MXNet that the operation has ended, so that other operators may use its arrays.
 
-        Any thread that holds no lock of ddl may call it. Calls after the first do nothing.
+        With ``error``, each thread that waits for a written array raises it. Any thread that holds no lock of ddl may
+        call this. Calls after the first do nothing.
         """
         if not self._on_complete:
             return
@@ -157,8 +163,8 @@ class Pushed:
         else:
             # ``on_complete`` takes a C++ exception, and ctypes cannot make one. So the constructor of libstdc++ builds
             # a std::runtime_error in these bytes. MXNet copies it before the call returns, hence it is destroyed at
-            # once. Only its text reaches the thread that waits; ``_remembered`` puts a number into the text, by which
-            # ``_recalled`` finds the Python error again.
+            # once. Only its text reaches the thread that waits. ``_remembered`` puts a number into the text, by which
+            # ``_recalled`` finds the Python error.
             thrown = (ctypes.c_char * 64)()
             _construct(thrown, _remembered(error))
             function(engine, argument, ctypes.addressof(thrown))
@@ -176,7 +182,10 @@ def _call_back(_context: int, on_complete: int, key: int) -> None:
 
 
 def _delete(key: int) -> None:
-    """Note that MXNet has deleted the operation. This is the only notice of operations that it did not run."""
+    """Handle MXNet's deletion of an operation: if MXNet has not called it back, it will never run.
+
+    For an operation that never runs, MXNet gives no other notice.
+    """
     if key not in _pushed:
         return
     _entered.add(key)
@@ -188,16 +197,16 @@ def _delete(key: int) -> None:
 
 @atexit.register
 def _end() -> None:
-    """Wait at exit until MXNet will not call back any more: a callback into an ending interpreter aborts the process.
+    """Wait at exit until MXNet makes no more callbacks: a callback into an ending interpreter aborts the process.
 
     This runs after the job's shutdown and before MXNet's own exit function. Operations that the engine has not begun
-    are dropped, as they would be without this.
+    are dropped, as they would be without this function.
     """
     if not _pushed or is_initialized():
         return
-    # ``_pushed`` alone does not tell that it is safe to go on: a callback removes its operation from there first and
-    # then runs Python code. ``_entered`` holds its key for just that time. A callback adds the key before it removes
-    # the operation, so at every moment one of the two is not empty while a callback is still to come or runs.
+    # It is not safe to go on as soon as ``_pushed`` is empty: a callback removes its operation from there first and
+    # then runs Python code. ``_entered`` holds the operation's key for just that time. A callback adds the key before
+    # it removes the operation, so while a callback is still to come or runs, one of the two is not empty.
     _LIB.MXNotifyShutdown()
     until_s = time.monotonic() + _END_S
     while (_pushed or _entered) and time.monotonic() < until_s:
@@ -249,7 +258,7 @@ def is_naive() -> bool:
 
 
 class _Promised(MxnetAdapter):
-    """An adapter that describes arrays which may still be computed: it gives no address and does not wait."""
+    """An adapter for arrays that MXNet may still be computing: it does not wait, and gives 0 as their address."""
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         dtype, shape = dtype_of(tensor, anywhere=True), tuple(tensor.shape)
@@ -259,7 +268,7 @@ class _Promised(MxnetAdapter):
 class EngineOperations(Operations):
     """The collectives over arrays that MXNet may still be computing.
 
-    No call waits for the arrays. ``wait`` of a handle waits for the arrays and the collective.
+    No call waits for the arrays. The ``wait`` of a handle waits for the arrays and for the collective.
     """
 
     def __init__(self) -> None:
@@ -267,7 +276,7 @@ class EngineOperations(Operations):
         self.priority = 0
 
     def at(self, priority: int) -> EngineOperations:
-        """Return these operations with another priority in MXNet's engine."""
+        """Return the same collectives with ``priority`` in MXNet's engine, where higher numbers run first."""
         if priority == 0:
             return self
         other = copy(self)
@@ -347,10 +356,11 @@ def _brought_to_host(entry: TensorEntry) -> list[tuple[Any, Any]]:
 
 
 def _put_in_order(entry: TensorEntry) -> None:
-    """Make the engine convert the source array to MXNet's usual layout after the work that it still computes.
+    """Make the engine convert the source array to MXNet's usual layout, after the operators that still compute it.
 
     oneDNN may keep the array in a layout of its own. That cannot be checked here: MXNet allocates the memory of an
-    array when it is computed or first looked at, and two threads that do so at once get two different memories.
+    array when the array is computed or first looked at, and if two threads do this at once they get two different
+    memories.
     """
     source = entry.source
     if _reorder is not None and source is not None and source.dtype in _ONEDNN and len(source.shape) > 1:
@@ -359,7 +369,10 @@ def _put_in_order(entry: TensorEntry) -> None:
 
 
 def _located(array: Any) -> int:
-    """Return the address of the array; called on a thread of the engine. Raises InvalidArgument for oneDNN layouts."""
+    """Return the address of the array's memory. Threads of MXNet's engine may call this, because it does not wait.
+
+    Raises InvalidArgument if the array is in a layout of oneDNN's own.
+    """
     address = address_of(array.handle)
     if address is None:
         raise InvalidArgument(

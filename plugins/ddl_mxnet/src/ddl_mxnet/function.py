@@ -1,7 +1,8 @@
 """Records an operation with its own backward pass in MXNet's autograd; knows no collective.
 
-It replaces ``mx.autograd.Function``, whose callback in MXNet 1.9.1 leaves out gradients if ``grad_req`` is "add" and
-those of all inputs behind one that needs no gradient, and replaces an error by a message that does not name it.
+It replaces ``mx.autograd.Function``, whose callback has three defects in MXNet 1.9.1. It leaves out gradients if
+``grad_req`` is "add". It leaves out the gradients of all inputs that follow an input which needs no gradient. And it
+replaces an error by a message that does not name the error.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Function:
     """An operation made of two functions, which MXNet's autograd can differentiate.
 
     ``forward(call, inputs)`` returns the outputs. ``backward(call, inputs, gradients, kept)`` returns the gradients of
-    the inputs; its ``inputs`` only have shapes. Backward runs on a thread of MXNet.
+    the inputs; its ``inputs`` have only shapes, and ``kept`` is the argument given here. Backward runs on a thread of
+    MXNet.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Function:
         self._kept = kept
 
     def apply(self, call: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Run ``forward`` and return the outputs; if MXNet is recording, record the operation."""
+        """Run ``forward`` and return its outputs; if MXNet is recording for autograd, record the operation."""
         recording = mx.autograd.is_recording()
         with mx.autograd.pause(train_mode=mx.autograd.is_training()):
             outputs = self._forward(call, inputs)
@@ -77,7 +79,7 @@ class Function:
                 _spoil(targets, error)
             return True
 
-        def delete(_state: Any, forget: Any = _recorded.pop) -> bool:  # bound here: at exit, globals are gone
+        def delete(_state: Any, forget: Any = _recorded.pop) -> bool:  # a default, because at exit globals are cleared
             forget(key, None)
             return True
 
@@ -95,7 +97,7 @@ class Function:
 
 
 class _Shape:
-    """The shape of an input, which backward needs; the input's values are not kept."""
+    """The shape of an input. Backward needs only this of an input, so the values are not kept."""
 
     __slots__ = ("shape",)
 

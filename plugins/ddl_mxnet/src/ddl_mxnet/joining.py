@@ -10,8 +10,8 @@ from ddlcore.api import ProcessSet, current_job
 def join(device: int = -1) -> int:
     """Declare that this rank has no more data, wait until every rank has joined, and return the last rank that joined.
 
-    First waits until MXNet's engine has handed over all operations that this rank has asked for. ``device`` is ignored;
-    it exists for compatibility with Horovod.
+    First waits until MXNet's engine has handed over to ddl all operations that this rank has called. ``device`` is
+    ignored; it exists for compatibility with Horovod.
     """
     traffic = current_job().companion(Traffic)
     traffic.handed_over()
@@ -23,7 +23,7 @@ def join(device: int = -1) -> int:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set; every rank must call it. Returns False for the global set and for an unregistered set.
 
-    First waits until MXNet's engine has handed over all operations that this rank has asked for.
+    First waits until MXNet's engine has handed over to ddl all operations that this rank has called.
     """
     current_job().companion(Traffic).handed_over()
     return api.remove_process_set(process_set)

@@ -11,9 +11,9 @@ from ddlcore.api import ProcessSet, global_process_set
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the object that ``root_rank`` passes, on every member of the process set.
+    """Return, on every member of the process set, the object that ``root_rank`` passes.
 
-    The root's object must be picklable. Its bytes are checked before they are unpickled.
+    The root's object must be picklable. The bytes that arrive are checked before they are unpickled.
     """
     return OPERATIONS.broadcast_object(obj, root_rank, name, process_set)
 

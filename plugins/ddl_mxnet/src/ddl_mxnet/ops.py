@@ -3,10 +3,11 @@
 Every function is a collective: all members of ``process_set`` must call it with the same name, or, without a name, in
 the same order. Any thread may call it, and the caller owns the results. ``allreduce``, ``broadcast`` and their variants
 return at once, as MXNet's own operators do: the engine fills the array in later, and a thread that waits for the array
-gets the values or the error. The other functions wait, because the shapes of their results are not known before.
-Invalid arguments raise ValueError at once. A failure of the running job raises a DdlInternalError (ddlcore.errors).
-``root_rank`` is always a rank of the world, even within a process set. ``priority`` is that of MXNet's engine: higher
-runs first. Functions that work in place or whose names contain ``async`` are not differentiable.
+gets the values or the error. The other functions wait, unless their names contain ``async``, because the shapes of
+their results are known only when all members have called them. Invalid arguments raise ValueError at once. A failure of
+the running job raises a DdlInternalError (ddlcore.errors). ``root_rank`` is always a rank of the world, even within a
+process set. ``priority`` is the priority in MXNet's engine: operations with higher numbers run first. Functions that
+work in place, or whose names contain ``async``, are not differentiable.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ddlcore.types import Average, ReduceOp
 
 
 def _filled(handle: Waitable, result: Any) -> Any:
-    """Return ``result``, which MXNet's engine fills in later; with the naive engine, wait for it first."""
+    """Return ``result``, which MXNet's engine fills in later; with the naive engine, wait for ``handle`` first."""
     if is_naive():
         handle.wait()
     return result
@@ -54,7 +55,7 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Return a new array: ``postscale_factor * op(prescale_factor * every member's array)``. Differentiable."""
+    """Return a new array: ``postscale_factor * op(prescale_factor * every member's array)``. It is differentiable."""
     wire, user = wire_compression(compression)
     scales = (prescale_factor, postscale_factor)
     call = Call(current_job(), process_set, name, resolve_op(op, average), *scales, wire, user, priority, group=False)
@@ -117,9 +118,9 @@ def grouped_allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> list[Any]:
-    """Return the reduced arrays as new arrays. Differentiable.
+    """Reduce ``tensors`` as one group, and return the results as new arrays. They are differentiable.
 
-    They are one group: none of them is reduced before all members have computed all of them.
+    No array of the group is reduced before all members have computed all arrays of it.
     """
     wire, user = wire_compression(compression)
     scales = (prescale_factor, postscale_factor)
@@ -192,9 +193,9 @@ def _reduction(
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the arrays of all members, concatenated along the first dimension in rank order. Differentiable.
+    """Return the arrays of all members, concatenated along the first dimension in rank order.
 
-    The arrays may differ in the size of the first dimension only.
+    The arrays may differ in the size of the first dimension only. The result is differentiable.
     """
     return autograd.allgather(Call(current_job(), process_set, name, priority=priority), [tensor])[0]
 
@@ -209,7 +210,7 @@ def allgather_async(
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the ``allgather`` of each array, run as one group. Differentiable."""
+    """Return the ``allgather`` of each array, run as one group. The results are differentiable."""
     return autograd.allgather(Call(current_job(), process_set, name, priority=priority, group=True), tensors)
 
 
@@ -230,7 +231,7 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return a new array with the values of the root. Differentiable."""
+    """Return a new array with the values that ``root_rank`` passes. It is differentiable."""
     return autograd.broadcast(Call(current_job(), process_set, name, priority=priority), tensor, root_rank)
 
 
@@ -263,7 +264,10 @@ def broadcast_async_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """Start to overwrite ``tensor`` with the root's values; ``synchronize(handle)`` returns ``tensor``."""
+    """Start to overwrite ``tensor`` with the root's values, and return a handle.
+
+    ``synchronize(handle)`` returns ``tensor``.
+    """
     operations = OPERATIONS.at(priority)
     return operations.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
 
@@ -278,10 +282,10 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` rows to member r, or equally many to each member without ``splits``. Differentiable.
+    """Send ``splits[r]`` rows of ``tensor`` to member r; without ``splits``, send equally many rows to each member.
 
     Returns the received rows, ordered by the rank of the sender. With ``splits`` (an array or a list) it returns a
-    pair: these rows, and an int32 array of how many rows came from each member.
+    pair: these rows, and an int32 array of how many rows came from each member. The rows are differentiable.
     """
     call = Call(current_job(), process_set, name, priority=priority)
     result = autograd.alltoall(call, tensor, _splits(splits))
@@ -336,7 +340,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
 ) -> Any:
-    """Return this member's rows of the reduced array. Differentiable.
+    """Return this member's rows of the reduced array. The result is differentiable.
 
     If the rows do not divide evenly, the first members get one row more than the others.
     """
@@ -354,7 +358,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
 ) -> list[Any]:
-    """Return the ``reducescatter`` of each array, run as one group. Differentiable."""
+    """Return the ``reducescatter`` of each array, run as one group. The results are differentiable."""
     how = (op, name, priority, process_set, prescale_factor, postscale_factor, compression)
     return _scattered(tensors, True, *how)
 

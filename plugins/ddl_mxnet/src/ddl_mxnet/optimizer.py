@@ -1,4 +1,4 @@
-"""Makes any MXNet optimizer update by gradients averaged over the ranks; knows nothing of how they are sent.
+"""Makes any MXNet optimizer update by gradients averaged over the ranks; reducer.py sends the gradients.
 
 The wrapped optimizer stays the same object with a changed class: its state, its schedulers and ``isinstance`` work as
 before. A Module passes all its gradients in one call, so that they are reduced together.
@@ -17,7 +17,7 @@ from ddl_mxnet.replicas import UpdateCheck
 from ddlcore.api import ProcessSet, find_process_set, global_process_set, gradient_compression
 
 O = TypeVar("O")  # noqa: E741  # an optimizer's class; MXNet has no types
-ALL = sys.maxsize  # parameters in one call
+ALL = sys.maxsize  # the number of parameters in one call: no limit
 
 
 def DistributedOptimizer(
@@ -89,7 +89,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
     def aggregate_num(self) -> int:
         """The number of parameters that MXNet passes in one call: all, so that their gradients are reduced together.
 
-        Within an update it is the optimizer's own number.
+        While an update runs, it is the number of the wrapped optimizer itself.
         """
         return cast("int", self.__dict__["aggregate_num"]) if self.__dict__.get("_inside") else ALL
 
@@ -99,7 +99,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
     @property
     def rescale_grad(self) -> float:
-        """The factor that the user has set; within an update it is also divided by the number of ranks."""
+        """The factor that the user has set; while an update runs, it is also divided by the number of ranks."""
         own = cast("float", self.__dict__["rescale_grad"])
         return own * self._ddl.scale if self.__dict__.get("_inside") else own
 
@@ -112,7 +112,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
         self._updated(super().update, index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Do the same as ``update``, with MXNet's multi-precision update."""
+        """Update parameters as ``update`` does, with MXNet's multi-precision update."""
         self._updated(super().update_multi_precision, index, weight, grad, state)
 
     def _updated(self, update: Any, index: Any, weight: Any, grad: Any, state: Any) -> None:
@@ -162,9 +162,9 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
 
 def _again(bare: Any, predivide: float, num_groups: int, ranks: Sequence[int] | None) -> Any:
-    """Restore an unpickled DistributedOptimizer, in the job that is current.
+    """Return an unpickled DistributedOptimizer: wrap ``bare`` again, in the job that is current.
 
-    Raises ValueError if that job has no process set with these ranks.
+    Raises ValueError if that job has no process set with these ranks. ``ranks`` None: the global process set.
     """
     if ranks is None:
         return DistributedOptimizer(bare, predivide, num_groups)

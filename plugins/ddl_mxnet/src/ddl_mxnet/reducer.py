@@ -1,8 +1,9 @@
-"""Sums gradients over the ranks while MXNet's engine still computes others; knows no optimizer and no trainer.
+"""Sums gradients over the ranks while MXNet's engine still computes other gradients; knows no optimizer and no trainer.
 
-The path of one gradient: a fence in MXNet's engine opens when no operator reads or writes the gradient any more. The
-thread that trains waits for the fences one by one, in the order in which backward reaches them, and submits each
-gradient in place. At the end it waits for all of them. Meanwhile the engine computes, and buckets are in flight.
+The path of one gradient: this module queues an empty operation, called a fence, in MXNet's engine. The engine runs the
+fence when no earlier operator reads or writes the gradient any more. The thread that trains waits for the fences one by
+one, in the order in which backward computes the gradients, and submits each gradient, which is summed in place. At the
+end it waits for all sums. Meanwhile the engine computes the other gradients, and buckets are in flight.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from ddlcore.types import Sum
 
 Named = Sequence[tuple[str, Any]]
 
-FENCE_BYTES = 128 << 10  # small gradients share a fence: a fence for each would cost more than their sums
-# A fence must run some C function that does nothing. ``abs`` takes its argument for a number and touches no memory.
+FENCE_BYTES = 128 << 10  # small gradients share a fence: a fence for each of them would take longer than summing them
+# A fence must call a C function that has no effect. ``abs`` takes its argument for a number and touches no memory.
 NOTHING = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)
-PRIORITIZED = ctypes.byref(ctypes.c_int(3))  # FnProperty::kCPUPrioritized: other threads than those of operators
+PRIORITIZED = ctypes.byref(ctypes.c_int(3))  # FnProperty::kCPUPrioritized: runs on other threads than operators
 CPU_CONTEXT = (ctypes.c_int32 * 2)(1, 0)  # mxnet::Context: cpu(0)
 # Not EngineOperations: this module waits for the arrays itself, so MXNet's engine need not know of the collectives.
 OPERATIONS = Operations(MxnetAdapter())
@@ -51,9 +52,9 @@ OPERATIONS = Operations(MxnetAdapter())
 
 @dataclass(frozen=True)
 class Reduction:
-    """How all gradients of one optimizer are summed."""
+    """The settings by which all gradients of one optimizer are summed."""
 
-    predivide: float  # gradients are divided by it before the sum, and the optimizer multiplies by it
+    predivide: float  # gradients are divided by this before the sum; ``Reducer.scale`` makes up for it
     compression: str
     user_compressor: UserCompressor | None
     num_groups: int
@@ -91,21 +92,22 @@ class Fence:
         self.arguments = (NOTHING, None, None, CPU_CONTEXT, None, 0, handles, len(arrays), PRIORITIZED, 0, b"ddl_fence")
 
     def push(self) -> None:
-        """Queue the fence: it opens after all work on its arrays that the engine knows of now, reads included."""
+        """Queue the fence in MXNet's engine, behind all reads and writes of its arrays that were queued before."""
         check_call(_LIB.MXEnginePushSyncND(*self.arguments))
 
     def wait(self) -> None:
-        """Wait until the fence is open. Raises the errors of MXNet's operators."""
+        """Wait until the fence has run, so that no operator uses its arrays. Raises the errors of MXNet's operators."""
         check_call(_LIB.MXNDArrayWaitToRead(self.first))
 
 
 class Plan:
-    """Arrays that are reduced together in every step, in the given order. All ranks must use the same names."""
+    """The arrays that are reduced together in every step, in this order. All ranks must use the same names."""
 
     def __init__(self, gradients: Named, exact: Named = ()) -> None:
-        """Plan the reduction of ``gradients``, and of ``exact``: arrays that are summed without factor or compression.
+        """Plan the reduction of ``gradients`` and of ``exact``; both consist of pairs of a name and an array.
 
-        Raises ValueError for a gradient that is neither dense nor row_sparse.
+        The arrays of ``exact`` are summed without predivision and without compression. Raises ValueError for a gradient
+        that is neither dense nor row_sparse.
         """
         self.sparse = [(name, array) for name, array in gradients if array.stype != "default"]
         strange = [f"{name} ({array.stype})" for name, array in self.sparse if array.stype != "row_sparse"]
@@ -121,7 +123,10 @@ class Plan:
         self.fences = [Fence(slots) for slots in _shares([*self.exact, *self.dense])]
 
     def _reached(self, array: Any, shared: bool) -> Any:
-        """Return the array to reduce: the gradient itself, or a copy if it is on a GPU or shares memory."""
+        """Return the array to reduce: the gradient itself, or a copy of it if it is on a GPU or shares memory.
+
+        A copy is also added to ``staged``. ``shared``: the gradient shares memory with another one.
+        """
         if is_on_gpu(array):
             self.staged.append((array, on_host(array)))
         elif shared:
@@ -132,7 +137,7 @@ class Plan:
 
 
 class Reducer:
-    """Sums all gradients of one optimizer. Only the thread that trains uses it.
+    """The object that sums all gradients of one optimizer. Only the thread that trains may use it.
 
     A reducer belongs to the job that was current when it was created. After ``shutdown()`` and another ``init()`` it
     switches to the new job at the next step, and needs new plans.
@@ -157,7 +162,7 @@ class Reducer:
         self.members = len(ranks)
 
     def rebind(self) -> bool:
-        """Switch to the current job if the old one has ended; return whether it did."""
+        """Bind the reducer to the current job if its own job has ended. Return whether its own job had ended."""
         if not self.job.closed:
             return False
         self._in_flight, self.torn = [], False
@@ -169,22 +174,23 @@ class Reducer:
     def label(self) -> str:
         """The prefix of the gradients' names, which differs between the optimizers of a job.
 
-        It is computed in the optimizer's first reduction, because all members run first reductions in the same order,
-        while they may create their optimizers in different orders.
+        It is computed at the optimizer's first reduction, and not when the optimizer is created: all members run the
+        first reductions of their optimizers in the same order, but may create the optimizers in different orders.
         """
         before = self.job.next_ordinal(f"gradients.{self.reduction.process_set.process_set_id}")
         return f"gradient[{before}]." if before else "gradient."  # a "[" after "gradient" marks the later optimizers
 
     @property
     def scale(self) -> float:
-        """The factor that turns a sum into the mean over the members; 1 if this rank sums nothing."""
+        """The factor that turns a sum of predivided gradients into their mean. It is 1 outside the process set."""
         return self.reduction.predivide / self.members if self.active else 1.0
 
     def require_whole(self) -> None:
-        """End the job if the previous step was torn, so that no rank continues with other values than its peers.
+        """End the job if ``torn`` is set, so that no rank continues with other values than its peers.
 
-        Raises DdlInternalError on this rank. The peers, which wait or will wait for this rank, raise PeerLost with the
-        same text.
+        ``torn`` means that an exception interrupted the previous step after it had sent gradients. Raises
+        DdlInternalError on this rank. The peers, which wait or will wait for this rank, raise PeerLost with the same
+        text.
         """
         if self.torn:
             text = (
@@ -196,9 +202,11 @@ class Reducer:
 
     @contextmanager
     def in_one(self, harmless: type[Exception] = DdlInternalError) -> Iterator[None]:
-        """Return a context that marks the step as torn if an exception leaves it.
+        """Return a context manager that sets ``torn`` if an exception leaves the ``with`` block.
 
-        Two kinds of exceptions do not: a DdlInternalError, because the job itself has failed, and ``harmless`` ones.
+        Two kinds of exceptions do not set it: a DdlInternalError, because then the job itself has failed, and those of
+        the type ``harmless``. At the start it ends the job if the previous step was torn, as ``require_whole`` does. On
+        a rank outside the process set it does nothing.
         """
         if not self.active:
             yield
@@ -213,12 +221,12 @@ class Reducer:
         self.torn = False
 
     def reduce(self, plan: Plan) -> None:
-        """Replace every gradient by its sum over the members. All members must call it once per step.
+        """Replace every gradient of ``plan`` by its sum over the members. All members must call it once per step.
 
         Waits until all operations have ended, then raises the first error: PeerLost, MismatchError or another
-        DdlInternalError. After an interrupt that came before anything was sent it may be called again; after a later
-        interrupt the next call ends the job. ``torn`` stays true until the caller clears it, because only the caller
-        knows when the step (the update, for example) is complete.
+        DdlInternalError. If another exception interrupts it, such as KeyboardInterrupt, it may be called again only if
+        nothing was sent; after that, the next call ends the job. After success ``torn`` stays true until the caller
+        clears it, because only the caller knows when the step (the update, for example) is complete.
         """
         self.require_whole()
         for there, here in plan.staged:
@@ -245,10 +253,11 @@ class Reducer:
             raise failure
 
     def _reduce_in_place(self, plan: Plan) -> Exception | None:
-        """Sum all gradients in place by persistent requests; return the first error.
+        """Sum all gradients in place by persistent requests; return the first error, or None.
 
-        This runs in every step for hundreds of gradients, so each costs one call of MXNet and few lines of Python. If
-        buckets do not overlap with computing, all requests are started together, and this thread runs their bucket.
+        This runs in every step for hundreds of gradients, so the loop makes one call of MXNet for each gradient and
+        little else. If the job does not run buckets while the user's thread computes (``overlaps``), all requests are
+        started together at the end, and this thread runs their buckets.
         """
         started: list[RequestStart] = []
         address, data_of = ctypes.c_void_p(), _LIB.MXNDArrayGetData
@@ -287,9 +296,9 @@ class Reducer:
         )
 
     def _land(self) -> Exception | None:
-        """Wait for all requests in flight and return the first error.
+        """Wait for all requests in flight, and return the first error that one of them raises, or None.
 
-        It waits for the last one first: when that has ended, most of the others have ended too.
+        It begins with the request that was started last: when that one has ended, most of the others have ended too.
         """
         failure: Exception | None = None
         in_flight = self._in_flight
@@ -304,8 +313,9 @@ class Reducer:
     def _shelter(self, plan: Plan) -> None:
         """Prevent MXNet from writing gradients that are still in flight, because peers read them.
 
-        An exception has interrupted the step, and the user may catch it and start another backward pass. An operation
-        in MXNet's engine therefore holds the gradients until the requests have ended; this method does not wait.
+        An exception has interrupted the step, and the user may catch it and start another backward pass. Therefore an
+        operation is pushed to MXNet's engine that occupies the gradients until the requests have ended. This method
+        itself waits only with the naive engine.
         """
         in_flight, self._in_flight = self._in_flight, []
         if not any(request.pending for request in in_flight):
@@ -325,7 +335,7 @@ class Reducer:
         guard.push()
 
     def _reduce_otherwise(self, plan: Plan) -> Exception | None:
-        """Sum gradients in groups, or with a compressor of the user's own; return the first error."""
+        """Sum gradients in groups, or with a compressor of the user's own; return the first error, or None."""
         self.torn = True
         reduce: Callable[..., Waitable] = partial(
             OPERATIONS.grouped_allreduce_async, op=Sum, process_set=self.reduction.process_set, job=self.job
@@ -356,7 +366,10 @@ class Reducer:
         return failure
 
     def _reduce_sparse(self, plan: Plan) -> Exception | None:
-        """Gather the rows of sparse gradients and add them up on every rank, in rank order; return the first error."""
+        """Gather the rows of sparse gradients and add them up on every rank, in rank order.
+
+        Returns the first error, or None.
+        """
         self.torn = True
         gather = partial(allgather_async, process_set=self.reduction.process_set)
         handles = []
@@ -378,7 +391,7 @@ class Reducer:
 
 
 def _shares(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """Divide slots into runs of neighbours of up to FENCE_BYTES each; a larger slot is alone."""
+    """Divide the slots, in their order, into lists of at most FENCE_BYTES each; a larger slot is alone in its list."""
     shares: list[list[Slot]] = []
     room = -1
     for slot in slots:
@@ -392,7 +405,10 @@ def _shares(slots: Sequence[Slot]) -> list[list[Slot]]:
 
 
 def _split(slots: Sequence[Slot], parts: int) -> list[list[Slot]]:
-    """Divide slots into ``parts`` groups of neighbours whose sizes differ by at most one; leave out empty groups."""
+    """Divide the slots, in their order, into ``parts`` groups of almost equal length; leave out empty groups.
+
+    The numbers of slots in two groups differ by at most one.
+    """
     each, more = divmod(len(slots), parts) if parts else (0, 0)
     left = iter(slots)
     groups = [list(islice(left, each + (i < more))) for i in range(parts)]
@@ -400,7 +416,7 @@ def _split(slots: Sequence[Slot], parts: int) -> list[list[Slot]]:
 
 
 def _leave(_: Any) -> None:
-    """Do nothing with a result that is already in place."""
+    """Do nothing: the result of this handle is already in its place."""
 
 
 def _unpack(compressor: UserCompressor | None, contexts: Sequence[Any], arrays: Sequence[Any], sums: Any) -> None:

@@ -48,7 +48,10 @@ def verify(params: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def trainer_verifier(trainer: Any) -> Verifier:
-    """Return the verifier that compares a DistributedTrainer's parameters after its steps, as the settings say."""
+    """Return the verifier that compares a DistributedTrainer's parameters between ranks.
+
+    The settings say after which steps it does so.
+    """
     mine = weakref.ref(trainer)  # weak: the job holds the verifier, which must not keep the parameters alive
 
     def replicas() -> list[Replica]:
@@ -59,7 +62,7 @@ def trainer_verifier(trainer: Any) -> Verifier:
 
 
 class UpdateCheck:
-    """Compares between ranks the arrays that a DistributedOptimizer has updated in one call, as the settings say."""
+    """A check that compares between ranks the arrays which one call of a DistributedOptimizer has updated."""
 
     def __init__(self) -> None:
         # Filled within ``updated`` only: the job holds this object, which must not keep the arrays alive.
@@ -67,7 +70,10 @@ class UpdateCheck:
         self._verifier = Verifier("DistributedOptimizer", self._replicas, advice=UNSENT)
 
     def updated(self, reducer: Reducer, indices: Sequence[Any], weights: Sequence[Any]) -> None:
-        """Note that these arrays were updated in one step."""
+        """Count one step, in which ``weights`` were updated, and compare them if the settings name this step.
+
+        ``indices`` are those by which the optimizer knows the arrays.
+        """
         self._arrays = [(f"index {index}", one) for index, one in zip(indices, weights, strict=True)]
         try:
             self._verifier.stepped(reducer.job, reducer.reduction.process_set.process_set_id or 0)
@@ -81,8 +87,8 @@ class UpdateCheck:
 def _replica(name: str, array: Any) -> Replica:
     """Return the description of an array for comparison.
 
-    ``on_host`` is False even for arrays in host memory: reading one waits for MXNet's engine, and the control thread
-    must not wait for that.
+    ``on_host`` is False even for arrays in host memory: reading an array waits for MXNet's engine, and the control
+    thread must not wait for the engine.
     """
     dense = array if array.stype == "default" else array.tostype("default")
 

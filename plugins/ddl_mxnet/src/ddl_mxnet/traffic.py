@@ -1,8 +1,8 @@
 """Counts the operations that one job has in MXNet's engine, and keeps calls of one name in their order.
 
-The user's thread waits inside MXNet, where ddl does not see it. So when the engine has nothing more to hand over, a
-thread of this module waits in its place. Then ddl leaves replay of a schedule that cannot continue as soon as it would
-if the user had called ``wait``.
+A user's thread that waits for an array waits inside MXNet, and ddl does not notice it. So when the engine has no more
+operations to hand over to ddl, a thread of this module reports a waiting thread to the job. Then ddl leaves replay of a
+schedule that cannot continue as soon as it would if the user had called ``wait``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 from ddlcore.contracts import Companion, JobService
 
-LOOK_AGAIN_S = 0.02  # while the engine still has operations to hand over
-GRACE_S = 0.05  # before the user is assumed to wait; within a step the next operation comes sooner than that
+LOOK_AGAIN_S = 0.02  # the pause between two looks while the engine still has operations to hand over
+GRACE_S = 0.05  # after that time without a new operation the user is assumed to wait; within a step it is shorter
 LEAST_S = 0.005  # the shortest pause between two looks
 SLICE_S = 0.1  # user threads wait in slices of this length, so that Ctrl-C works
 JOIN_S = 2.0  # how long ``close`` waits for the thread
-STALL_S = 60.0  # the patience of ``settle`` if stalls are not reported
+STALL_S = 60.0  # how long ``settle`` waits without progress if ``stall_warning_s`` is 0
 
 log = logging.getLogger(__name__)
 
 
 class Traffic(Companion):
-    """The operations of one job: pushed to MXNet's engine, then running in ddl, then over. Any thread may call it."""
+    """The record of one job's operations: pushed to MXNet's engine, running in ddl or ended. Any thread may call it."""
 
     def __init__(self, job: JobService) -> None:
         super().__init__(job)
@@ -47,16 +47,16 @@ class Traffic(Companion):
     # --- calls without a name
 
     def turn(self, set_id: int | None) -> str:
-        """Return a name for the gradient of a call without a name, made of its ordinal among such calls of the set.
+        """Return a name for the gradient of a call without a name, made of a count of such calls in the process set.
 
-        ``set_id``: the process set. The user's thread calls it, in the order of its calls.
+        ``set_id`` is that of the process set. The user's thread calls this once for each such call, in their order.
         """
         with self._changed:
             ordinal = self._turns[set_id] = self._turns.get(set_id, -1) + 1
             return f"turn.{self._generation}.{ordinal}"
 
     def joined(self) -> None:
-        """Start the ordinals again after a join: some ranks had made fewer calls, so their counts differ."""
+        """Start the counts of ``turn`` again after a join: ranks that joined early have made fewer calls."""
         with self._changed:
             self._generation += 1
             self._turns.clear()
@@ -64,7 +64,7 @@ class Traffic(Companion):
     # --- the life of an operation
 
     def pushed(self) -> None:
-        """Note that an operation is pushed to the engine."""
+        """Record that an operation was pushed to the engine. The first call starts the thread of ``_watch``."""
         with self._changed:
             self._pushed += 1
             if self._thread is None and not self._closed:
@@ -72,7 +72,7 @@ class Traffic(Companion):
                 self._thread.start()
 
     def called_back(self) -> None:
-        """Note that the engine has handed an operation over to ddl."""
+        """Record that the engine has handed an operation over to ddl."""
         with self._changed:
             self._pushed -= 1
             self._running += 1
@@ -82,13 +82,13 @@ class Traffic(Companion):
                 self._changed.notify_all()
 
     def skipped(self) -> None:
-        """Note that the engine will not hand an operation over, because an array of it could not be computed."""
+        """Record that the engine will not hand an operation over, because one of its arrays could not be computed."""
         with self._changed:
             self._pushed -= 1
             self._changed.notify_all()
 
     def ended(self) -> None:
-        """Note that an operation has ended."""
+        """Record that an operation has ended."""
         with self._changed:
             self._running -= 1
             if self._running == 0:
@@ -97,7 +97,10 @@ class Traffic(Companion):
     # --- calls of one name
 
     def queue(self, name: Any) -> _Place:
-        """Return a place behind all calls of that name which have not ended, in the order of the user's calls."""
+        """Return a place for a new call, behind all calls of ``name`` that have not ended.
+
+        The user's thread calls this, so that the places are in the order of the user's calls.
+        """
         with self._changed:
             line = self._lines.setdefault(name, deque())
             place = _Place(name, line)
@@ -106,7 +109,7 @@ class Traffic(Companion):
             return place
 
     def enter(self, place: _Place, begin: Callable[[], None]) -> None:
-        """Call ``begin`` when it is the turn of ``place``: now, or when the call before it has ended."""
+        """Call ``begin`` as soon as all calls before ``place`` have ended: now, or from ``quit``."""
         with self._changed:
             place.begin = begin
             mine = place.line[0] is place
@@ -114,7 +117,7 @@ class Traffic(Companion):
             begin()
 
     def submitted(self, place: _Place) -> None:
-        """Note that the call was submitted to ddl, or never will be."""
+        """Record that the call of ``place`` was submitted to ddl, or that it never will be."""
         with self._changed:
             self._has_submitted(place)
 
@@ -126,7 +129,7 @@ class Traffic(Companion):
                 self._changed.notify_all()
 
     def quit(self, place: _Place) -> None:
-        """Note that the call has ended, and begin the next call of the same name."""
+        """Record that the call of ``place`` has ended, and begin the next call of the same name."""
         with self._changed:
             self._has_submitted(place)
             first = place.line[0] is place
@@ -141,13 +144,14 @@ class Traffic(Companion):
     # --- waiting
 
     def handed_over(self) -> None:
-        """Wait until all operations that the user has asked for so far are submitted to ddl, or the job has ended."""
+        """Wait until ddl has all operations that the user has called so far, or until the job has ended."""
         self._wait(lambda: self._pushed == self._unsubmitted == 0)
 
     def settle(self) -> None:
-        """Wait until all operations have ended, or the job has.
+        """Wait until all operations of this rank have ended, or until the job has ended.
 
-        Gives up with a warning if no operation ends for ``stall_warning_s``: then other ranks have not submitted them.
+        If no operation ends for ``stall_warning_s`` seconds, it logs a warning and returns: then other ranks have not
+        submitted the remaining operations.
         """
         patience_s = self.job.settings.number("stall_warning_s") or STALL_S
         seen, since_s = (0, 0), time.monotonic()
@@ -177,7 +181,10 @@ class Traffic(Companion):
             thread.join(JOIN_S)
 
     def _watch(self) -> None:
-        """Wait in the user's place; this is the thread's main function."""
+        """Report to the job that a thread waits, while operations run in ddl and the engine hands over no more.
+
+        This is the main function of the thread.
+        """
         while True:
             with self._changed:
                 while self._running == 0 and not self._closed:
@@ -192,7 +199,7 @@ class Traffic(Companion):
 
 
 class _Place:
-    """The place of a call among the calls of the same name."""
+    """The place of a call in the queue of all calls of the same name."""
 
     __slots__ = ("begin", "line", "name", "submitted")
 

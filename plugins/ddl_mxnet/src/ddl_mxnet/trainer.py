@@ -1,4 +1,4 @@
-"""Makes Gluon's Trainer update by gradients summed over the ranks; knows nothing of how they are sent (reducer.py)."""
+"""Makes Gluon's Trainer update by gradients summed over the ranks; reducer.py sends the gradients."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ddlcore.errors import DdlInternalError
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has no types
     """A Trainer whose ``step`` updates parameters by gradients that are averaged over ``process_set``.
 
-    Every rank must create one after ``init()``, over the same parameters. ``step`` and ``allreduce_grads`` wait for
-    each gradient as MXNet's engine completes it, and send it while the engine computes the next one; they return when
-    all gradients are reduced. Between ``allreduce_grads`` and ``update`` a gradient holds the *sum* over the ranks
-    (divided by ``gradient_predivide_factor``), as with Horovod; ``update`` divides by the number of ranks. A parameter
-    that got no gradient on this rank since the last step takes part with zeros; with ``ignore_stale_grad`` it is
-    updated if any rank had a gradient. Ranks outside ``process_set`` train by themselves.
+    Every rank must create a trainer after ``init()``, over the same parameters. ``step`` and ``allreduce_grads`` wait
+    for each gradient until MXNet's engine has computed it, and send it while the engine computes the next one; they
+    return when all gradients are reduced. Between ``allreduce_grads`` and ``update`` a gradient holds the *sum* over
+    the ranks (divided by ``gradient_predivide_factor``), as with Horovod; ``update`` divides by the number of ranks. A
+    parameter that got no gradient on this rank since the last step takes part with zeros; with ``ignore_stale_grad`` it
+    is updated if at least one rank had a gradient. Ranks outside ``process_set`` train by themselves.
 
     * ``params``, ``optimizer``, ``optimizer_params``: as for Gluon's Trainer. ``optimizer`` may not be a KVStore's.
     * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
@@ -100,8 +100,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
 
         If an exception interrupts a step after it has reduced gradients, the next call ends the job on all ranks.
         """
-        # The last step was interrupted between reduction and update, so gradients hold sums. Reducing them again would
-        # sum these sums.
+        # If the last step was interrupted between reduction and update, the gradients hold sums. Reducing them again
+        # would sum these sums.
         if self._stepping and self._reduced:
             self._ddl.torn = self._ddl.active
         self._stepping = True
@@ -146,14 +146,20 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     # --- parameters
 
     def trained(self) -> list[tuple[str, Any]]:
-        """Return the parameters that have a gradient, by the names that all ranks use, in the order of the network."""
+        """Return the name and the array of each parameter that has a gradient, in the order of the network.
+
+        All ranks use the same names.
+        """
         pairs = zip(reversed(self._names), reversed(self._backwards))
         return [
             (name.removeprefix("gradient."), param.list_data()[0]) for name, param in pairs if param.grad_req != "null"
         ]
 
     def _arrange(self, gradients: Sequence[Any]) -> None:
-        """Plan which arrays are reduced; called at the first step and when a parameter gets another gradient array."""
+        """Plan which arrays are reduced.
+
+        Called at the first step, and when a parameter has another gradient array than before.
+        """
         if not self._names:
             self._names = self._agreed_names()
         trained = [
@@ -172,7 +178,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         self._arranged = list(gradients)
 
     def _agreed_names(self) -> list[str]:
-        """Return the names of the first member, which all members use.
+        """Return the names under which gradients are reduced: all members use the names of the first member.
 
         Gluon numbers blocks in the order of their creation, which may differ between ranks. Raises ValueError on every
         member if a member's parameters differ in number, shape, type or ``grad_req``.
@@ -200,7 +206,10 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     # --- gradients that backward has not renewed
 
     def _tell_fresh(self) -> None:
-        """Note which gradients are new on this rank, and set the others to zero so that they are not added again."""
+        """Record in ``_fresh`` which gradients are new on this rank, and set the others to zero.
+
+        Otherwise an old gradient would be added to the sum again.
+        """
         state = ctypes.c_int()
         into, ask = ctypes.byref(state), _LIB.MXNDArrayGetGradState
         self._fresh.fill(1.0)
@@ -210,9 +219,11 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
                 param.list_grad()[0][:] = 0
 
     def _judge(self, stale: Any, ignore: bool) -> None:
-        """Decide about parameters whose gradient is not new on some rank: raise UserWarning, or update or skip them.
+        """Raise UserWarning because gradients are not new on every rank; with ``ignore``, mark what to update or skip.
 
-        Every rank decides the same, because the counts are reduced too, so no rank waits for another.
+        ``stale`` holds the places in ``_watched`` of the parameters whose gradients are not new on every rank. With
+        ``ignore`` a parameter is updated if at least one rank has a new gradient, and skipped otherwise. Every rank
+        decides the same, because the counts of ranks with a new gradient are reduced too.
         """
         for param, data, place in (self._watched[index] for index in stale):
             ranks = int(self._fresh[place])

@@ -1,7 +1,7 @@
 """The functions of NCCL as nccl4py offers them; this is the only file that calls nccl4py.
 
-nccl4py's raw layer takes addresses and costs 0.1 µs per call, but nccl4py guarantees only the names in ``nccl.core``.
-If the raw layer differs from that of versions 0.5 and 0.6, ``nccl.core`` is used instead.
+nccl4py's raw layer takes addresses and costs 0.1 µs per call, but nccl4py does not promise to keep it: it promises only
+the names in ``nccl.core``. If the raw layer differs from that of versions 0.5 and 0.6, ``nccl.core`` is used instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DIRECT = {
 
 
 def load() -> Raw:
-    """Return the layer that fits the installed nccl4py. Needs neither a GPU nor libnccl.
+    """Return an object that calls the installed nccl4py. This needs neither a GPU nor libnccl.
 
     Raises ImportError if nccl4py is not installed.
     """
@@ -50,7 +50,7 @@ def load() -> Raw:
 
 
 def changes(nccl: Any) -> list[str]:
-    """Return how the raw layer differs from DIRECT; empty if it does not."""
+    """Return a list that says how nccl4py's raw layer differs from DIRECT; it is empty if there is no difference."""
     found = []
     for name, expected in DIRECT.items():
         function = getattr(nccl, name, None)
@@ -64,7 +64,7 @@ def changes(nccl: Any) -> list[str]:
 
 
 class _Direct:
-    """Calls nccl4py's raw layer with addresses. The functions of the hot path are nccl4py's own."""
+    """NCCL through nccl4py's raw layer, which takes addresses. The functions that each step calls are nccl4py's own."""
 
     def __init__(self, nccl: Any) -> None:
         self._nccl = nccl
@@ -101,9 +101,9 @@ class _Direct:
 
 
 class _Public:
-    """Calls nccl4py's public functions, which take arrays.
+    """NCCL through nccl4py's public functions, which take arrays.
 
-    They are slower: they look for the framework that owns an array, and import frameworks for that.
+    They are slower: they look for the framework that owns an array, and import frameworks to do so.
     """
 
     def __init__(self, core: Any) -> None:

@@ -13,7 +13,7 @@ WHEEL = re.compile(r"nvidia-nccl-cu(\d+)")
 
 
 class NcclCheck(Check):
-    """Checks that all hosts have the same NCCL, for the same CUDA as the other installed packages."""
+    """The check that all hosts have the same NCCL, which is for the same CUDA as the other installed packages."""
 
     name = "nccl"
 
@@ -64,7 +64,7 @@ def _two_cuda_majors(host: HostView) -> str:
 
 
 class KnownBadNccl(KnownBadCheck):
-    """Checks the installed distributions for known bad combinations."""
+    """The check that finds known bad combinations among the installed distributions."""
 
     name = "known-bad-nccl"
     completes = "known-bad"
@@ -81,7 +81,7 @@ class KnownBadNccl(KnownBadCheck):
 
 
 def _release(version: str) -> str:
-    """Return the version that NCCL reports: the first three numbers of the wheel's version, which must all be equal."""
+    """Return the first three numbers of a wheel's version: those that NCCL reports and compares between ranks."""
     return ".".join(version.split(".")[:3])
 
 

@@ -57,7 +57,7 @@ RESULTS = (
 def native(sixteen_bits: bool) -> frozenset[tuple[DType, ReduceOp]]:
     """Return the (type, op) pairs that NCCL reduces as ddl promises.
 
-    ``sixteen_bits``: include those that NCCL adds in 16 bits, because the user allows it.
+    ``sixteen_bits``: also return those that NCCL adds in 16 bits, because the user allows it.
     """
     pairs = {(dtype, op) for dtype in TYPES for op in ALL_OPS if not (dtype.is_float and op in ORDERED)}
     pairs |= {(dtype, ReduceOp.Average) for dtype in TYPES if dtype.is_float}

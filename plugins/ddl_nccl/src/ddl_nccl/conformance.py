@@ -1,4 +1,4 @@
-"""The conformance suite of NCCL, with a stand-in that moves the bytes; ranks are threads with a pretend device each.
+"""The conformance suite of NCCL, over a stand-in that moves the bytes; each rank is a thread with a pretend device.
 
 So everything except NCCL itself is tested without a GPU: which functions of NCCL are called, in which order, on which
 queue.
@@ -22,7 +22,10 @@ from ddlcore.types import Buffer, Device
 
 
 class HostedTransport(NcclTransport):
-    """Treats host memory as its device's memory, and waits on the host, so that any test of transports can use it."""
+    """The transport over a stand-in, with host memory in place of device memory; its calls wait on the host.
+
+    Thus any test of transports can use it.
+    """
 
     capabilities = replace(
         NcclTransport.capabilities, devices=frozenset({"cpu"}), ops=ALL_OPS, stream_ordered=False
@@ -47,7 +50,7 @@ class HostedTransport(NcclTransport):
         super().open(replace(context, queue=self.queue))
 
     def _begin(self, what: str, call: Callable[[], object], *buffers: Buffer) -> Work:
-        """Begin a call, and keep its buffers alive until the queue is past it.
+        """Begin a call, and keep its buffers alive until the queue has executed it.
 
         After an abort the waiting caller returns, but what is queued for the call still runs and uses the memory.
         """

@@ -1,6 +1,6 @@
 """Turns errors of NCCL and its loader into ddl errors that say what to do.
 
-This is the only file that parses their texts.
+Only this file parses the texts of these errors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def explained(what: str, error: BaseException, last_error: str = "") -> DdlInter
 
 
 def meaning(what: str, result: int, last_error: str = "") -> TransportError:
-    """Return the ddl error for a result code that NCCL reports after the call."""
+    """Return the ddl error for a result code that NCCL reports after the call. ``what`` names what has failed."""
     name = RESULTS[result] if 0 <= result < len(RESULTS) else f"result {result}"
     return _told(what, name, result, last_error)
 

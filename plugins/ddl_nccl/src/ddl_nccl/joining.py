@@ -1,6 +1,6 @@
 """Runs NCCL's init, in which all ranks meet, on a thread of its own.
 
-The thread can be left behind, because init never ends if a peer dies in it.
+If a peer dies during init, init never ends. Then the thread is left behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ SLICE_S = 0.05
 
 
 class Joining:
-    """Calls ``init`` on a thread. A communicator that arrives when nobody waits any more goes to ``drop``."""
+    """A call of ``init`` on a thread of its own.
+
+    If ``wait`` has given up before ``init`` returns, the communicator is passed to ``drop``.
+    """
 
     def __init__(self, init: Callable[[], Comm], drop: Callable[[Comm], object]) -> None:
         self._init, self._drop = init, drop
@@ -27,7 +30,7 @@ class Joining:
         threading.Thread(target=self._run, name="ddl-nccl-open", daemon=True).start()
 
     def wait(self, until_s: float, check: Callable[[], None]) -> Comm | None:
-        """Return the communicator, or None after ``until_s`` (of time.monotonic).
+        """Wait for ``init``, and return its communicator, or None at ``until_s`` (of time.monotonic).
 
         Raises what ``init`` or ``check`` raises.
         """

@@ -10,7 +10,7 @@ Comm = Any  # an ncclComm_t, in the type of the layer that made it
 class Raw(Protocol):
     """The functions of NCCL that the transport needs.
 
-    Addresses are of device memory, counts are elements, types and ops are NCCL's codes. The functions raise whatever
+    Addresses are of device memory, counts are in elements, types and ops are NCCL's codes. The functions raise whatever
     nccl4py raises; ``errors.explained`` translates that.
     """
 
@@ -19,25 +19,25 @@ class Raw(Protocol):
         ...
 
     def unique_id(self) -> bytes:
-        """Return a new unique id, which one rank makes for all ranks."""
+        """Return a new unique id. One rank makes it for all ranks of a communicator."""
         ...
 
     def init(self, size: int, unique_id: bytes, rank: int, device: int, name: str) -> Comm:
-        """Create the communicator; blocks until all ranks have come. Calls of the communicator block the host, too.
+        """Create the communicator, and return it when all ranks have called this. Its later calls block the host, too.
 
         ``device`` is the index of the calling thread's current device, which the communicator uses.
         """
         ...
 
     def state(self, comm: Comm) -> int:
-        """Return the communicator's result so far, of the device's work and of NCCL's threads.
+        """Return the communicator's result code so far, of its work on the device and of NCCL's threads.
 
         Any thread may call this.
         """
         ...
 
     def last_error(self, comm: Comm | None) -> str:
-        """Return NCCL's description of the last error; ``comm`` None: of the last error while opening."""
+        """Return NCCL's description of the last error. If ``comm`` is None, it is the last error while opening."""
         ...
 
     def abort(self, comm: Comm) -> object:
@@ -45,15 +45,15 @@ class Raw(Protocol):
         ...
 
     def destroy(self, comm: Comm) -> object:
-        """Free the communicator, on which nothing is in progress."""
+        """Free the communicator. Nothing may be in progress on it."""
         ...
 
     def group_start(self) -> object:
-        """Begin a group: the calls of this thread from here on are executed together in ``group_end``."""
+        """Begin a group: ``group_end`` executes together all calls that this thread makes until then."""
         ...
 
     def group_end(self) -> object:
-        """Execute the calls of the group."""
+        """Execute the calls of the group that ``group_start`` has begun."""
         ...
 
     def all_reduce(
@@ -71,11 +71,11 @@ class Raw(Protocol):
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: int, op: int, comm: Comm, stream: int, /
     ) -> object:
-        """Reduce the sources of all ranks by op; this rank's target gets its ``count`` elements."""
+        """Reduce the sources of all ranks by op, and write the ``count`` elements of this rank to its target."""
         ...
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, comm: Comm, stream: int, /) -> object:
-        """Concatenate the ``count`` elements of every rank in every target."""
+        """Write the ``count`` elements of every rank, in rank order, to the target of every rank."""
         ...
 
     def broadcast(
@@ -85,9 +85,9 @@ class Raw(Protocol):
         ...
 
     def send(self, source: int, count: int, dtype: int, peer: int, comm: Comm, stream: int, /) -> object:
-        """Send to ``peer``, which must receive as many elements."""
+        """Send ``count`` elements to ``peer``, which must receive as many elements."""
         ...
 
     def recv(self, target: int, count: int, dtype: int, peer: int, comm: Comm, stream: int, /) -> object:
-        """Receive from ``peer``."""
+        """Receive ``count`` elements from ``peer``."""
         ...

@@ -1,4 +1,4 @@
-"""Which NCCL is loaded, and what it can do: asked of NCCL itself, not concluded from nccl4py's version."""
+"""Tells which NCCL is loaded and what it can do. It asks NCCL itself: nccl4py's version does not tell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHEELS = "nvidia-nccl-cu"
 
 @dataclass(frozen=True)
 class Features:
-    """The features of the NCCL with that version code."""
+    """The features of an NCCL, by its version code."""
 
     version: int
     average: bool  # supports ncclAvg, which divides by the number of ranks
@@ -28,11 +28,11 @@ class Features:
 
     @classmethod
     def of(cls, version: int) -> Features:
-        """Return the features of a version, according to NCCL's release notes."""
+        """Return the features of NCCL ``version``, according to NCCL's release notes."""
         return cls(version, average=version >= 21000, bfloat16=version >= 21000)
 
     def words(self) -> str:
-        """Return the names of the ops that it supports."""
+        """Return the names of the ops that this NCCL supports."""
         return "sum, min, max, product" + (", average" if self.average else "")
 
 
@@ -54,7 +54,7 @@ def wheels() -> dict[str, str]:
 
 @cache
 def overwritten() -> str:
-    """Return a warning if two wheels contain the same library, of which the later overwrote the earlier, else ""."""
+    """Return a warning if two installed wheels contain the same library, so that one overwrote the other, else ""."""
     found = wheels()
     if len(found) < 2:
         return ""
@@ -66,7 +66,7 @@ def overwritten() -> str:
 
 
 def library(raw: Raw | None = None) -> Library | None:
-    """Load the NCCL that this process would use, and return its description; None if there is none."""
+    """Load the NCCL that this process would use, and return its description; None if there is no NCCL."""
     try:
         version = (raw or load()).version()
     except Exception as error:  # raised by the loader, by nccl4py, or by a stub of NCCL that another library brings

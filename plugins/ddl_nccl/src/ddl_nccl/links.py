@@ -123,7 +123,11 @@ class Cuda:
 
 
 def measure(cuda: Cuda, tell: Tell) -> None:
-    """Send the buses first, then a message when each pair begins and one with its result."""
+    """Time the copies between all pairs of GPUs, and pass the results to ``tell``.
+
+    The first message has the GPUs' addresses on the bus. Then there are two messages for each pair: when it begins, and
+    with its result. All pairs are measured without peer access first, then with it.
+    """
     size = len(cuda.buses())
     tell({"buses": cuda.buses()})
     for state in ("off", "on"):  # "off" first, so that its results are known even if peer access hangs
@@ -141,10 +145,10 @@ def measure(cuda: Cuda, tell: Tell) -> None:
 def put_together(
     messages: Iterable[Mapping[str, Any]], buses: Sequence[str], ended: bool, why: str = ""
 ) -> dict[str, Any]:
-    """Return the facts in the driver's order of GPUs, which ``buses`` gives.
+    """Return the facts of the measurement, with the GPUs in the order of ``buses``, which is the driver's.
 
-    If not ``ended``, the last pair that began hangs. ``why``: the error that ended the measurement too early, during a
-    copy of the last pair that began.
+    ``messages`` are those of ``measure``. If ``ended`` is false, the copies of the last pair that began have not ended.
+    ``why``: the error that ended the measurement too early, during the copies of that pair.
     """
     size = len(buses)
     places: list[int] = []
@@ -173,14 +177,14 @@ def put_together(
 
 
 class LinksCheck(Check):
-    """Adds the times of copies between a host's GPUs to the core's check of GPU links."""
+    """The check that adds the times of copies between a host's GPUs to the core's check of GPU links."""
 
     completes = "gpu-links"
 
     def look(self, host: HostView) -> Any:
-        """Return facts for the check that this one completes.
+        """Measure the copies, and return the facts for the core's check.
 
-        Return {} if the host has fewer than two GPUs, or if it is only a recording of a host.
+        Returns {} if the host has fewer than two GPUs, or if ``host`` is only a recording of a host.
         """
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         if host.root != "/" or len(gpus) < 2:
@@ -189,12 +193,12 @@ class LinksCheck(Check):
         return put_together(messages, [gpu.bus for gpu in gpus], ended, why)
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Return no findings: the check that this one completes judges the facts."""
+        """Return no findings, because the core's check of GPU links judges the facts."""
         return ()
 
 
 def _from_child(environ: Mapping[str, str], patience_s: float) -> tuple[list[dict[str, Any]], bool, str]:
-    """Return the child's messages, whether it ended in time, and why it failed.
+    """Run the measurement in a child process; return its messages, whether it ended in time, and why it failed.
 
     Raises RuntimeError if it failed before the first copy.
     """

@@ -9,18 +9,18 @@ from ddlcore.contracts.device import Event
 
 
 class Marks:
-    """The events and their deadlines. One thread sets them, another checks them."""
+    """A list of events and their deadlines. One thread adds events, another thread checks them."""
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s  # 0: no limit
         self._left: deque[tuple[float, Event]] = deque()
 
     def set(self, event: Event) -> None:
-        """Expect the event within ``patience_s`` from now."""
+        """Add an event, which must be done within ``patience_s`` from now."""
         self._left.append((time.monotonic() + self.patience_s, event))
 
     def late(self) -> bool:
-        """Return whether an event has missed its deadline. Raises DeviceError if the device failed before the event."""
+        """Return whether an event has missed its deadline. Raises DeviceError if the device failed before an event."""
         while self._left:
             until_s, event = self._left[0]
             if not event.done():

@@ -1,7 +1,8 @@
-"""How the ranks of a communicator meet before NCCL is called: checks that all are there, each with its own device.
+"""The meeting of a communicator's ranks before NCCL is called: checks that all are there, each with its own device.
 
-Rank 0 hears all ranks, checks that they have the same NCCL, and answers with NCCL's unique id or with what is wrong. So
-a rank that is missing or would fail is reported by name and in time, while NCCL itself would wait without end.
+Rank 0 collects what all ranks report, checks that they have the same NCCL, and answers with NCCL's unique id or with
+what is wrong. So the error names a rank that is missing or would fail, and is raised within the time limit, while NCCL
+itself would wait without end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SLICE_S = 0.25
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a rank reports about itself."""
+    """The facts that a rank reports about itself."""
 
     rank: int  # in the world
     host: int
@@ -31,7 +32,7 @@ class Arrival:
     trouble: str = ""  # why it cannot take part
 
     def to_bytes(self) -> bytes:
-        """Return the arrival as stored in the store."""
+        """Return the arrival as bytes for the store."""
         return json.dumps([self.rank, self.host, self.device, self.version, self.trouble]).encode()
 
     @classmethod
@@ -42,9 +43,11 @@ class Arrival:
 
 
 def meet(context: Context, arrival: Arrival, unique_id: Callable[[], bytes], check: Callable[[], None]) -> bytes:
-    """Return the unique id that all ranks of ``context`` must use. ``check`` raises to end the wait.
+    """Return the unique id that all ranks of ``context`` must use.
 
-    Raises DeadlineExceeded after ``context.timeout_s``, and TransportError on every rank if NCCL cannot be used.
+    ``arrival`` is this rank's own. ``unique_id`` makes a unique id, and is called on rank 0 only. ``check`` may raise
+    to end the wait. Raises DeadlineExceeded after ``context.timeout_s``, and TransportError on every rank if NCCL
+    cannot be used.
     """
     until_s = time.monotonic() + context.timeout_s
     store = PrefixStore("nccl/", context.store)

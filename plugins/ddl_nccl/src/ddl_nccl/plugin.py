@@ -13,7 +13,7 @@ INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
 def one_each(environ: Mapping[str, str]) -> bool:
     """Return whether each rank needs a GPU of its own.
 
-    NCCL 2.30 and later do without if the user sets NCCL_MULTI_RANK_GPU_ENABLE=1.
+    With NCCL 2.30 or later, ranks may share a GPU if the user sets NCCL_MULTI_RANK_GPU_ENABLE=1.
     """
     return environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1"
 
@@ -77,7 +77,7 @@ def ddl_kernels() -> list[KernelsProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """Return the checks for ``ddl doctor``."""
+    """Return the providers of the checks for ``ddl doctor``."""
     copies = "latency and bandwidth between the GPUs of a host, with P2P on and off"
     return [
         CheckProvider("nccl", "ddl_nccl.checks:NcclCheck", doc="one NCCL on all hosts, of one CUDA"),

@@ -12,9 +12,10 @@ SLICE_S = 0.05  # how often a waiting thread checks for an abort
 
 
 class Queued(Work):
-    """Work that is complete when ``event`` is done, unless ``check`` then raises.
+    """Work that is complete when ``event`` is done, unless ``check`` raises.
 
-    The check comes after the event, because an aborted call also lets the queue continue, with garbage in the memory.
+    ``check`` is called after the event is done: an abort also lets the queue continue until the event, but with garbage
+    in the memory.
     """
 
     def __init__(self, check: Callable[[str], None], event: Event, what: str, kept: object = None) -> None:

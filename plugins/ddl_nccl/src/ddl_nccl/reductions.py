@@ -18,14 +18,15 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 WHOLE_BYTES = 1 << 20  # up to this total, every rank gets everything, in one pass through the network
 PIECE_BYTES = 32 << 20  # larger tensors are cut into pieces of this size, to limit scratch memory
-ALIGNED_BYTES = 16  # of a shard: what NCCL and the kernels move at once
+ALIGNED_BYTES = 16  # the alignment of a shard: NCCL and the kernels move so many bytes at once
 
 
 class OwnReductions:
     """The reductions of one communicator. Every method queues its work and returns; each rank gets the same bits.
 
     ``on`` returns the communicator and the stream. It is called for each call of NCCL, because the communicator may
-    have been aborted meanwhile. Values are reduced in the order of ranks, 16-bit floats in float32 with one rounding.
+    have been aborted meanwhile. Values are reduced in the order of ranks; 16-bit floats are added in float32 and
+    rounded once.
     """
 
     def __init__(self, raw: Raw, on: Callable[[], tuple[Any, int]], queue: Queue, rank: int, size: int) -> None:
@@ -34,7 +35,7 @@ class OwnReductions:
         self._scratch = Scratch(queue)
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Reduce at least one element. Sends as many bytes as a ring does, except for small tensors."""
+        """Queue an allreduce of at least one element. Unless it is small, it sends as many bytes as a ring does."""
         width = source.dtype.itemsize
         piece = PIECE_BYTES // width
         for first in range(0, source.count, piece):
@@ -50,18 +51,18 @@ class OwnReductions:
             self._scatter(source, mine, [share] * self._size, dtype, op)
             self._raw.all_gather(mine, target, share * width, BYTES, *self._on())
         done = share * self._size
-        if done < count:  # all elements, or a rest of fewer than ranks times a unit
+        if done < count:  # all elements, or the rest that cannot be divided into equal aligned shards
             self._whole(source + done * width, target + done * width, count - done, dtype, op)
 
     def _whole(self, source: int, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Send every rank's elements to all ranks, and reduce everything on each."""
+        """Send every rank's elements to all ranks, and reduce everything on each rank."""
         nbytes = count * dtype.itemsize
         slots = self._scratch.address(self._size * nbytes)
         self._raw.all_gather(source, slots, nbytes, BYTES, *self._on())
         self._reduce([slots + rank * nbytes for rank in range(self._size)], target, count, dtype, op)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-        """Reduce and scatter. At least one rank gets an element; this rank's part may be empty."""
+        """Queue a reducescatter. At least one rank gets an element; the part of this rank may be empty."""
         self._scatter(source.address, target.address, counts, source.dtype, op)
 
     def _scatter(self, source: int, target: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:

@@ -1,7 +1,7 @@
-"""NCCL between threads: replaces the raw layer, moves the bytes, and records every use that NCCL does not allow.
+"""A stand-in for NCCL whose ranks are threads: it moves the bytes, and records every use that NCCL does not allow.
 
-Each rank is a thread; addresses are of host memory; a stream is the queue of a pretend device, which executes the work.
-Where NCCL is worse than ddl promises, the stand-in is, too: it rounds 16-bit sums at every hop, and loses NaNs.
+It replaces the raw layer. Addresses are of host memory. A stream is the queue of a pretend device, whose thread
+executes the calls. The stand-in also has NCCL's weaknesses: it rounds 16-bit sums at every hop, and loses NaNs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StandInError(Exception):
 
 
 class _Round:
-    """One collective: the call of each rank, and whether it is over."""
+    """One collective: the calls of the ranks, and whether it has ended."""
 
     def __init__(self) -> None:
         self.parts: dict[int, Asked] = {}
@@ -61,7 +61,7 @@ class _World:
 
 @dataclass(eq=False)
 class Comm:
-    """One rank's communicator. NCCL frees it at its end, so a later use is a fault."""
+    """One rank's communicator. NCCL frees it when it is aborted or destroyed, so a later use is a fault."""
 
     world: _World
     rank: int
@@ -71,19 +71,19 @@ class Comm:
     aborted: bool = False
     ended: str = ""
     collectives: int = 0  # called so far
-    queued: int = 0  # groups that the queue has not finished
+    queued: int = 0  # number of groups of calls that the queue has not finished
     streams: set[int] = field(default_factory=set)
 
 
 class StandIn(Raw):
-    """The stand-in's layer for all ranks. ``faults`` holds a line for each use that NCCL does not allow."""
+    """The stand-in for NCCL, one object for all ranks. ``faults`` has a line for each use that NCCL does not allow."""
 
     def __init__(self, version: int = VERSION) -> None:
         self.faults: list[str] = []
         self.called: list[str] = []  # names of functions, in the order of the calls
         self.abort_s = 0.0  # how long an abort takes
         self.stuck = False  # whether init never returns
-        self.deaf: set[int] = set()  # streams that never reach a collective
+        self.deaf: set[int] = set()  # streams that never reach a collective, so that it never ends
         self._version = version
         self._lock = threading.Lock()
         self._worlds: dict[bytes, _World] = {}
@@ -96,21 +96,24 @@ class StandIn(Raw):
     # --- for tests
 
     def know(self, queue: PretendQueue) -> None:
-        """Allow calls on this queue's stream."""
+        """Allow calls on the stream of ``queue``."""
         self._queues[queue.handle] = queue
 
     def fail(self, rank: int, result: int, account: str = "") -> None:
-        """Make the open communicators of ``rank`` report ``result`` from now on."""
+        """Make the open communicators of ``rank`` report the result code ``result`` from now on.
+
+        ``account`` is the description that goes with it.
+        """
         for comm in self._comms:
             if comm.rank == rank and not comm.ended:
                 comm.error, comm.account = result, account
 
     def release(self) -> None:
-        """Release all threads that are stuck."""
+        """Release all threads that wait in ``init``."""
         self._released.set()
 
     def made(self) -> list[Comm]:
-        """Return all communicators that ranks ever got."""
+        """Return all communicators that were ever given to a rank."""
         return list(self._comms)
 
     def alive(self) -> list[Comm]:
@@ -307,10 +310,10 @@ class StandIn(Raw):
         comm.world.changed.notify_all()
 
     def _collective(self, comm: Comm, number: int, call: Asked) -> None:
-        """Run one collective on the queue's thread of this rank.
+        """Take part in a collective on the thread of this rank's queue. The last rank to do so executes it for all.
 
-        An aborted rank no longer takes part, and its memory may be freed: the other ranks wait until they are aborted,
-        too.
+        ``number`` counts the communicator's collectives. If a rank was aborted, its memory may be freed, so the
+        collective is not executed: the other ranks wait until they are aborted too.
         """
         world = comm.world
         this = world.rounds[number]
@@ -350,4 +353,4 @@ class StandIn(Raw):
 
 
 class _Aborted(Exception):
-    """The communicator was aborted while its kernel ran."""
+    """An error that ends a kernel because its communicator was aborted."""

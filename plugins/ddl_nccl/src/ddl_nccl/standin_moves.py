@@ -1,4 +1,4 @@
-"""What a collective of the stand-in does to memory; it has the same defects as NCCL."""
+"""Executes the collectives of the stand-in on memory, with the same weaknesses as NCCL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUM, PROD, MAX, MIN, AVG = range(5)
 
 @dataclass(frozen=True)
 class Asked:
-    """One collective or message that a rank has called. For a message, ``root`` is the peer."""
+    """One call of a rank: a collective or a message. For a message, ``root`` is the peer."""
 
     kind: str
     source: int
@@ -31,7 +31,7 @@ class Asked:
 
     @property
     def said(self) -> str:
-        """The properties of the call that must be the same on all ranks."""
+        """The properties of the call that must be equal on all ranks, as a text."""
         return f"{self.kind} of {self.count} of type {self.dtype} by op {self.op}, root {self.root}"
 
     def spans(self, size: int) -> Iterator[tuple[int, int]]:
@@ -68,7 +68,10 @@ def carry_out(parts: Sequence[Asked]) -> None:
 
 
 def _fold(arrays: Sequence[Any], op: int) -> Any:
-    """Reduce around the ring from the second rank on: rounded at every hop, and a number wins over a NaN."""
+    """Reduce the arrays as a ring of ranks does: from the second rank on, with a rounding at every hop.
+
+    For the minimum and the maximum, a number wins over a NaN, as in NCCL.
+    """
     function: Any = {SUM: np.add, AVG: np.add, PROD: np.multiply, MAX: np.fmax, MIN: np.fmin}[op]
     kind = arrays[0].dtype
     if op == AVG:

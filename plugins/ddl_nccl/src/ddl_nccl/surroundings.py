@@ -31,7 +31,7 @@ def tell(environ: MutableMapping[str, str], settings: Mapping[str, str | int | f
 
 
 def identity(environ: Mapping[str, str], device: str) -> str:
-    """Return the device's identity, by which ranks notice that two use one device.
+    """Return ``device``, the identity by which ranks notice that two of them use one device.
 
     Return "" if ranks may share a device: NCCL then decides whether that works.
     """
@@ -39,9 +39,9 @@ def identity(environ: Mapping[str, str], device: str) -> str:
 
 
 def chosen_interface(wanted: str) -> str:
-    """Return the name of the interface that ``wanted`` stands for.
+    """Return the name of the network interface that ``wanted`` stands for.
 
-    ``wanted`` lists names, or addresses of this host; the first that the host has counts.
+    ``wanted`` lists names of interfaces or addresses of this host. The first entry that this host has is used.
     """
     try:
         address = chosen_address(wanted)
@@ -54,7 +54,10 @@ def chosen_interface(wanted: str) -> str:
 
 
 def warn(context: Context, version: int) -> None:
-    """Log one line on each host on which the loaded NCCL, of this ``version``, may not be the intended one."""
+    """Log a warning, once on each host, if one of two installed NCCLs has overwritten the other.
+
+    ``version`` is that of the loaded NCCL, which may therefore not be the intended one.
+    """
     me = context.members[context.rank]
     first = next(member.rank for member in context.members if member.host == me.host)
     if me.rank == first and overwritten():

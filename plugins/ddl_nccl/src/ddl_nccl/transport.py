@@ -30,16 +30,17 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 log = logging.getLogger("ddl")
 
-GRACE_S = 3.0  # how long the job may take, after an error of NCCL's, to report the lost rank before this ends the calls
-CALL_S = 0.3  # how long the end of a communicator waits for a call in progress
+GRACE_S = 3.0  # after an error of NCCL, how long the job may take to report a lost rank before we abort by ourselves
+CALL_S = 0.3  # how long aborting a communicator waits for a call in progress
 ABORT_S = 0.8  # how long abort waits for NCCL's abort, CALL_S included; it continues in the background
 CLOSE_S = 2.0  # how long close waits for the queue, and for NCCL
 
 
 class NcclTransport(Transport):
-    """Any number of ranks on any hosts, each with its own GPU.
+    """A transport for any number of ranks on any hosts, each with its own GPU.
 
-    Calls are put on ``context.queue``. ``raw`` is NCCL itself, or a stand-in.
+    Calls of NCCL are queued on ``context.queue``. ``raw`` is NCCL itself, or a stand-in for it; by default ``open``
+    loads NCCL.
     """
 
     capabilities = Capabilities(
@@ -58,7 +59,7 @@ class NcclTransport(Transport):
         self._over = threading.Event()  # aborted or closed: an open in progress gives up
         self._failure: DdlInternalError | None = None
         self._failed_s = 0.0
-        self._open_until_s = 0.0  # while the first reduction runs: NCCL may wait for a peer in the call itself
+        self._open_until_s = 0.0  # a deadline while the first reduction runs: the call itself may wait for a peer
         self._marks = Marks(0.0)
 
     # --- life
@@ -123,7 +124,10 @@ class NcclTransport(Transport):
             return self._raw.unique_id()
 
     def _try_out(self, until_s: float) -> None:
-        """Run one reduction, which connects the ranks, so that GPUs that cannot connect fail here and not in a step."""
+        """Run one reduction, by which NCCL connects the GPUs.
+
+        If they cannot connect, ``open`` therefore fails, and not a later step. ``until_s`` is the deadline.
+        """
         one = self._queue.runtime.allocate(4)
         buffer = Buffer(one.address, 1, DType.I32, (1,), owner=one)
         self._call("connecting", lambda: self._reduced(buffer, buffer, ReduceOp.Max))
@@ -155,7 +159,10 @@ class NcclTransport(Transport):
         self._marks = Marks(0.0)
 
     def _drained(self) -> bool:
-        """Return whether everything queued has run: only then can NCCL destroy the communicator normally."""
+        """Wait up to CLOSE_S, and return whether everything queued has run.
+
+        Only then can NCCL destroy the communicator normally.
+        """
         try:
             return self._queue.record().wait(CLOSE_S)
         except DdlInternalError:
@@ -167,7 +174,10 @@ class NcclTransport(Transport):
         self._end(ABORT_S)
 
     def _end(self, wait_s: float) -> None:
-        """Abort the communicator: waits on the device end, the queue continues, and the memory holds garbage."""
+        """Abort the communicator, and wait up to ``wait_s`` until NCCL has done so.
+
+        Calls of NCCL that wait on the device end without a result: the queue continues, and their memory holds garbage.
+        """
         comm = self._taken()
         if comm is not None and not bounded("abort", lambda: self._abort_comm(comm), wait_s):
             log.debug("nccl: %s is still being aborted", self._name())
@@ -299,7 +309,7 @@ class NcclTransport(Transport):
         self._grouped(scatter)()
 
     def _on(self) -> tuple[Any, int]:
-        """Return the communicator and the stream for a call of NCCL."""
+        """Return the communicator and the stream, which are the last arguments of each call of NCCL."""
         return self._comm, self._queue.handle
 
     def _grouped(self, calls: Callable[[], None]) -> Callable[[], None]:
@@ -339,7 +349,10 @@ class NcclTransport(Transport):
     # --- what goes wrong
 
     def check(self, what: str = "a call") -> None:
-        """Raise an error if this communicator has failed or was aborted. Any thread may call this."""
+        """Raise an error if this communicator has failed or was aborted. Any thread may call this.
+
+        ``what`` names, for the message, the call that cannot be made.
+        """
         if self._failure is not None:
             kind = DeadlineExceeded if isinstance(self._failure, DeadlineExceeded) else TransportError
             raise kind(f"{self._failure} (during {what})") from self._failure
@@ -365,8 +378,8 @@ class NcclTransport(Transport):
             self._fail(self._unreached())
             self._end(ABORT_S)
             return
-        # The job knows better which rank is lost, and aborts. If this ended the calls sooner, the queue would continue
-        # with garbage in the memory before the job's error is known.
+        # The job knows better which rank is lost, and will abort this transport. If the watchdog ended the calls
+        # sooner, the queue would continue with garbage in the memory before the job's error is known.
         if self._failure is not None and time.monotonic() - self._failed_s > GRACE_S:
             log.error("%s", self._failure)
             self._end(ABORT_S)
@@ -404,7 +417,7 @@ class NcclTransport(Transport):
 
 
 def _starts(address: int, counts: Sequence[int], width: int) -> list[int]:
-    """Return the address at which each rank's part begins."""
+    """Return the address at which the part of each rank begins. ``width`` is the size of an element in bytes."""
     return [address + before * width for before in accumulate(counts[:-1], initial=0)]
 
 

@@ -1,4 +1,4 @@
-"""One thread that watches all communicators of this process, while there are any."""
+"""Watches all communicators of this process in one thread, which runs while there are any."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def watch(one: Watched) -> None:
 
 
 def unwatch(one: Watched) -> None:
-    """Stop watching the object, although a last check may still be running.
+    """Stop watching the object. A check that has already begun may still be running when this returns.
 
     The watchdog thread ends with the last object. Calling this again has no effect.
     """

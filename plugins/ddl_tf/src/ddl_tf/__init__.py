@@ -152,7 +152,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names that need Keras only when they are used: a script that uses sessions does not need Keras."""
+    """Import the names that need Keras only when they are used, because a script that uses sessions needs no Keras."""
     if name == "SyncBatchNormalization":
         return import_module("ddl_tf.keras").SyncBatchNormalization
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

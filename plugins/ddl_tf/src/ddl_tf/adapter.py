@@ -1,6 +1,7 @@
-"""Presents eager TensorFlow tensors as dense memory, and memory as such tensors; knows no collective and no gradient.
+"""Describes eager TensorFlow tensors as dense memory, and makes such tensors of memory.
 
-numpy arrays are accepted as tensors too: inside a running graph, TensorFlow passes its tensors as arrays.
+numpy arrays are accepted as tensors too: inside a running graph, TensorFlow passes its tensors as arrays. This module
+knows no collective and no gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TF: dict[DType, Any] = {dtype: tf.dtypes.as_dtype(dtype.label) for dtype in DTy
 _DTYPES = {native: dtype for dtype, native in _TF.items()}
 _ARRAY_DTYPES = {np.dtype(native.as_numpy_dtype): dtype for dtype, native in _TF.items()}
 _ARRAYS = {dtype: native for native, dtype in _ARRAY_DTYPES.items()}
-# The numpy type for memory of each type. numpy has no bfloat16, so uint16 stands for it.
+# The numpy type for memory of each type. numpy has no bfloat16, so uint16 is used for it.
 _NUMPY = {dtype: np.dtype("uint16" if dtype is DType.BF16 else dtype.label) for dtype in DType}
 
 _to_dlpack = tf.experimental.dlpack.to_dlpack
@@ -39,7 +40,10 @@ _Address = ctypes.c_uint64  # the first field of a DLPack tensor is the address 
 
 
 class TfAdapter(Adapter):
-    """The adapter for eager tensors in host memory and on GPUs, which are always row-major and never move in memory."""
+    """The adapter for eager tensors in host memory and on GPUs.
+
+    These tensors are always row-major and never move in memory.
+    """
 
     name = "tensorflow"
 
@@ -99,7 +103,7 @@ class TfAdapter(Adapter):
             with tf.device(HOST):
                 return np.empty(tuple(shape), _ARRAYS[dtype]) if arrays else tf.zeros(shape, _TF[dtype])
         held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(memory.address)
-        held.memory = memory  # the tensor holds the array, which holds ``held``, which holds the memory
+        held.memory = memory  # the tensor holds the array, the array holds ``held``, ``held`` holds the memory
         if arrays:
             return np.frombuffer(held, _ARRAYS[dtype]).reshape(tuple(shape))
         array = np.frombuffer(held, _NUMPY[dtype]).reshape(tuple(shape))
@@ -119,7 +123,7 @@ class TfAdapter(Adapter):
         self.gpu.wait(event)  # TensorFlow exposes no stream that could wait instead
 
     def settle(self, tensor: Any) -> None:
-        """Wait, for a tensor on a GPU, until that GPU has finished TensorFlow's work; other threads may run meanwhile.
+        """Wait until the GPU of ``tensor`` has finished TensorFlow's work; other threads may run meanwhile.
 
         Does nothing for a tensor in host memory. One call costs about as much as a TensorFlow operation.
         """
@@ -127,9 +131,9 @@ class TfAdapter(Adapter):
             self.gpu.settle(tensor)
 
     def serves(self, job: JobService, place: Device | None) -> bool:
-        """Return whether tensors on that device may stay there, which means that a transport reaches them.
+        """Return whether tensors on the device ``place`` may stay there because a transport of ``job`` reaches them.
 
-        The first time that tensors of a GPU may not, the reason is logged.
+        If not, logs the reason once for each kind of device.
         """
         if place is None or place is CPU:
             return place is CPU
@@ -149,7 +153,7 @@ class TfAdapter(Adapter):
 
 
 def brought(adapter: TfAdapter, job: JobService, tensors: Sequence[Any], stage_on_host: bool = False) -> list[Any]:
-    """Return the tensors unchanged if all are on one device that the job reaches, else all of them in host memory."""
+    """Return the tensors unchanged if all are on one device that the job reaches, otherwise all of them in host memory."""
     places = {adapter.gpu.place(tensor) for tensor in tensors if _is_eager(tensor)}
     if places <= {CPU}:
         return list(tensors)
@@ -184,7 +188,7 @@ def _address(tensor: Any) -> int:
 
 
 def _objection(tensor: Any) -> str:
-    """Return why no transport accepts this object, and what the user can do about it."""
+    """Return the message that says why no transport accepts this object, and what the user can do about it."""
     if isinstance(tensor, tf.IndexedSlices):
         return "tf.IndexedSlices have no dense memory; pass tf.convert_to_tensor(slices), or allreduce them"
     if not isinstance(tensor, tf.Tensor):

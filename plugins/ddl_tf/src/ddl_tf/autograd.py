@@ -1,8 +1,7 @@
-"""Carries out collectives eagerly or in a graph, with gradients.
+"""Runs collectives eagerly or in a graph, with gradients.
 
-A gradient is a collective too, so all members compute it.
-
-The rules are Horovod's; ``ddlcore.api.CollectiveCall`` lists them.
+The gradient of a collective is computed by a collective too, so all members must compute it. The rules are Horovod's;
+``ddlcore.api.CollectiveCall`` lists them.
 
 Minimum, maximum and product have no gradient, and raise an error when a gradient is requested. Tensors of integers have
 no gradient either.
@@ -47,14 +46,14 @@ class Call(CollectiveCall):
     advice: ClassVar[str] = "use tf.stop_gradient(tensor), or Average or Sum"
 
     def named(self, verb: str) -> Call:
-        """Return the same call under the name used in messages.
+        """Return the same call under the name used in messages; ``verb`` is a part of it.
 
-        An eager call without a name is matched by its order.
+        An eager call without a name stays without one: it is matched by its order.
         """
         return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name))
 
     def plain(self) -> dict[str, Any]:
-        """Return the keyword arguments of an operation that only moves data, in the job that is running."""
+        """Return the keyword arguments of an operation that only moves data, for the job in which the graph runs now."""
         return {**super().plain(), "job": running(self.job)}
 
 
@@ -79,7 +78,7 @@ def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 
 def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
-    """Return the rows of all members for each tensor, joined in rank order. The tensors become ready together."""
+    """Return, for each tensor, the rows of all members, joined in rank order. The results become ready together."""
     call = call.named("Allgather")
 
     def run(*given: Any) -> Tensors:
@@ -122,7 +121,7 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
 
 
 def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
-    """Return the rows that were sent to this member, and an int32 tensor of how many came from each member.
+    """Return the rows that were sent to this member, and an int32 tensor with the number of rows from each member.
 
     ``splits`` is a tensor, or None.
     """
@@ -153,7 +152,7 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
 
 
 def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
-    """Return this member's rows of each reduced tensor. They become ready together."""
+    """Return this member's rows of each reduced tensor. The results become ready together."""
     call = call.named("Reducescatter")
 
     def run(*given: Any) -> Tensors:
@@ -211,7 +210,7 @@ def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_watched(tensors: Tensors) -> bool:
-    """Return whether a tape may request gradients.
+    """Return whether a tape may later request gradients for these tensors.
 
     TensorFlow has no public function for this. Without the check, each call would cost 0.1 ms more in TensorFlow.
     """

@@ -18,14 +18,15 @@ def average_of_slices(values: Any, indices: Any, count: int) -> tuple[Any, Any]:
     """Return (values, indices) of slices whose dense form is the average of the slices of ``count`` members.
 
     ``values`` and ``indices`` are those of all members, joined. Floating-point values are divided one by one. Integer
-    values of the same index are added first, because the average is not the sum of their truncated quotients; in that
-    case each index occurs once.
+    values of the same index are added first, because the sum of truncated quotients would differ from the truncated
+    average. In that case each index occurs once in the result.
     """
     if not values.dtype.is_integer:
         return divided(values, count), indices
     unique, place = tf.unique(indices)
     rows = tf.size(unique)
-    # The sum of int64 values may overflow although their average does not, so quotients and remainders are added apart.
+    # The sum of int64 values may overflow although their average does not, so quotients and remainders are added
+    # separately.
     wide, by = tf.cast(values, tf.int64), tf.constant(count, tf.int64)
     quotients = tf.math.unsorted_segment_sum(wide // by, place, rows)
     remainders = tf.math.unsorted_segment_sum(wide % by, place, rows)

@@ -53,7 +53,10 @@ def broadcast_variables(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Give the variables the root's values and return them. In a graph, return tensors of their values after that."""
+    """Give the variables the values of ``root_rank``, and return them.
+
+    In a graph, return tensors that have the values of the variables after the broadcast.
+    """
     variables = list(variables)
     assigned = _broadcast("InPlace", name, variables, root_rank, process_set)
     if tf.executing_eagerly() or assigned is None:
@@ -73,9 +76,10 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
-    """Gives all ranks the root's global variables when a session begins, whether they were initialized or restored.
+    """A hook that gives all ranks the root's global variables when a session begins.
 
-    For MonitoredTrainingSession and Estimator, on every rank. ``device``: '' or the name of this host.
+    It does so whether the variables were initialized or restored. Use it on every rank, for MonitoredTrainingSession
+    and Estimator. ``device``: '' or the name of this host.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -85,12 +89,12 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """Add the operation to the graph, which is finalized after this call."""
+        """Add the broadcast operation to the graph, which is finalized after this call."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run the operation."""
+        """Run the broadcast operation in the new session."""
         session.run(self.bcast_op)
 
 
@@ -132,7 +136,10 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
 
 
 def _inner(variable: Any, index: int) -> Any:
-    """Return TensorFlow's variable, which a Keras variable contains."""
+    """Return TensorFlow's variable, which a Keras variable contains.
+
+    Raises ValueError if ``variable``, the one with the number ``index``, is not built yet or is no variable.
+    """
     if hasattr(variable, "_value") and hasattr(variable, "path"):
         if variable._value is None:
             raise InvalidArgument(
@@ -155,7 +162,10 @@ def _own(value: Any, dtype: Any) -> Any:
 
 
 def _check_alike(everyones: Sequence[Any], members: Sequence[int]) -> None:
-    """Raise MismatchError if the members' variables differ. Every member finds the same difference."""
+    """Raise MismatchError if the members' variables differ in number, type or shape.
+
+    All members find the same difference, because ``everyones`` is equal on all of them.
+    """
     for rank, signs in zip(members, everyones, strict=True):
         if len(signs) != len(everyones[0]):
             raise MismatchError(

@@ -1,9 +1,9 @@
-"""Decides which gradients are joined into a bucket and in which order buckets are sent; knows shapes and sizes alone.
+"""Decides which gradients are joined into a bucket and in which order buckets are sent; knows only shapes and sizes.
 
 Passing an array from TensorFlow to Python and back costs about 10 µs whatever its size; joining and splitting in
-TensorFlow's own code costs about 2 µs per member. Therefore small gradients are joined along their first dimension:
-those whose other dimensions are equal as they are, the others flattened. Large gradients are sent alone and are never
-copied.
+TensorFlow's own code costs about 2 µs per member. Therefore small gradients are joined along their first dimension.
+Those whose other dimensions are equal are joined as they are, the others are flattened before. Large gradients are sent
+alone and are never copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SMALL_BYTES = 64 << 10  # up to this size, two copies by TensorFlow cost less th
 
 @dataclass(frozen=True)
 class Look:
-    """What is known of a gradient while the graph is traced. ``shape`` is None if it is not fully known."""
+    """The properties of a gradient that are known while the graph is traced. ``shape`` is None if not fully known."""
 
     dtype: str
     itemsize: int
@@ -26,30 +26,29 @@ class Look:
 
     @property
     def nbytes(self) -> int:
-        """Return the size in bytes; 0 if the shape is not known."""
+        """The size in bytes, or 0 if the shape is not known."""
         return 0 if self.shape is None else prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients, given by their places in the list, that are sent as one tensor of shape (rows, *inner).
+    """A bucket of gradients that are sent as one tensor of shape (rows, *inner).
 
-    ``inner`` is None for a single gradient that is sent unchanged.
+    ``members`` are the places of the gradients in the list. ``inner`` is None for a single gradient that is sent
+    unchanged.
     """
 
     members: tuple[int, ...]
     inner: tuple[int, ...] | None = None
 
     def rows(self, look: Look) -> int:
-        """Return how many rows of the joined tensor belong to this member."""
+        """Return how many rows of the joined tensor belong to the member with the properties ``look``."""
         assert look.shape is not None and self.inner is not None
         return prod(look.shape) if not self.inner else look.shape[0]
 
 
 def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_bytes: float) -> list[list[int]]:
     """Split ``places``, in their order, into at most MOST_GROUPS runs of about ``most_bytes`` bytes.
-
-    The first is small.
 
     The first run has about ``first_bytes`` bytes; 0 makes it as large as the others.
     """
@@ -69,7 +68,7 @@ def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_b
 
 
 def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Bucket]:
-    """Return the buckets in which these gradients are sent together."""
+    """Return the buckets in which the gradients of ``places`` are sent."""
     small = {place for place in places if looks[place].shape is not None and looks[place].nbytes <= SMALL_BYTES}
     alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for place in places:

@@ -14,7 +14,7 @@ def _several(host: HostView) -> str:
 
 
 class KnownBadTensorFlow(KnownBadCheck):
-    """Finds known bad combinations among the installed distributions."""
+    """The check that finds known bad combinations among the installed distributions of TensorFlow."""
 
     name = "known-bad-tensorflow"
     completes = "known-bad"

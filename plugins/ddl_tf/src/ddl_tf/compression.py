@@ -20,14 +20,17 @@ class _Floats(FloatCompression):
 
 
 class _Fp16(_Floats):
-    """Sends floats as float16; they are added in float32 and arrive in their original type."""
+    """The compressor that sends floats as float16; they are added in float32 and arrive in their original type."""
 
     wire: ClassVar[str] = "fp16"
     narrow: ClassVar[Any] = tf.float16
 
 
 class _Bf16(_Floats):
-    """Sends floats as bfloat16 (the range of float32, 8 bits of precision); they are added in float32."""
+    """The compressor that sends floats as bfloat16 (the range of float32, 8 bits of precision).
+
+    They are added in float32 and arrive in their original type.
+    """
 
     wire: ClassVar[str] = "bf16"
     narrow: ClassVar[Any] = tf.bfloat16

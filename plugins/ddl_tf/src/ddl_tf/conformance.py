@@ -12,7 +12,7 @@ from ddlcore.testing import AdapterSuite
 
 
 class TfSuite(AdapterSuite):
-    """The adapter's suite, which `ddl conform tensorflow` runs."""
+    """The adapter tests of the conformance kit for TensorFlow; `ddl conform tensorflow` runs them."""
 
     adapter = TfAdapter()
 

@@ -1,9 +1,9 @@
-"""Adds operations to a graph that pass gradients to Python and bring results back.
+"""Adds operations to a graph that pass gradients to Python and return the results; knows no collectives and variables.
 
-It knows neither collectives nor variables. Gradients in host memory are passed as arrays. Gradients on a GPU are passed
-as eager tensors, which ``py_function`` makes without a copy. Neither operation blocks. The operation that waits for all
-results runs on the host (``graph.asynchronous``). Results on a GPU are stored until one more operation on that GPU,
-which runs after the wait, returns them.
+Gradients in host memory are passed as arrays. Gradients on a GPU are passed as eager tensors, which ``py_function``
+makes without a copy. Neither operation blocks. The operation that waits for all results runs on the host
+(``graph.asynchronous``). Results on a GPU are stored until one more operation on that GPU, which runs after the wait,
+returns them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ LABEL = "DdlGradients"
 
 
 def depart(function: Callable[..., Any], first: int, tensors: Sequence[Any]) -> Any:
-    """Return the token of a new operation that passes arrays to Python: ``function(first, *arrays)``."""
+    """Add an operation that passes arrays to Python by ``function(first, *arrays)``, and return its token.
+
+    The token is an output by which other operations can depend on this one.
+    """
     with tf.device(HOST):
         return _independent(tf.numpy_function(partial(function, first), tensors, tf.int32))
 
 
 def lift(function: Callable[..., None], first: int, tensors: Sequence[Any], gpu: str) -> Any:
-    """Return a new operation, without output, that passes eager tensors on a GPU: ``function(first, *tensors)``."""
+    """Add an operation that passes eager tensors on a GPU to Python by ``function(first, *tensors)``; return it.
+
+    It has no output.
+    """
     with tf.device(gpu):
         operation = tf.py_function(partial(function, first), tensors, [])
     return _independent(operation)
@@ -43,9 +49,10 @@ def arrive(
     shapes: Sequence[Any],
     gpus: Sequence[str],
 ) -> list[Any]:
-    """Return, ordered by number, the outputs of operations that call ``take`` after everything has been sent.
+    """Return, ordered by number, the outputs of operations that call ``take`` after all tensors have been sent.
 
-    Output i is on the GPU that ``gpus[i]`` names, or on the host if that is ''.
+    ``tokens`` and ``lifted`` are the results of ``depart`` and ``lift``. Output i is on the GPU that ``gpus[i]`` names,
+    or on the host if that is ''.
     """
     if not any(gpus):
         return asynchronous(lambda *_: take(), tokens, dtypes, shapes, LABEL)
@@ -83,9 +90,10 @@ def _hand_out(landed: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
 
 
 def _independent(output: Any) -> Any:
-    """Return ``output``, after its operation has been taken out of the automatic order of a ``tf.function``.
+    """Return ``output``, and remove its operation from the automatic order of a ``tf.function``.
 
-    Without that, TensorFlow would run such operations in the order of tracing, which may differ between ranks.
+    In that order, TensorFlow would run such operations as they were traced, and the order of tracing may differ between
+    ranks.
     """
     graph = tf.compat.v1.get_default_graph()
     independently = getattr(getattr(graph, "experimental_acd_manager", None), "run_independently", None)
@@ -118,7 +126,7 @@ def split(whole: Any, bucket: Bucket, members: Sequence[Any]) -> list[Any]:
 
 
 def look(gradient: Any) -> Look:
-    """Return what is known of a gradient while the graph is traced."""
+    """Return the properties of a gradient that are known while the graph is traced."""
     if gradient is None or isinstance(gradient, tf.IndexedSlices):
         return Look("", 0, None)
     # as_list(): under disable_v2_behavior() a shape iterates over Dimension objects, which cannot be hashed.

@@ -1,6 +1,6 @@
 """Decides which device names are accepted.
 
-Collectives run where the tensors are, if a transport serves that, or on the host.
+Collectives run on the device where the tensors are, if a transport serves that device, or on the host.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def check_device(device: str, argument: str) -> None:
 
 
 def is_host(device: str) -> bool:
-    """Return whether a name that ``check_device`` has accepted requests that tensors are staged on the host."""
+    """Return whether ``device``, a name that ``check_device`` accepts, requests that tensors are staged on the host."""
     return "cpu" in device.lower()
 
 
 def local_device() -> str:
-    """Return ``/gpu:<local rank>``; ``/gpu:0`` if this rank sees only one GPU; ``/cpu:0`` if it sees none.
+    """Return the device of this rank: ``/gpu:<local rank>``, or ``/cpu:0`` if this rank sees no GPU.
 
-    Any thread may call it after ``init()``. ``tf.config.set_visible_devices`` and CUDA_VISIBLE_DEVICES decide which
-    GPUs count. If this host has more ranks than GPUs, the ranks share the GPUs in turn, and one warning gives both
-    numbers.
+    If this rank sees only one GPU, the device is ``/gpu:0``. Any thread may call it after ``init()``.
+    ``tf.config.set_visible_devices`` and CUDA_VISIBLE_DEVICES decide which GPUs count. If this host has more ranks than
+    GPUs, the ranks share the GPUs in turn, and one warning gives both numbers.
     """
     index = local_gpu(len(tf.config.get_visible_devices("GPU")), f"TensorFlow {tf.__version__}")
     return HOST if index is None else f"/gpu:{index}"
@@ -45,6 +45,9 @@ def local_device() -> str:
 def tell_of_graphs(
     what: str = "tensors of collectives", why: str = "TensorFlow can run operations that may wait only there"
 ) -> None:
-    """Log once which tensors of graphs are staged on the host although there are GPUs. Without GPUs, do nothing."""
+    """Log once that tensors of graphs, which ``what`` names, are staged on the host although there are GPUs.
+
+    ``why`` is the reason. Without GPUs, nothing is logged.
+    """
     if tf.config.get_visible_devices("GPU"):
         log_once(logging.INFO, f"in graphs, {what} are staged on the host: {why}")

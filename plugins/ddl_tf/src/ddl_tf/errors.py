@@ -1,6 +1,4 @@
-"""Makes ddl's errors instances of TensorFlow's error classes as well, so that scripts may catch either.
-
-Decides nothing else.
+"""Makes ddl's errors instances of TensorFlow's error classes as well, so that scripts may catch either class.
 
 =========================================  =======================================
 ValueError: an argument is wrong           tf.errors.InvalidArgumentError
@@ -38,9 +36,10 @@ _CLASSES: tuple[tuple[type[Exception], Any], ...] = (  # the first match is used
 
 
 def translated(error: Exception) -> Exception:
-    """Return the error as an instance of its own class and of TensorFlow's class.
+    """Return ``error`` as an instance of both its own class and TensorFlow's class.
 
-    An error without a TensorFlow class is returned unchanged. Pickling the result gives the original error.
+    An error for which there is no TensorFlow class is returned unchanged. Pickling and unpickling the result gives
+    ``error``.
     """
     ours: Any = type(error)
     base: Any = next((theirs for kind, theirs in _CLASSES if isinstance(error, kind)), None)

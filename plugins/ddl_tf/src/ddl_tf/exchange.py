@@ -1,6 +1,6 @@
 """Sends the tensors of one reduction group by group, without blocking, and returns their results.
 
-The tensors are numpy arrays (TensorFlow shows its tensors so inside a graph, without a copy) or eager tensors.
+The tensors are eager tensors, or numpy arrays: inside a graph, TensorFlow passes its tensors as arrays, without a copy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _given_up: weakref.WeakKeyDictionary[JobService, str] = weakref.WeakKeyDictionar
 
 
 def give_up(job: JobService) -> NoReturn:
-    """End the job, because this rank has begun a step and cannot finish it.
+    """End the job, because this rank has begun a step and cannot finish it. Raises DdlInternalError.
 
     The peers may have received what this rank has sent in that step. If this rank went on, its values would differ from
-    theirs. Raises DdlInternalError. The peers, which wait or will wait for this rank, raise PeerLost with the same
-    text.
+    theirs. The peers, which wait or will wait for this rank, raise PeerLost with the same text.
     """
     text = (
         f"a step of rank {job.rank} was interrupted, or begun again, after it had sent gradients off and before it "
@@ -43,11 +42,11 @@ def give_up(job: JobService) -> NoReturn:
 
 
 def _explained(function: Callable[Concatenate[Exchange, P], R]) -> Callable[Concatenate[Exchange, P], R]:
-    """Wrap ``function`` so that it raises the reason why this rank has given up a job, not only that the job is closed.
+    """Wrap ``function`` so that it raises the reason why this rank has ended a job, not only that the job is closed.
 
-    Several threads send the parts of one run. When one of them gives up, the others find a closed job and may fail
-    earlier than it does. TensorFlow shows only the first error of a run, which would then say no more than that init()
-    must be called.
+    Several threads send the parts of one run. When one of them calls ``give_up``, the others find a closed job and may
+    fail earlier than it. TensorFlow shows only the first error of a run, which would then say only that init() must be
+    called.
     """
 
     @wraps(function)
@@ -64,11 +63,11 @@ def _explained(function: Callable[Concatenate[Exchange, P], R]) -> Callable[Conc
 
 
 class Pools(dict[int, list[Any]]):
-    """The arrays for the results of one exchange, by tensor number; an array that nobody refers to is reused."""
+    """The arrays for the results of one exchange, by tensor number. An array to which nobody refers is used again."""
 
 
 class Exchange:
-    """The tensors that are reduced in every step under the same names: ``count`` by allreduce, others by allgather.
+    """A set of tensors that are reduced in each step under the same names: ``count`` by allreduce, others by allgather.
 
     Any thread may call ``send``, ``gather`` and ``take``, but only one run of a step may use an exchange at a time.
     """
@@ -83,7 +82,7 @@ class Exchange:
         part_of: str,
         pools: Pools | None,
     ) -> None:
-        """Describe the tensors.
+        """Prepare the exchange of ``count`` tensors, whose names begin with ``name``; ``kinds`` are their options.
 
         * ``part_of``: a text that describes all tensors of the step; it must be the same on all ranks.
         * ``pools``: the memory for results that are arrays. It is reused as long as the caller holds ``pools``. The
@@ -109,8 +108,9 @@ class Exchange:
     def send(self, first: int, *tensors: Any) -> Any:
         """Start the allreduce of ``tensors``, whose numbers are ``first``, ``first + 1`` and so on, without blocking.
 
-        The exchange holds the tensors until they are no longer needed. Returns a constant for the output of an
-        operation in a graph. Raises DdlInternalError if the job is over, and if the previous run has not finished.
+        The exchange holds the tensors until they are no longer needed. Returns a constant, which an operation in a
+        graph can have as its output. Raises DdlInternalError if the job is over, or if the previous run has not
+        finished.
         """
         self._bind()
         if tensors:  # when the GPU has finished the first tensor's work, it has finished that of the others
@@ -128,16 +128,16 @@ class Exchange:
     def lift(self, first: int, *tensors: Any) -> None:
         """Do the same as ``send`` for eager tensors on a GPU.
 
-        If the transports of the current job do not reach that GPU, copies of the tensors in host memory are sent.
+        If the transports of the current job do not reach that GPU, send copies of the tensors in host memory.
         """
         self._bind()
         self.send(first, *brought(cast("TfAdapter", self._operations.adapter), self.job, tensors))
 
     @_explained
     def gather(self, first: int, *tensors: Any) -> Any:
-        """Start the allgather of ``tensors``, numbered as in ``send``: the rows of all members are joined.
+        """Start the allgather of ``tensors``, numbered as in ``send``, without blocking.
 
-        Does not block.
+        The result of each tensor has the rows of all members.
         """
         self._bind()
         if tensors:
@@ -150,13 +150,13 @@ class Exchange:
 
     @property
     def begun(self) -> bool:
-        """Return whether something has been sent whose result has not been taken."""
+        """Whether tensors have been sent whose results have not been taken."""
         return bool(self._begun)
 
     def _begin(self, first: int) -> None:
-        """Record that this part is sent now.
+        """Record that the part that begins with tensor ``first`` is sent now.
 
-        End the job if it was sent before: then the previous run has not finished.
+        If it was sent already, the previous run has not finished; then end the job.
         """
         if first in self._begun:
             give_up(self.job)
@@ -173,7 +173,7 @@ class Exchange:
             self._over()
 
     def _over(self) -> None:
-        """Forget the run that has ended: nothing is in flight any more."""
+        """Forget the run that has ended: none of its operations is in flight any more."""
         # A signal's handler may raise between any two of these lines. Then the flag stays set, and the next ``take``
         # gives the job up, because it could not tell which results belong to which run.
         self._unsure = True
@@ -182,7 +182,10 @@ class Exchange:
         self._unsure = False
 
     def _made_ready(self, number: int, tensor: Any) -> RequestStart:
-        """Return what ``start_all`` needs for a tensor: its request, its address, and the owner of its memory."""
+        """Return what ``start_all`` needs for a tensor: its request, its address, and the owner of its memory.
+
+        Also sets the memory to which the result is written.
+        """
         entry = self._entries[number]
         address = None
         if entry is not None:
@@ -218,7 +221,7 @@ class Exchange:
         return address
 
     def _output(self, number: int, tensor: Any) -> Any:
-        """Return memory for the result: an array of the pool that nobody refers to any more, or a new one.
+        """Return memory for the result: an array of the pool to which nobody refers any more, or a new one.
 
         TensorFlow refers to an array as long as a tensor uses its memory, so a result that a user keeps is never
         overwritten.
@@ -228,8 +231,8 @@ class Exchange:
             return self._operations.adapter.allocate(tensor)
         pool = pools.setdefault(number, [])
         # An array that nobody else uses has two references: the pool's, and the argument of getrefcount. A loop
-        # variable would be a third one, hence the loop over indices. No other thread looks at this pool: each number
-        # has its own, and is sent by one operation.
+        # variable would be a third one, hence the loop over indices. No other thread uses this pool: each number
+        # has a pool of its own, and is sent by one operation.
         for i in range(len(pool)):
             if sys.getrefcount(pool[i]) == 2 and pool[i].shape == tensor.shape and pool[i].dtype == tensor.dtype:
                 return pool[i]
@@ -246,8 +249,8 @@ class Exchange:
     def take(self) -> list[Any]:
         """Wait for all operations, and return the results: the reduced tensors by number, then the gathered ones.
 
-        While it waits, this thread runs buckets that are ready. If some operations failed, it raises the first error
-        after all operations are over. When an exception of a signal's handler interrupts it, it may be called again.
+        While it waits, this thread runs buckets that are ready. If operations failed, it waits until all are over and
+        raises the first error. If an exception of a signal's handler interrupts it, it may be called again.
         """
         if self._unsure:
             give_up(self.job)

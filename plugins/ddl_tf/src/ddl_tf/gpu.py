@@ -1,9 +1,8 @@
-"""The one file that uses CUDA for TensorFlow.
+"""Uses CUDA for TensorFlow: finds the device of a tensor, makes tensors of memory, and waits for results.
 
-It finds the device of a tensor, makes tensors of memory, and waits for results.
-
-TensorFlow exposes none of its streams. It waits for its own work when it is asked for a tensor's address. In the other
-direction, the host has to wait for our work before TensorFlow may see a result. Nothing is copied.
+No other file of this package uses CUDA. TensorFlow exposes none of its streams. When a tensor's address is requested,
+TensorFlow waits for its own work. In the other direction, the host has to wait for our work before TensorFlow may use a
+result. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ _Address = ctypes.c_uint64  # the first field of a DLPack tensor is the address 
 
 
 class Gpu:
-    """TensorFlow's tensors on NVIDIA GPUs. Any thread may call the methods."""
+    """The functions for TensorFlow's tensors on NVIDIA GPUs. Any thread may call the methods."""
 
     types: frozenset[Any] = frozenset(
         {tf.float16, tf.bfloat16, tf.float32, tf.float64}
     )  # TensorFlow keeps small integers in host memory
 
     def place(self, tensor: Any) -> Device | None:
-        """Return the CUDA device of an eager tensor, or CPU; None if its type or its device is not supported there."""
+        """Return the CUDA device of an eager tensor, CPU, or None if its type or its device is not supported here."""
         name = tensor.backing_device
         if "CPU" in name:
             return CPU
@@ -70,13 +69,13 @@ class Gpu:
     def settle(self, tensor: Any) -> None:
         """Wait until the GPU that holds ``tensor`` has finished the work that TensorFlow has given it.
 
-        Asking for the tensor's address would wait for that too, but without releasing the interpreter's lock.
+        Reading the tensor's address would wait for that too, but without releasing the interpreter's lock.
         """
         with tf.device(tensor.backing_device):
             tf.raw_ops.SyncDevice()
 
     def wait(self, event: int) -> None:
-        """Wait until the event with that handle has occurred. Raises DeviceError if the GPU failed before it."""
+        """Wait until the CUDA event with the handle ``event`` has occurred. Raises DeviceError if the GPU fails before."""
         driver = _driver()
         for turn in itertools.count():
             code = driver.cuEventQuery(ctypes.c_void_p(event))
@@ -89,7 +88,7 @@ class Gpu:
 
 
 def tensor_at(memory: Memory, shape: Sequence[int], dtype: DType, kind: int, index: int) -> Any:
-    """Return a tensor whose elements are in ``memory`` of DLPack's device (kind, index).
+    """Return a tensor whose elements are in ``memory``, on the device that DLPack calls (``kind``, ``index``).
 
     TensorFlow keeps ``memory`` alive.
     """

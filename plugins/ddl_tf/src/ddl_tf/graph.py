@@ -1,10 +1,11 @@
-"""Puts a Python function into a graph such that it may block: it occupies none of TensorFlow's inter-op threads.
+"""Puts a Python function into a graph in a way that lets it block: it occupies none of TensorFlow's inter-op threads.
 
-A function that waits inside ``tf.py_function`` occupies one of those threads. There may be only one; then two ranks
-whose executors start independent collectives in different orders would wait for each other forever. Therefore the
-function is mapped over a data set of one element: ``DatasetToSingleElement`` of ``MapDataset`` of ``TensorDataset``.
-That operation is asynchronous and runs the mapped function in threads of its own. It works the same way in
-``tf.function`` and in the graphs of sessions, in loops and branches. Arrays are passed in and out without a copy.
+A function that waits inside ``tf.py_function`` occupies one of those threads. There may be only one such thread. Then
+two ranks whose executors start independent collectives in different orders would wait for each other forever. Therefore
+the function is mapped over a data set of one element: ``DatasetToSingleElement`` of ``MapDataset`` of
+``TensorDataset``. That operation is asynchronous and runs the mapped function in threads of its own. It works the same
+way in ``tf.function`` and in the graphs of sessions, in loops and branches. Arrays are passed in and out without a
+copy.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Function = Callable[..., Sequence[Any]]  # arrays in, arrays out
 
 
 class _Notes:
-    """What this module records about one graph while it is built."""
+    """The records of this module about one graph while it is built."""
 
     def __init__(self) -> None:
         self.names: Counter[str] = Counter()
@@ -40,7 +41,7 @@ class _Notes:
 
 
 def _notes(graph: Any) -> _Notes:
-    notes: _Notes | None = getattr(graph, "_ddl_notes", None)  # in the graph: a table of ours would outlive it
+    notes: _Notes | None = getattr(graph, "_ddl_notes", None)  # in the graph, because our own table would outlive it
     if notes is None:
         notes = graph._ddl_notes = _Notes()
     return notes
@@ -49,8 +50,8 @@ def _notes(graph: Any) -> _Notes:
 def keep(thing: Any) -> None:
     """Keep ``thing`` alive as long as the current graph, or a function that contains it, exists.
 
-    A reference from a Python function would not do: TensorFlow never releases Python functions that are used in a
-    ``tf.function``.
+    It is not enough that a Python function refers to ``thing``: TensorFlow never releases Python functions that are
+    used in a ``tf.function``.
     """
     graph = tf.compat.v1.get_default_graph()
     _notes(graph).kept.append(thing)
@@ -62,9 +63,9 @@ def keep(thing: Any) -> None:
 def wire_name(verb: str, name: str | None) -> str:
     """Return the name of an operation in messages: the same on every rank that builds the same graph.
 
-    A given name is used as it is, followed by a number from its second use in the graph on. An operation without a name
-    is counted within its function. The names of tensors are unsuitable: their numbers differ on a rank that, for
-    example, is the only one to print or to write summaries.
+    A given name is used as it is; from its second use in the graph on, a number is added. Operations without a name are
+    numbered within their function. The names of tensors are unsuitable, because their numbers may differ between ranks,
+    for example if only one rank prints or writes summaries.
     """
     graph = tf.compat.v1.get_default_graph()
     if name is None:
@@ -85,10 +86,10 @@ def asynchronous(
     """Return the outputs of ``function``, which the current graph runs when its inputs are ready; it may block.
 
     The function gets numpy arrays, which it must not change. It returns a sequence of arrays of the types ``dtypes``;
-    no array may share memory with another one or with an input, because TensorFlow may reuse the memory. ``shapes`` is
-    what is known of their shapes. In a ``tf.function`` the function runs even if its outputs are not used, as it would
-    eagerly, and in no particular order with other operations; use ``ordered`` if the order matters. ``label`` is the
-    name in messages to the user.
+    no array may share memory with another one or with an input, because TensorFlow may reuse the memory. ``shapes`` are
+    the shapes of the outputs, as far as they are known. In a ``tf.function`` the function runs even if its outputs are
+    not used, as it would eagerly, and in no particular order with other operations; use ``ordered`` if the order
+    matters. ``label`` is the name in messages to the user.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)
@@ -101,12 +102,10 @@ def asynchronous(
 
 
 def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], label: str) -> list[Any]:
-    """Do the same as ``asynchronous`` for scalars, in order.
+    """Do the same as ``asynchronous`` for scalar outputs, but run the function in the order of tracing.
 
-    After everything traced before it, before everything after it.
-
-    That order holds in a ``tf.function``. In the graph of a session, the user defines the order with
-    ``tf.control_dependencies``.
+    In a ``tf.function``, it runs after all operations of this module that were traced before it, and before all that
+    are traced after it. In the graph of a session, the user defines the order with ``tf.control_dependencies``.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)
@@ -121,7 +120,10 @@ def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], la
 
 
 def refuse_xla(label: str) -> None:
-    """Raise ValueError if XLA is to compile the current graph: compiled code cannot communicate with other ranks."""
+    """Raise ValueError if XLA is to compile the current graph: compiled code cannot communicate with other ranks.
+
+    ``label`` names the operation in the message.
+    """
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise InvalidArgument(
             f"{label} cannot be compiled: no communication inside a function with jit_compile=True; "
@@ -183,12 +185,12 @@ def _built(
 
 
 def _call_in_order(graph: Any) -> None:
-    """Make TensorFlow run the calls of a function that communicates one after the other, wherever they are in a graph.
+    """Make TensorFlow run the calls of functions that communicate one after the other, wherever they are in a graph.
 
     TensorFlow orders only calls that write the same variables. Other calls, of one function or of two similar
     functions, would run at the same time with the same names, and the ranks might start them in different orders.
     However, TensorFlow does order calls of functions that contain collectives, which it recognizes by a number attached
-    to them. So this function adds an empty call with such a number.
+    to an operation. So this function adds to ``graph``, and to the graphs around it, an empty call with such a number.
     """
     while getattr(graph, "experimental_acd_manager", None) is not None:
         notes = _notes(graph)

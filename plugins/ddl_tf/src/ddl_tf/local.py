@@ -26,9 +26,9 @@ class LocalVariables:
         self._variables.append(variable)
 
     def register_layers(self, layers: Iterable[Any]) -> None:
-        """Make the variables of these layers local, once the layers are built.
+        """Make the variables of these layers local. The layers must be built before the first gradient is reduced.
 
-        Raises ValueError if one is not a layer.
+        Raises ValueError if one of them is not a layer.
         """
         for layer in layers:
             if not hasattr(layer, "trainable_weights"):
@@ -52,10 +52,10 @@ class LocalVariables:
     def reduce(
         self, chosen: Callable[[Sequence[Any]], Reducer], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """Return the gradients in the same places: the local ones scaled, the others reduced.
+        """Return the gradients in the same places: those of local variables scaled, the others reduced.
 
-        ``chosen`` returns the reducer for the variables that are not local. It is not given the local ones, because the
-        ranks may have different ones.
+        ``chosen`` returns the reducer for the variables that are not local. It gets only these, because the ranks may
+        have different local variables.
         """
         local = self._all()
         if not local:
@@ -78,7 +78,7 @@ class LocalVariables:
 
 
 def variable_of(source: Any) -> Any:
-    """Return TensorFlow's own variable, also if a Keras variable contains it.
+    """Return TensorFlow's own variable of ``source``, which may be a Keras variable that contains it.
 
     Returns None if ``source`` is not a variable.
     """
@@ -89,6 +89,6 @@ def variable_of(source: Any) -> Any:
 
 
 def identity(variable: Any) -> int:
-    """Return the number that identifies a variable."""
+    """Return a number that identifies the variable. A Keras variable has the number of the variable that it contains."""
     inner = variable_of(variable)
     return id(variable if inner is None else inner)

@@ -1,6 +1,6 @@
 """Sends Python objects from one rank to all, or from all ranks to all.
 
-It does so eagerly, also while a graph is built.
+The objects are sent during the call, even while a graph is built.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ def broadcast_object(
 ) -> Any:
     """Return the object of ``root_rank``, which must be picklable, on every rank.
 
-    The received bytes are verified before use.
-
-    The result is ready when the call returns, also while a graph is built. ``session`` is accepted for compatibility
-    with Horovod and not used.
+    The received bytes are verified before they are unpickled. The result is ready when the call returns, even while a
+    graph is built. ``session`` is accepted for compatibility with Horovod and not used.
     """
     return OPERATIONS.broadcast_object(obj, root_rank, name, process_set)
 

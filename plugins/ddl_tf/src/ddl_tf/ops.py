@@ -1,13 +1,13 @@
-"""The collectives for TensorFlow tensors under Horovod's names and argument orders; the core carries them out.
+"""Offers the collectives for TensorFlow tensors under Horovod's names and argument orders; the core runs them.
 
-Each of them is a collective: all members of ``process_set`` must call it, with the same name; calls without a name must
-come in the same order (in a graph, they must be built in the same order). Any thread may call them, and the results
-belong to the caller. They work eagerly, in ``tf.function`` and in the graphs of sessions, and are differentiable. Wrong
-arguments raise ValueError immediately; errors of a running job derive from DdlInternalError; ddl_tf.errors lists the
-TensorFlow classes that both have as well. ``root_rank`` is a rank of the world, also within a process set.
-``device_dense`` and ``device_sparse`` may name this host: tensors on a GPU are then staged on the host.
-``ignore_name_scope`` is accepted for compatibility with Horovod and has no effect, because names in messages never
-contain a scope.
+Each function is a collective: all members of ``process_set`` must call it, with the same name. Calls without a name
+must be made in the same order on all members (in a graph, they must be built in the same order). Any thread may call
+the functions, and the results belong to the caller. They work eagerly, in ``tf.function`` and in the graphs of
+sessions, and are differentiable. Wrong arguments raise ValueError immediately; errors of a running job derive from
+DdlInternalError; ddl_tf.errors lists the TensorFlow error classes of which these errors are instances as well.
+``root_rank`` is a rank of the world, also within a process set. ``device_dense`` and ``device_sparse`` may name this
+host: tensors on a GPU are then staged on the host. ``ignore_name_scope`` is accepted for compatibility with Horovod and
+has no effect, because names in messages never contain a scope.
 """
 
 from __future__ import annotations
@@ -92,9 +92,10 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Return new tensors that are reduced as one: none of them is reduced before all members have submitted all.
+    """Reduce all ``tensors`` as one group, and return the results as new tensors.
 
-    tf.IndexedSlices in the list are reduced one by one, as ``allreduce`` does.
+    None of the tensors is reduced before all members have submitted all of them. tf.IndexedSlices in the list are
+    reduced one by one, as ``allreduce`` does.
     """
     wire, user = _understood(compression, device_dense, device_sparse)
     scales = (prescale_factor, postscale_factor)
@@ -141,7 +142,7 @@ def allgather(
 ) -> Any:
     """Return the tensors of all members, joined along the first dimension in rank order.
 
-    Only that dimension may differ.
+    The tensors may differ in the size of the first dimension only.
     """
     return autograd.allgather(Call(current_job(), process_set, name), _tensors([tensor]))[0]
 
@@ -153,7 +154,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return ``allgather`` of each tensor; the tensors are gathered as one operation."""
+    """Return the ``allgather`` of each tensor; the tensors are gathered as one operation."""
     return autograd.allgather(Call(current_job(), process_set, name), _tensors(_listed(tensors)), grouped=True)
 
 
@@ -168,7 +169,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return a new tensor with the values of ``root_rank``."""
+    """Return a new tensor with the values that ``tensor`` has on ``root_rank``."""
     call = Call(current_job(), process_set, name)
     if root_rank not in call.members():
         raise InvalidArgument(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
@@ -186,10 +187,11 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` rows to member r, or equally many rows to each member if there are no splits.
+    """Send ``splits[r]`` rows of ``tensor`` to member r, and return the rows that this member receives.
 
-    Returns the received rows, in rank order. If splits were given, returns a tuple: the rows, and an int32 tensor that
-    says how many rows came from each member.
+    Without ``splits``, every member is sent the same number of rows. The received rows are ordered by the rank of the
+    sender. With ``splits``, returns a tuple: the rows, and an int32 tensor with the number of rows received from each
+    member.
     """
     if splits is not None:
         splits = tf.convert_to_tensor(np.asarray(splits) if isinstance(splits, (list, tuple)) else splits)
@@ -219,7 +221,7 @@ def reducescatter(
 ) -> Any:
     """Return this member's rows of the reduced tensor.
 
-    If they cannot be divided equally, the first members get one row more.
+    If the rows cannot be divided equally, the first members get one row more than the others.
     """
     wire, user = _understood(compression, device_dense)
     scales = (prescale_factor, postscale_factor)
@@ -237,7 +239,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Return ``reducescatter`` of each tensor; the tensors are reduced as one operation."""
+    """Return the ``reducescatter`` of each tensor; the tensors are reduced as one operation."""
     wire, user = _understood(compression, device_dense)
     scales = (prescale_factor, postscale_factor)
     call = Call(current_job(), process_set, None, resolve_op(op), *scales, wire, is_host(device_dense))
@@ -249,11 +251,10 @@ def grouped_reducescatter(
 
 @_verb
 def join(device: int = -1) -> Any:
-    """Declare that this rank has no more data.
+    """Declare that this rank has no more data, and wait until all ranks have joined.
 
-    Returns, when all ranks have joined, the last one to join (an int32 scalar).
-
-    Until then, this rank takes part in the other ranks' operations with values that do not change the results.
+    Returns the rank that joined last, as an int32 scalar. Until then, this rank takes part in the other ranks'
+    operations with values that do not change the results.
     """
     return _scalar(lambda job: api.join(device, job=job), "DdlJoin", waits=True)
 
@@ -262,7 +263,7 @@ def join(device: int = -1) -> Any:
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Wait until every member of the process set has called this.
 
-    Returns None. In a graph, returns an int32 scalar that is ready at that time.
+    Returns None. In a graph, it returns an int32 scalar, which is ready when every member has run the operation.
     """
 
     def value(job: JobService) -> int:
@@ -275,7 +276,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 
 @_verb
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return the number of ranks (of a process set) as an int32 scalar; a graph evaluates it each time it runs."""
+    """Return the number of ranks in the process set as an int32 scalar; a graph evaluates it each time it runs."""
     return _scalar(lambda job: len(_members(job, process_set_id)), name or "DdlSize")
 
 
@@ -299,7 +300,7 @@ def local_rank_op(name: str | None = None) -> Any:
 
 @_verb
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return 1 if this process is a member of the process set, else 0: an int32 scalar.
+    """Return 1 if this process is a member of the process set, else 0, as an int32 scalar.
 
     A graph evaluates it each time it runs.
     """
@@ -316,7 +317,10 @@ def _members(job: JobService, process_set_id: int) -> tuple[int, ...]:
 
 
 def _scalar(value: Callable[[JobService], int], label: str, *, waits: bool = False) -> Any:
-    """Return the int32 scalar ``value(job)``, computed now or each time the current graph runs."""
+    """Return the int32 scalar ``value(job)``, computed now or each time the current graph runs.
+
+    ``waits``: ``value`` may block, so a graph runs it in order with other operations. ``label``: the name in the graph.
+    """
     built_in = current_job()
     if tf.executing_eagerly():
         return tf.constant(value(built_in), tf.int32)
@@ -360,7 +364,10 @@ def _listed(tensors: Any) -> list[Any]:
 def _compressed(
     user: UserCompressor | None, values: Sequence[Any], carry_out: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
-    """Run ``carry_out`` on the tensors, between the two methods of the user's own compressor if there is one."""
+    """Run ``carry_out`` on the tensors and return its results.
+
+    If the user has a compressor, it compresses the tensors before and decompresses the results.
+    """
     tensors = _tensors(values)
     if user is None:
         return carry_out(tensors)

@@ -38,8 +38,8 @@ def DistributedOptimizer(
 
     ``optimizer`` is an optimizer of ``tf.compat.v1.train``, used in the graph of a session, in a ``tf.function`` or
     eagerly. A Keras optimizer is passed on to ``ddl_tf.keras.DistributedOptimizer``. Every rank must wrap its own
-    optimizer, with the same arguments, after ``init()``. ``compute_gradients`` returns reduced gradients, so a step
-    between it and ``apply_gradients`` (such as clipping) sees the same gradients on all ranks.
+    optimizer, with the same arguments, after ``init()``. ``compute_gradients`` returns reduced gradients. So code
+    between it and ``apply_gradients``, such as clipping, gets the same gradients on all ranks.
 
     * ``backward_passes_per_step`` n: each rank adds up its gradients (or averages them, with
       ``average_aggregated_gradients``); they are reduced and applied in each n-th pass. In a session, run
@@ -81,7 +81,7 @@ def DistributedOptimizer(
 
 
 class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # TensorFlow has no types
-    """The result of ``DistributedOptimizer``. Its slots and variables are those of the wrapped optimizer."""
+    """The optimizer that ``DistributedOptimizer`` returns. Its slots and variables are those of the wrapped optimizer."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         self._passes = passes
         self._divisor = divisor
         self._sums: dict[int, Any] = {}  # by variable: sums over the passes since the last step
-        self._count: Any = None  # number of those passes
+        self._count: Any = None  # the number of passes since the last step
         self._last: Any = None  # whether the latest gradients are to be applied
 
     def register_local_var(self, variable: Any) -> None:
@@ -110,9 +110,9 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
     @verbatim
     @translating
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Compute gradients as the wrapped optimizer does, and reduce them.
+        """Compute gradients as the wrapped optimizer does, and return pairs of a reduced gradient and its variable.
 
-        Every member calls it for the same variables.
+        With several passes per step, only the last pass reduces them. Every member must call it for the same variables.
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
@@ -149,7 +149,7 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         return self._local.reduce(lambda _: self._reducer, gradients, variables)
 
     def _accumulated(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the sums over the passes of this step; in the last pass, divided and reduced.
+        """Return the sums of the gradients over the passes of this step; in the last pass, divided and reduced.
 
         Sparse gradients become dense.
         """

@@ -1,10 +1,8 @@
 """Decides which gradients of a graph stay on a GPU, by what is known while the graph is traced.
 
-Adds nothing to the graph.
-
 While a graph is traced, a gradient is on no device yet, but all operations need their devices. So the device of the
 variable decides: its gradient is computed there, or is copied there. A gradient that is not known to be on a GPU is
-staged on the host.
+staged on the host. Adds nothing to the graph.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ STRATEGY = "gradients under a strategy of tf.distribute", "one variable stands f
 
 
 def gpu_of(variable: Any) -> str:
-    """Return TensorFlow's name of the GPU that holds a variable; '' if no GPU does, or if that is not known yet."""
+    """Return TensorFlow's name of the GPU that holds a variable, or '' if no GPU does or if that is not known yet."""
     inner = getattr(variable, "value", None)  # of Keras 3
     held = inner if isinstance(inner, tf.Variable) else variable
     name = held.device if isinstance(held, tf.Variable) else ""
@@ -38,8 +36,9 @@ def places(
 ) -> list[str]:
     """Return the GPU that reduces each gradient; '' if the gradient is None or is staged on the host.
 
-    Each reason for staging gradients on the host is logged once. ``types``: the types that stay on a GPU. ``serves``:
-    whether the job's transports reach that GPU; it is called only for GPUs that hold a variable.
+    Each reason for staging gradients on the host is logged once. ``given`` are the gradients. ``types``: the types that
+    stay on a GPU. ``serves`` returns whether the job's transports reach a GPU; it is called only for GPUs that hold a
+    variable.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         tell_of_graphs(*SESSION)
@@ -73,7 +72,10 @@ def _reason(gradient: Any, gpu: str, types: Collection[Any]) -> tuple[str, str] 
 
 
 def apart(run: Sequence[int], places: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Split the indices in ``run`` by device. Devices come in the order in which they first occur."""
+    """Split the indices in ``run`` by device, and return (device, indices) pairs.
+
+    ``places`` gives the device of each index. The devices are in the order in which they first occur.
+    """
     parts: dict[str, list[int]] = {}
     for i in run:
         parts.setdefault(places[i], []).append(i)

@@ -1,4 +1,4 @@
-"""Declares ddl_tf to the core as plain data; imports neither TensorFlow nor anything that imports it."""
+"""Registers ddl_tf with the core as plain data; imports neither TensorFlow nor any module that imports it."""
 
 from __future__ import annotations
 

@@ -49,17 +49,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def verbatim(function: F) -> F:
-    """Exclude ``function`` from AutoGraph: a ``tf.function`` traces it as it is written."""
+    """Exclude ``function`` from AutoGraph, so that a ``tf.function`` traces it as it is written."""
     return cast("F", tf.autograph.experimental.do_not_convert(function))
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The options by which every gradient is reduced. Raises ValueError for invalid ones.
+    """The options with which every gradient is reduced. Raises ValueError for invalid ones.
 
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
-    * ``compression``: a class of ``Compression``, the name of a compressor, or a class with both methods. None: the
-      setting ``compression`` decides.
+    * ``compression``: a class of ``Compression``, the name of a compressor, or a class with the methods ``compress``
+      and ``decompress``. None: the setting ``compression`` decides.
     * ``groups``: the number of groups of gradients that are sent together, or a list of lists of variables.
     * ``device_dense``, ``device_sparse``: where dense and sparse gradients are reduced: '' for the device where they
       are, or the name of this host.
@@ -94,7 +94,10 @@ _names_lock = threading.Lock()
 
 
 def _unique(job: JobService, name: str) -> str:
-    """Return ``name``, followed by a number if the job has that name already. All ranks must ask in the same order."""
+    """Return ``name``, followed by a number if the job has that name already.
+
+    All ranks must call it in the same order.
+    """
     with _names_lock:
         taken = _names.setdefault(job, set())
         found = next(one for n in itertools.count() if (one := f"{name}_{n}" if n else name) not in taken)
@@ -105,11 +108,10 @@ def _unique(job: JobService, name: str) -> str:
 class Reducer:
     """The reduction of the gradients of one optimizer or tape.
 
-    ``name``, the same on every rank, names it in messages between ranks.
-
-    It belongs to the job that is current when it is made. After ``shutdown()`` and another ``init()``, the reducer and
-    the graphs that contain it change to the new job. ``unique``: if other reducers of the job have asked for the same
-    name, a number is added to it.
+    ``name`` identifies the reducer in messages between ranks; it is the same on every rank. ``unique``: if other
+    reducers of the job have asked for the same name, a number is added to it. A reducer belongs to the job that is
+    current when it is made. After ``shutdown()`` and another ``init()``, the reducer and the graphs that contain it
+    change to the new job.
     """
 
     def __init__(self, reduction: Reduction, name: str, unique: bool = False) -> None:
@@ -118,7 +120,7 @@ class Reducer:
         self._unique = unique
         self._exchanges: OrderedDict[Any, Exchange] = OrderedDict()
         self._going: Exchange | None = None  # the latest eager exchange
-        self._sent = False  # whether all of its tensors have been sent
+        self._sent = False  # whether all tensors of that exchange have been sent
         self.launches = 0  # number of eager reductions so far
         self._bind()
 
@@ -142,15 +144,16 @@ class Reducer:
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the reduced gradients, in the same places; None stays None.
 
-        Every member of the process set calls it with gradients of the same types and shapes. If they differ, or a
-        gradient is None on some members only, all members raise MismatchError, which shows what each member had.
-        IndexedSlices come back as the slices of all members, joined in rank order: for an average, divided by the
-        number of members (integers are added by index first, so that each index occurs once). With ``sparse_as_dense``
-        they come back dense. Ranks outside the process set, and a job of one rank, get their own gradients back.
+        Every member of the process set must call it with gradients of the same types and shapes. If they differ, or a
+        gradient is None on some members only, all members raise MismatchError, which shows what each member had. For
+        tf.IndexedSlices, the result is the slices of all members, joined in rank order. For an average they are divided
+        by the number of members (integers are added by index first, so that each index occurs once). With
+        ``sparse_as_dense`` the result is dense. Ranks outside the process set, and a job of one rank, get their own
+        gradients back.
 
         In eager mode, a signal's handler may interrupt the call. The next call then finishes the interrupted reduction
-        and ignores the gradients that it is given: its results are those that the peers have got. If it cannot finish
-        that reduction, it ends the job.
+        and returns its results, because the peers have got the same results. It ignores the gradients that it is given.
+        If it cannot finish that reduction, it ends the job.
         """
         if self.job.closed:
             self._bind()
@@ -280,19 +283,22 @@ class Reducer:
         return results
 
     def _gpus(self, given: Sequence[Any], variables: Sequence[Any]) -> list[str]:
-        """Return the GPU on which each gradient stays; '' for a gradient that is staged on the host."""
+        """Return the GPU on which each gradient stays, or '' for a gradient that is staged on the host."""
         if is_host(self.reduction.device_dense):
             return [""] * len(given)
         return places(given, variables, ADAPTER.gpu.types, self._serves)
 
     def _serves(self, gpu: str) -> bool:
-        """Return whether the job's transports reach tensors on TensorFlow's device of that name."""
+        """Return whether the job's transports reach tensors on ``gpu``, which is TensorFlow's name of a device."""
         with tf.init_scope(), tf.device(gpu):
             place = ADAPTER.gpu.place(tf.raw_ops.Empty(shape=[1], dtype=tf.float32))
         return place is not CPU and ADAPTER.serves(self.job, place)
 
     def _runs(self, looks: Sequence[Look], dense: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
-        """Return the gradients that are sent together, late layers first: the user's groups, or parts cut by size."""
+        """Return lists of the gradients that are sent together, late layers first: the user's groups, or cuts by size.
+
+        A gradient is given by its index. ``dense`` are the indices of the dense gradients.
+        """
         late_first = list(reversed(dense))
         groups = self.reduction.groups
         if isinstance(groups, int) and groups > 0:
@@ -329,9 +335,9 @@ class Reducer:
         return f"gradient.{self.name}" + (f".call{place}" if place else "")
 
     def _describe(self, given: Sequence[Any], variables: Sequence[Any], gpus: Sequence[str] = ()) -> str:
-        """Return a text of what all ranks must have in common: readable counts, and a digest of all properties."""
+        """Return a text of what must be equal on all ranks: readable counts, and a digest of all properties."""
         signs = [_sign(gradient) for gradient in given]
-        if any(gpus):  # the buckets depend on it
+        if any(gpus):  # the buckets depend on the GPUs
             order = list(dict.fromkeys(gpus))
             signs.append(tuple(order.index(gpu) if gpu else -1 for gpu in gpus))
         digest = hashlib.blake2b(repr(signs).encode(), digest_size=4).hexdigest()
@@ -356,7 +362,7 @@ class Reducer:
 
 
 def _on(gpu: str) -> AbstractContextManager[object]:
-    """Return a context that places operations on that GPU; for '', TensorFlow chooses the device."""
+    """Return a context that places operations on ``gpu``, or, if that is '', on the device that TensorFlow chooses."""
     return tf.device(gpu) if gpu else nullcontext()
 
 
@@ -370,11 +376,11 @@ _BRANCH = re.compile(r"_(true|false|branch\d+|body|cond)_\d+$")
 
 
 def _place(name: str) -> str:
-    """Return the position, within the function, of the current graph's next reduction of that name.
+    """Return the position, within the function, of the current graph's next reduction of the name ``name``.
 
-    Several reductions of one name may be in flight at once, and their positions tell them apart. Positions are counted
+    Several reductions of one name may be in flight at once; their positions distinguish them. Positions are counted
     while the graph is traced, so they are equal on ranks that trace the same code. All branches of one condition share
-    a position, because the ranks need not take the same branch.
+    a position, because different ranks may take different branches.
     """
     path: list[int] = []
     graph = _graph()
@@ -389,7 +395,7 @@ def _place(name: str) -> str:
             graph_name = getattr(graph, "name", "")
             construct = _BRANCH.sub("", graph_name)
             graph = graph.outer_graph if construct != graph_name else None
-    while path and path[-1] == 0:  # a position holds one reduction or one construct, so no two paths become equal
+    while path and path[-1] == 0:  # no two paths become equal: a position has one reduction or construct
         path.pop()
     return ".".join(map(str, path))
 
@@ -433,12 +439,12 @@ def _called(index: int, variable: Any) -> str:
 
 
 def _key(variable: Any) -> Any:
-    """Return a key that identifies the variable. Some variables compare by value, so they cannot be keys themselves."""
+    """Return a key that identifies the variable. The variable cannot be a key itself: some variables compare by value."""
     inner = getattr(variable, "value", None)
     return id(variable) if not isinstance(inner, tf.Variable) else id(inner)
 
 
 def _nothing() -> Any:
-    """Return the tensor that is sent if all gradients are None, so that ranks with gradients notice the difference."""
+    """Return the tensor that is sent if all gradients are None: a rank that has gradients then finds the difference."""
     with tf.device(HOST):
         return tf.zeros((0,), tf.float32)

@@ -1,8 +1,8 @@
 """Passes TensorFlow's variables to the check that compares them among the ranks, before each step except the first.
 
-The results of a step's gradients arrive before any variable is updated with them. At that moment, the variables have
-the values that the previous step has left. This also holds in a ``tf.function``, between whose operations no Python
-code can run.
+The check runs when the results of a step's gradients arrive, before they update any variable. At that moment, the
+variables have the values that the previous step has left. This also holds in a ``tf.function``, between whose
+operations no Python code can run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def _named(values: Any) -> list[tuple[str, Any]]:
-    """Return the variables with their positions and their own names.
+    """Return the variables with names that contain their positions and their own names.
 
     The positions are needed because Keras numbers the names: the numbers differ if one rank has built more models.
     """
@@ -53,7 +53,7 @@ def _named(values: Any) -> list[tuple[str, Any]]:
 
 
 def _called(variable: Any) -> str:
-    """Return the name of a variable within its layer."""
+    """Return the name of a variable within its layer, or '' if it has none."""
     path = str(getattr(variable, "path", "") or getattr(variable, "name", "") or "")
     return path.rpartition("/")[2].partition(":")[0]
 
@@ -72,21 +72,15 @@ def _inner(variable: Any) -> Any:
 
 
 class Checks:
-    """The checks of one reducer, which ``name`` identifies.
-
-    One check for each list of variables that it reduces for.
-    """
+    """The checks of one reducer, whose name is ``name``: one check for each list of variables that it reduces for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._known: dict[tuple[int, ...], Callable[[JobService], None] | None] = {}
 
     def of(self, variables: Sequence[Any], set_id: int) -> Callable[[JobService], None] | None:
-        """Return the function to call each time before these variables are updated.
-
-        None if their values cannot be read.
-        """
-        key = tuple(map(id, variables))  # a cheap key, because every eager step comes here
+        """Return the function to call before each update of these variables, or None if their values cannot be read."""
+        key = tuple(map(id, variables))  # a cheap key, because every eager step calls this
         if key not in self._known:
             if len(self._known) >= KNOWN_LIMIT:
                 self._known.clear()
@@ -97,7 +91,7 @@ class Checks:
         with tf.init_scope():
             eager = tf.executing_eagerly()
         if not eager or not variables or any("GPU" in str(getattr(one, "device", "")).upper() for one in variables):
-            return None  # another thread must not wait for a GPU, and only a session knows its values
+            return None  # no other thread may wait for a GPU, and only a session has its values
         names = [f"{place}: {_called(one)}" for place, one in enumerate(variables)]
         return _Check(self._name, names, variables, set_id)
 

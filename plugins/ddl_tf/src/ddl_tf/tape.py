@@ -17,22 +17,23 @@ from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op
 from ddlcore.contracts import JobService
 from ddlcore.types import Average
 
-REDUCERS_LIMIT = 64  # reducers kept for the same sources; they outlive the tapes, which are made anew in each step
+REDUCERS_LIMIT = 64  # reducers kept for the same sources; they outlive the tapes, as each step makes a new tape
 
 
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorFlow has no types
     """A tape that records as ``gradtape`` does, and whose ``gradient`` returns gradients reduced over ``process_set``.
 
     Every rank must wrap its tape, with the same arguments, after ``init()``. A tape may be wrapped before or after it
-    has recorded. Everything else is as in ``gradtape``.
+    has recorded. All other methods do the same as those of ``gradtape``.
 
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
-      it, the setting ``compression`` decides.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
+      None, the setting ``compression`` decides.
     * ``sparse_as_dense``: IndexedSlices are converted to dense tensors; otherwise they are gathered.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
     * ``groups`` (``num_groups``): the number of groups of gradients that are sent together, or a list of lists of
       variables.
-    * ``scale_local_gradients``: the gradients of local sources are divided by the size, as in an average.
+    * ``scale_local_gradients``: the gradients of local sources (see ``register_local_source``) are divided by the
+      number of ranks, as in an average.
 
     Raises ValueError for invalid arguments, and NotInitialized before ``init()``.
     """
@@ -121,11 +122,10 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
     ) -> Any:
         """Return the reduced gradients of ``target`` in the structure of ``sources``.
 
-        Those of local sources are only scaled.
-
-        Every member must call it with the same sources. ``use_generic_names`` is accepted for compatibility with
-        Horovod and has no effect, because gradients are matched by their positions, never by their variables' names.
-        Raises MismatchError if the ranks' gradients differ.
+        The gradients of local sources are not reduced, only scaled. Every member must call it with the same sources.
+        ``use_generic_names`` is accepted for compatibility with Horovod and has no effect, because gradients are
+        matched by their positions, never by their variables' names. Raises MismatchError if the ranks' gradients differ
+        in type or shape, or if a gradient is None on some ranks only.
         """
         flat, gradients = self._own(target, sources, output_gradients, unconnected_gradients)
         return tf.nest.pack_sequence_as(sources, self._reduced(gradients, flat))
@@ -142,8 +142,8 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
     ) -> tuple[list[Any], list[Any]]:
         """Return two lists: the gradients of the local sources, and the reduced gradients of the other sources.
 
-        Each list has one item for each source, which is None if the source belongs to the other list. The gradients are
-        those that ``gradient`` returns.
+        Both lists have one item for each source; it is None if the source belongs to the other list. The gradients are
+        the same as those that ``gradient`` returns.
         """
         flat, gradients = self._own(target, sources, output_gradients, unconnected_gradients)
         reduced = self._reduced(gradients, flat)
@@ -206,13 +206,13 @@ def _listed(layers: Any) -> Iterable[Any]:
 class _Named:
     """The data shared by the tapes over one list of sources in one job.
 
-    Their name in messages, and a reducer for each set of options.
+    They are the name of these tapes in messages, and a reducer for each set of options.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.reducers: dict[Any, Reducer] = {}
-        self.held: list[Any] = []  # weak references to the variables, which remove this from its table
+        self.held: list[Any] = []  # weak references to the variables; their callbacks remove this from its table
 
 
 class _Table:
@@ -224,7 +224,7 @@ class _Table:
         self._named: dict[Any, _Named] = {}
 
     def find(self, set_id: Any, sources: Sequence[Any]) -> _Named:
-        """Return the data for these sources. If there is none, make it with the next number of the process set."""
+        """Return the data for these sources. If there is none, create it with the next number of the process set."""
         # A variable is identified by its object, because the variables of two models may have equal shapes. A watched
         # tensor is a new object in each step, so only its position in the list counts.
         tracked = [variable_of(source) for source in sources]
@@ -244,9 +244,10 @@ class _Table:
 
     @staticmethod
     def _forget(table: weakref.ref[_Table], key: Any, _: Any) -> None:
-        """Remove the entry of a variable that no longer exists, because another variable may get the same identity.
+        """Remove the entry ``key``, because one of its variables no longer exists.
 
-        It takes no lock, because the garbage collector may call it at any point of the program.
+        Another variable may get the same identity. This method takes no lock, because the garbage collector may call it
+        at any point of the program.
         """
         there = table()
         if there is not None:
@@ -259,9 +260,9 @@ _tables: weakref.WeakKeyDictionary[JobService, _Table] = weakref.WeakKeyDictiona
 def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
     """Return the reducer that an earlier tape over these sources has used, or a new one.
 
-    ``sources`` are the sources whose gradients are reduced. A reducer's name is the number of their first reduction in
-    the process set. All members make these first reductions in the same order, so the name depends on nothing that may
-    differ between ranks, such as a rank's own local variables.
+    ``sources`` are the sources whose gradients are reduced. The name of a reducer contains a number: how many other
+    lists of sources were reduced in the process set before. All members reduce new lists of sources in the same order.
+    So the name depends on nothing that may differ between ranks, such as a rank's own local variables.
     """
     job: JobService = current_job()
     table = _tables.get(job)

@@ -1,6 +1,6 @@
-"""Turns sequences of addresses into kernel launches; in replay the tables stay and only addresses change.
+"""Turns the addresses of tensors into kernel launches. In replay the tables are kept, and only the addresses change.
 
-Knows tables and the arguments of kernels; a ``Ground`` allocates memory and launches kernels.
+This module knows the tables and the arguments of kernels; a ``Ground`` allocates memory and launches kernels.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ddl_nccl.cuda.names import COPY, FILL, Name, conversion, reduction
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.types import DType, ReduceOp
 
-ARRANGED = 64  # how many buckets pack() and unpack() keep the tables of
+ARRANGED = 64  # the number of buckets whose tables pack() and unpack() keep
 BLOCK_BYTES = 32 << 10  # bytes that one block reduces or fills
 
 
 class Launch(ABC):
-    """One kernel with a number of blocks, ready to run with arguments of which few change."""
+    """A kernel with its number of blocks and its arguments, which can run several times."""
 
     @abstractmethod
     def set(self, index: int, value: float) -> None:
-        """Set one argument, from the next run on."""
+        """Set the argument at ``index`` for all later runs."""
 
     @abstractmethod
     def run(self) -> None:
-        """Queue the kernel."""
+        """Queue the kernel with its present arguments."""
 
 
 class Addresses(ABC):
@@ -43,32 +43,35 @@ class Addresses(ABC):
 
 
 class Ground(ABC):
-    """What buckets need of a device's stream, or of its simulation: memory and kernel launches."""
+    """A device's stream, or a simulation of it, as buckets see it: memory and kernel launches."""
 
     multiprocessors: int
 
     @abstractmethod
     def constant(self, words: array[int]) -> Any:
-        """Return memory with these words, which kernels read at its ``address``. It lives as long as the reference."""
+        """Return memory that holds ``words``, which kernels read at its ``address``.
+
+        The memory is freed with its last reference.
+        """
 
     @abstractmethod
     def addresses(self, n: int) -> Addresses: ...
 
     @abstractmethod
     def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> Launch:
-        """Return a launch of the kernel with these arguments. Raises DeviceError if the kernel is not available."""
+        """Return a launch of the kernel ``name`` with these arguments. Raises DeviceError if it is not available."""
 
     @abstractmethod
     def can_run(self, name: Name) -> bool:
-        """Return whether ``prepare`` would succeed; if not, use ``copier`` for plain copies."""
+        """Return whether ``prepare`` would succeed for ``name``; if not, ``copier`` makes plain copies instead."""
 
     @abstractmethod
     def copier(self, sizes: Sequence[int]) -> Callable[[Sequence[int], Sequence[int]], None]:
-        """Return a function that makes copies of these sizes without a kernel, called with (sources, targets)."""
+        """Return a function, called with (sources, targets), that copies blocks of these sizes without a kernel."""
 
 
 class Bucket:
-    """Packs or unpacks tensors of these counts; its tables are made once."""
+    """The packing or the unpacking of tensors with fixed element counts. Its tables are made once."""
 
     def __init__(
         self, ground: Ground, counts: Sequence[int], dtype: DType, wire: DType, scale: float, unpack: bool
@@ -102,7 +105,7 @@ class Bucket:
 
 
 class _Copies:
-    """Packs or unpacks by the driver's copies, without a kernel."""
+    """The packing or the unpacking of tensors by the driver's copies, without a kernel."""
 
     def __init__(self, ground: Ground, counts: Sequence[int], dtype: DType, unpack: bool) -> None:
         self._tensors = [i for i, count in enumerate(counts) if count]
@@ -118,11 +121,11 @@ class _Copies:
 
 
 class CudaKernels(Kernels):
-    """The kernels of the contract, over a ``Ground``; every call is queued there and returns immediately."""
+    """The kernels of the contract, over a ``Ground``. Every call is queued there and returns immediately."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-        # A bucket that comes again reuses its tables: the most recently used ones are kept.
+        # A bucket that runs again reuses its tables: the most recently used tables are kept.
         self._bucket = functools.lru_cache(ARRANGED)(functools.partial(Bucket, ground))
         self._sources = functools.lru_cache(ARRANGED)(ground.addresses)
 
@@ -163,7 +166,7 @@ class CudaKernels(Kernels):
 
 
 def _pattern(dtype: DType, op: ReduceOp) -> int:
-    """Return the op's identity element, repeated until it fills a word, as a signed number."""
+    """Return the identity element of ``op``, repeated until it fills a word of 64 bits, as a signed number."""
     bits = 8 * dtype.itemsize
     word = 0
     for _ in range(64 // bits):
@@ -172,7 +175,7 @@ def _pattern(dtype: DType, op: ReduceOp) -> int:
 
 
 def _identity(dtype: DType, op: ReduceOp) -> int:
-    """Return the bits of the op's identity element."""
+    """Return the bits of the identity element of ``op``."""
     bits = 8 * dtype.itemsize
     if dtype is DType.BOOL:
         return int(op in (ReduceOp.Min, ReduceOp.Product))

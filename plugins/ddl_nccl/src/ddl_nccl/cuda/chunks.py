@@ -1,4 +1,4 @@
-"""Divides a bucket among blocks: each tensor gets as many blocks as its size requires. Only lists and integers."""
+"""Divides a bucket among blocks: each tensor gets as many blocks as its size requires. Uses only lists and integers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WAVES = 4  # blocks for each multiprocessor that a bucket should have, unless ch
 
 
 def chunk_bytes(nbytes: int, multiprocessors: int) -> int:
-    """Return the chunk size for a bucket of ``nbytes``: a power of two between LEAST_BYTES and MOST_BYTES."""
+    """Return the size of chunks for a bucket of ``nbytes``: a power of two between LEAST_BYTES and MOST_BYTES."""
     size = MOST_BYTES
     while size > LEAST_BYTES and nbytes < size * multiprocessors * WAVES:
         size >>= 1
@@ -19,9 +19,10 @@ def chunk_bytes(nbytes: int, multiprocessors: int) -> int:
 
 
 def table(counts: Sequence[int], per_chunk: int) -> array[int]:
-    """Return rows of four words, one for each chunk; empty tensors have none.
+    """Return a table with a row of four words for each chunk of up to ``per_chunk`` elements.
 
-    A row is: tensor, first element in the tensor, number of elements, first element in the contiguous run.
+    ``counts`` are the tensors' element counts; empty tensors have no row. A row is: tensor, first element in the
+    tensor, number of elements, first element in the contiguous run.
     """
     rows = array("q")
     place = 0

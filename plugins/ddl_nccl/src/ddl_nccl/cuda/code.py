@@ -45,7 +45,7 @@ def _key() -> str:
 
 
 def obtain(name: Name, capability: tuple[int, int], cache_dir: str = "") -> bytes:
-    """Return code that the driver can load. Any thread may call this.
+    """Return the code of the kernel ``name``, which the driver can load. Any thread may call this.
 
     The first caller on a machine compiles the kernel, which takes one or two seconds. Raises NoCompiler if the code is
     not in the cache and cannot be compiled.

@@ -1,8 +1,8 @@
 """Compiles kernels to PTX with numba's CUDA compiler, which needs no GPU; only this file runs that compiler.
 
 The parts of numba that are used here are the same in its built-in ``numba.cuda`` and in the package numba-cuda:
-``compile_ptx``, ``intrinsic``, and the indexes of thread and block. Device functions, also Python's ``min``, are
-avoided, because numba compiles each of them for the present device, and asks for that device.
+``compile_ptx``, ``intrinsic``, and the indexes of thread and block. Kernels call no device functions, not even Python's
+``min``: numba compiles each of them for the device that is present, and so asks for a device.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from ddl_nccl.cuda.names import Name
 GLOBAL = 1  # the address space of device memory
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\s*\(")
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)", re.MULTILINE)
-# PTX version: the first that knows the device, which every driver for the device knows. Older devices: CUDA 12.0's.
+# Compute capability -> the first PTX version that knows it, which every driver for such a device knows. For devices up
+# to Hopper it is the PTX version of CUDA 12.0.
 _KNOWN_SINCE = {(8, 8): (9, 0), (10, 0): (8, 6), (10, 3): (8, 8), (11, 0): (9, 0), (12, 0): (8, 7), (12, 1): (8, 8)}
 _UP_TO_HOPPER = (8, 0)
 
 
 class NoCompiler(RuntimeError):
-    """There is no compiler; the message says what is missing and how to install it."""
+    """An error because there is no compiler. The message says what is missing and how to install it."""
 
 
 class KernelError(RuntimeError):
-    """The compiler rejects a kernel, or does not know the device."""
+    """An error because the compiler rejects a kernel, or does not know the device."""
 
 
 class _Nvvm:
-    """The machine for ``kernels.build`` that makes functions of the device."""
+    """The machine for ``kernels.build`` whose functions run on the device."""
 
     def __init__(self) -> None:
         import numba
@@ -104,23 +105,27 @@ def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
 
 
 def _version(found: re.Match[str], capability: tuple[int, int]) -> str:
-    """Return the PTX version line to write: older linkers and drivers refuse the compiler's own, whatever the code."""
+    """Return the version line for the PTX: the lowest version that knows the device, but not above the compiler's own.
+
+    Linkers and drivers refuse PTX of a later version than their own, even if the code needs nothing new. ``found`` is
+    the compiler's own line.
+    """
     own = (int(found[1]), int(found[2]))
     least = _KNOWN_SINCE.get(capability, _UP_TO_HOPPER if capability <= (9, 0) else own)
     return ".version {}.{}".format(*min(own, least))
 
 
 def compile_image(name: Name, capability: tuple[int, int]) -> bytes:
-    """Return machine code for this device if NVIDIA's linker is there, and otherwise PTX, which the driver translates.
+    """Return machine code for this device if NVIDIA's linker is installed, else PTX, which the driver translates.
 
-    A driver refuses PTX of a later version than its own, but loads machine code of the same major version.
+    A driver refuses PTX of a later version than its own, but loads machine code of the same major version of CUDA.
     """
     code = compile_ptx(name, capability).encode()
     return assembled(code, str(name), capability) or code + b"\0"
 
 
 def assembled(code: bytes, name: str, capability: tuple[int, int]) -> bytes:
-    """Translate PTX into machine code; return empty bytes if that is not possible here."""
+    """Return the PTX ``code`` as machine code, or empty bytes if it cannot be translated here."""
     try:
         from cuda.bindings import nvjitlink as linker
     except ImportError:

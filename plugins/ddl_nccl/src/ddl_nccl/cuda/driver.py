@@ -1,4 +1,4 @@
-"""The calls of CUDA's driver, in one class over cuda-bindings, which tests replace.
+"""The calls of CUDA's driver that ddl makes, in one class over cuda-bindings; tests replace this class.
 
 Handles and addresses are numbers. Every call leaves the calling thread's current context as it was, because that
 context belongs to the user's framework.
@@ -37,9 +37,10 @@ FIXES = {
 
 
 def failure(what: str, code: int, name: str = "", detail: str = "") -> DeviceError:
-    """Return the error for a CUresult: what failed, CUDA's name for it, and what to do.
+    """Return the error for the CUresult ``code``: what failed, what CUDA says about the code, and what to do.
 
-    Every CUresult is translated here.
+    ``name`` and ``detail`` are CUDA's name and text for the code. No other function of this module translates a
+    CUresult.
     """
     known = f"{name}: {detail}" if name and detail else name or f"error {code}"
     fix = FIXES.get(code)
@@ -75,7 +76,7 @@ class _Pushed:
 
 
 class Driver:
-    """One device through the driver API. Any thread may use it.
+    """One CUDA device, used through the driver API. Any thread may use it.
 
     Call ``open`` first; only ``count`` may be called before it.
     """
@@ -145,7 +146,7 @@ class Driver:
             return int(self._ask("cuStreamCreate", "making a stream", flags))
 
     def destroy_stream(self, stream: int) -> None:
-        """Destroy the stream; what is queued there still runs."""
+        """Destroy the stream. Work that is queued on it still runs."""
         with self.current():
             self._ask("cuStreamDestroy", "closing a stream", stream)
 
@@ -156,7 +157,7 @@ class Driver:
             return int(self._ask("cuEventCreate", "making an event", flags))
 
     def destroy_event(self, event: int) -> None:
-        """Destroy the event; waits for it that are already queued on the device stay valid."""
+        """Destroy the event. Streams that already wait for it still do so."""
         with self.current():
             self._ask("cuEventDestroy", "letting go of an event", event)
 
@@ -168,7 +169,7 @@ class Driver:
     def record_all(self, event: int, stream: int) -> None:
         """Record the event so that it is done when everything queued so far, on any stream of the process, has run.
 
-        Before CUDA 12.5 this blocks until then. ``stream``: any idle stream.
+        Before CUDA 12.5 this call itself waits until everything has run. ``stream``: any idle stream.
         """
         call = getattr(self._cu, "cuCtxRecordEvent", None)
         with self.current():
@@ -185,12 +186,12 @@ class Driver:
             self._ask("cuCtxSynchronize", "waiting for the device")
 
     def wait_for(self, stream: int, event: int) -> None:
-        """Make everything queued on the stream from now on wait for the event as it was last recorded."""
+        """Make all work that is queued on the stream from now on wait for the event, as the event was last recorded."""
         with self.current():
             self._ask("cuStreamWaitEvent", "waiting for an event", stream, event, 0)
 
     def done(self, event: int) -> bool:
-        """Return whether the event is done."""
+        """Return whether the work before the event, as it was last recorded, has run."""
         with self.current():
             if not hasattr(self._asked, "before"):
                 self._spare_captures()
@@ -204,8 +205,8 @@ class Driver:
     def _spare_captures(self) -> None:
         """Keep this thread's event queries from ending a capture of a CUDA graph on another thread.
 
-        CUDA ends such a capture unless the querying thread has set its capture mode to thread-local. Threads of ddl's
-        own set it; a thread of the user's stays as it is.
+        CUDA ends such a capture unless the querying thread has set its capture mode to thread-local. This sets the mode
+        of ddl's own threads, and does not change that of a user's thread.
         """
         self._asked.before = True
         exchange = getattr(self._cu, "cuThreadExchangeStreamCaptureMode", None)
@@ -215,7 +216,7 @@ class Driver:
     # --- memory
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Allocate memory for what is queued on the stream after this call."""
+        """Allocate device memory, which may be used by everything that is queued on the stream after this call."""
         with self.current():
             if self._pools:
                 code, address = self._cu.cuMemAllocAsync(nbytes, stream)
@@ -247,7 +248,7 @@ class Driver:
             self._ask("cuMemFreeHost", "freeing pinned memory", address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy between device memory and pinned host memory, in any direction."""
+        """Queue a copy from ``source`` to ``target``; each of them is device memory or pinned host memory."""
         with self.current():
             self._ask("cuMemcpyAsync", f"copying {nbytes} bytes", target, source, nbytes, stream)
 
@@ -276,16 +277,16 @@ class Driver:
     # --- kernels
 
     def load(self, image: bytes, entry: str) -> Any:
-        """Return the kernel ``entry`` of compiled code, which stays loaded as long as the context.
+        """Load compiled code into the device, and return its kernel ``entry``.
 
-        ``image`` is PTX, or machine code for this device.
+        ``image`` is PTX, or machine code for this device. It stays loaded as long as the device's context.
         """
         with self.current():
             module = self._ask("cuModuleLoadData", f"loading the kernel {entry}", image)
             return self._ask("cuModuleGetFunction", f"finding the kernel {entry}", module, entry.encode())
 
     def launch(self, function: Any, blocks: int, threads: int, stream: int, parameters: int) -> None:
-        """Queue the kernel.
+        """Queue the kernel ``function`` on the stream.
 
         ``parameters`` is the address of an array of pointers to the arguments, which are copied before this returns.
         """

@@ -1,4 +1,4 @@
-"""Emits LLVM code for what kernels do with vectors of elements: conversion with a scale, widened and back.
+"""Emits LLVM code that converts vectors of elements: with a scale, to the type of a reduction, and back.
 
 The same code runs on the device and, for tests, on the host's processor. This module is imported only for compiling.
 """
@@ -42,5 +42,5 @@ def widen(b: Any, x: Value, dtype: DType, scale: Value) -> Value:
 
 
 def rescale(b: Any, x: Value, dtype: DType, scale: Value) -> Value:
-    """Convert widened elements times ``scale`` back to their stored type."""
+    """Return widened elements times ``scale``, converted back to their stored type ``dtype``."""
     return convert(b, x, DType.F32 if dtype in SHORT_FLOATS else dtype, dtype, scale)

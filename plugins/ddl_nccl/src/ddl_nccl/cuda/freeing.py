@@ -1,4 +1,4 @@
-"""A thread that frees device memory when the device has finished everything that was queued, on any stream, before.
+"""Frees device memory in a thread, when the device has finished everything that was queued before, on any stream.
 
 The memory becomes tensors of a framework, whose kernels run on streams that ddl does not know. So the streams of ddl
 cannot tell when the memory is out of use.
@@ -20,10 +20,10 @@ log = logging.getLogger("ddl")
 
 
 class Freeing:
-    """Frees memory in the background. Any thread may call ``let_go``, finalizers too; it never blocks.
+    """A thread that frees device memory. Any thread and any finalizer may call ``let_go``, which never blocks.
 
-    ``record_all`` returns an event that is done when everything queued so far by anybody has run; ``free`` frees the
-    memory at an address.
+    ``record_all`` returns an event that is done when everything queued so far in the process has run; ``free`` frees
+    the memory at an address.
     """
 
     def __init__(self, device: Device, record_all: Callable[[], Event], free: Callable[[int], None]) -> None:
@@ -36,17 +36,20 @@ class Freeing:
         self._thread.start()
 
     def let_go(self, address: int) -> None:
-        """Free memory of the device, which only work queued on the device may still use."""
+        """Free the device memory at ``address`` later. Only work that is queued on the device may still use it."""
         self._gone.put(address)
 
     def settle(self, timeout_s: float) -> bool:
-        """Block until the memory that was let go so far is free. Return False if ``timeout_s`` passes first."""
+        """Block until the memory passed to ``let_go`` so far is free. Return False if ``timeout_s`` passes first."""
         free = threading.Event()
         self._gone.put(free)
         return free.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Free the memory that the device no longer uses within ``timeout_s``; the rest ends with the process."""
+        """Free all memory that the device stops using within ``timeout_s``, and end the thread.
+
+        Other memory is freed with the process.
+        """
         self._gone.put(None)
         self._thread.join(timeout_s)
         self._closed = True

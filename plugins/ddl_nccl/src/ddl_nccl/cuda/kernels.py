@@ -2,7 +2,7 @@
 
 One launch handles a bucket. Each block finds its chunk of one tensor in the bucket's table, and its threads share the
 chunk. Addresses and sizes are int64. A ``Machine`` makes the functions run: NVVM, or the simulator in tests. This
-module is imported only for compiling. Python's own functions are avoided in kernels, because numba would ask for the
+module is imported only for compiling. Kernels do not call Python's built-in functions, because numba would ask for the
 present device.
 """
 
@@ -33,7 +33,7 @@ _cuda: Any = numba.cuda  # the simulator replaces this name by its own module
 
 
 class Machine(Protocol):
-    """Makes the functions that kernels call; only ``build`` uses it."""
+    """An object that makes the functions which kernels call. Only ``build`` uses it."""
 
     def step(self, primitive: Primitive) -> Function:
         """Return a function that kernels can call with the primitive's arguments."""
@@ -41,12 +41,12 @@ class Machine(Protocol):
 
 
 def build(name: Name, machine: Machine) -> Function:
-    """Return the kernel of that name, not yet compiled; its arguments are ``name.arguments``."""
+    """Return the kernel ``name``, not yet compiled. ``name.arguments`` are the types of its arguments."""
     return {"copy": _copy, "convert": _convert, "reduce": _reduce, "fill": _fill}[name.verb](name, machine)
 
 
 def _copy(name: Name, machine: Machine) -> Function:
-    """Return the kernel that copies between tensors and one run of bytes; chunks are in bytes."""
+    """Return the kernel that copies between tensors and one contiguous run of bytes. Chunks are counted in bytes."""
     load, byte = machine.step(word()), machine.step(mover(1, 1))
     many, one = machine.step(mover(VECTOR, GROUPS)), machine.step(mover(VECTOR, 1))
     shift_many, shift = machine.step(shifter(GROUPS)), machine.step(shifter(1))
@@ -90,9 +90,9 @@ def _copy(name: Name, machine: Machine) -> Function:
 
 
 def _convert(name: Name, machine: Machine) -> Function:
-    """Return the kernel that converts between tensors and a run of another type, with a scale.
+    """Return the kernel that converts between tensors and a contiguous run of another type, with a scale.
 
-    Chunks are in elements.
+    Chunks are counted in elements.
     """
     s, t = name.dtypes
     size, result = s.itemsize, t.itemsize
@@ -109,8 +109,8 @@ def _convert(name: Name, machine: Machine) -> Function:
             source, target = near + start * size, flat + place * result
         lane, lanes = _cuda.threadIdx.x, _cuda.blockDim.x
         aligned = source % size == 0 and target % result == 0
-        # As many elements until the smaller type's address is a multiple of 16: the other type's address may then be
-        # one, too.
+        # The head has as many elements as there are before the address of the smaller type is a multiple of 16. There
+        # the address of the other type may be a multiple of 16, too.
         behind = (source if size == small else target) & (VECTOR - 1)
         head = ((VECTOR - behind) & (VECTOR - 1)) // small
         head = head if head < count else count
@@ -138,7 +138,10 @@ def _convert(name: Name, machine: Machine) -> Function:
 
 
 def _reduce(name: Name, machine: Machine) -> Function:
-    """Return the kernel that reduces several sources of one length into a target; a block takes ``share`` elements."""
+    """Return the kernel that reduces several sources of one length into a target.
+
+    Each block handles ``share`` elements.
+    """
     (dtype,) = name.dtypes
     size = dtype.itemsize
     unit = unit_of(size)
@@ -180,7 +183,7 @@ def _reduce(name: Name, machine: Machine) -> Function:
 def _fill(name: Name, machine: Machine) -> Function:
     """Return the kernel that fills memory with one element.
 
-    ``pattern`` is the element, repeated until it fills 8 bytes; a block takes ``share`` bytes.
+    ``pattern`` is the element, repeated until it fills 8 bytes. Each block fills ``share`` bytes.
     """
     vector, byte = machine.step(filler(VECTOR)), machine.step(filler(1))
 

@@ -45,17 +45,17 @@ FILL = Name("fill")
 
 
 def conversion(source: DType, target: DType, scale: float) -> Name:
-    """Return the kernel that packs, unpacks or converts values of one type to another."""
+    """Return the name of the kernel that packs or unpacks tensors, and converts them from ``source`` to ``target``."""
     return COPY if source == target and scale == 1.0 else Name("convert", (source, target))
 
 
 def reduction(dtype: DType, op: ReduceOp) -> Name:
-    """Return the kernel that reduces several sources of one type."""
+    """Return the name of the kernel that reduces several sources of one type."""
     return Name("reduce", (dtype,), op)
 
 
 def catalogue() -> Iterator[Name]:
-    """Yield every kernel that a job may need. Other conversions are compiled when they are first used."""
+    """Yield the names of all kernels that a job may need. Other conversions are compiled when they are first used."""
     yield COPY
     yield FILL
     for dtype in DType:

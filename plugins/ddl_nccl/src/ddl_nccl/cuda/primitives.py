@@ -24,7 +24,7 @@ Emit = Callable[[Any, int, list[Value]], Value]  # builder, address space, argum
 
 @dataclass(frozen=True)
 class Primitive:
-    """A step of a kernel. ``arguments`` and ``result``: q is int64, d is float64, an empty result is none."""
+    """A step of a kernel. In ``arguments`` and ``result``, q is int64 and d is float64; an empty result means none."""
 
     name: str
     arguments: str
@@ -33,15 +33,15 @@ class Primitive:
 
 
 def unit_of(*sizes: int) -> int:
-    """Return how many elements one step takes: as many as fill 16 bytes in the smallest type.
+    """Return how many elements one step handles: as many as fill 16 bytes in the smallest of the types.
 
-    So every access of the step has 16 bytes.
+    ``sizes`` are the types' sizes in bytes. Thus no access of a step is narrower than 16 bytes.
     """
     return VECTOR // min(sizes)
 
 
 def groups_of(*sizes: int) -> int:
-    """Return how many units one thread loads at once; fewer if a unit has several vectors."""
+    """Return how many units (see ``unit_of``) one thread loads at once: fewer if a unit has several vectors."""
     return max(1, GROUPS * min(sizes) // max(sizes))
 
 
@@ -54,7 +54,7 @@ def _plus(b: Any, address: Value, nbytes: int) -> Value:
 
 
 def _joined(b: Any, parts: list[Value]) -> Value:
-    """Return the concatenation of the vectors, whose number is a power of two."""
+    """Return one vector that concatenates ``parts``, whose number is a power of two."""
     while len(parts) > 1:
         n = 2 * parts[0].type.count
         order = ir.Constant(vector(I32, n), list(range(n)))
@@ -63,7 +63,11 @@ def _joined(b: Any, parts: list[Value]) -> Value:
 
 
 def _load(b: Any, space: int, address: Value, element: Any, n: int, align: int) -> Value:
-    """Load n elements. With ``align`` 16 they fill whole vectors, one access each; with less, n is 1."""
+    """Return ``n`` elements, loaded from ``address``.
+
+    If ``align`` is 16, they fill whole vectors of 16 bytes, each of which is loaded by one access. If it is less, ``n``
+    is 1.
+    """
     if align < VECTOR:
         value = b.load(_at(b, space, address, element), align=align)
         return b.insert_element(ir.Constant(vector(element, 1), ir.Undefined), value, ir.Constant(I32, 0))
@@ -94,7 +98,7 @@ def _store(b: Any, space: int, address: Value, x: Value, align: int) -> None:
 
 
 def _packed(b: Any, x: Value, first: int, lanes: int) -> Value:
-    """Return one word that holds the elements from ``first`` on."""
+    """Return a word of 64 bits that holds ``lanes`` elements of ``x``, from the element ``first`` on."""
     element = x.type.element
     if _size(element) >= 4:
         order = ir.Constant(vector(I32, lanes), list(range(first, first + lanes)))
@@ -114,7 +118,7 @@ def _size(element: Any) -> int:
 
 
 def word() -> Primitive:
-    """word(address): load a word of a table; tables are aligned."""
+    """Return the primitive ``word(address)``, which loads one word of a table. Tables are aligned."""
 
     def emit(b: Any, space: int, args: list[Value]) -> Value:
         return b.load(_at(b, space, args[0], I64), align=8)
@@ -123,13 +127,16 @@ def word() -> Primitive:
 
 
 def mover(width: int, groups: int) -> Primitive:
-    """move(target, source, step): copy ``width`` bytes, ``groups`` times, ``step`` bytes apart; aligned to width."""
+    """Return the primitive ``move(target, source, step)``, which copies ``width`` bytes, ``groups`` times.
+
+    From one copy to the next, both addresses grow by ``step`` bytes. They are aligned to ``width``.
+    """
     kind = vector(I64, 2) if width == VECTOR else ir.IntType(8 * width)
 
     def emit(b: Any, space: int, args: list[Value]) -> None:
         target, source, step = args
         values = []
-        for _ in range(groups):  # all loads come before the first store, so that they wait for memory together
+        for _ in range(groups):  # all loads are before the first store, so that they wait for memory at the same time
             values.append(b.load(_at(b, space, source, kind), align=width))
             source = b.add(source, step)
         for value in values:
@@ -140,10 +147,11 @@ def mover(width: int, groups: int) -> Primitive:
 
 
 def shifter(groups: int) -> Primitive:
-    """shift(target, source, step, apart): copy 16 bytes at a time from ``apart`` (1 to 15) bytes after ``source``.
+    """Return the primitive ``shift(target, source, step, apart)``, which copies 16 bytes, ``groups`` times.
 
-    Both addresses are multiples of 16: each step loads two vectors, and joins the end of one to the beginning of the
-    other. ``groups`` and ``step`` are as in ``move``.
+    The bytes begin ``apart`` (1 to 15) bytes after ``source``. From one copy to the next, both addresses grow by
+    ``step`` bytes. They are multiples of 16: each copy loads two vectors, and joins the end of the first to the
+    beginning of the second.
     """
     kind = vector(I64, 2)
 
@@ -154,7 +162,7 @@ def shifter(groups: int) -> Primitive:
         back = b.sub(ir.Constant(I64, 63), bits)
         both = ir.Constant(kind, ir.Undefined)
         for i, (low, high) in enumerate(((first, middle), (middle, last))):
-            above = b.shl(b.shl(high, ir.Constant(I64, 1)), back)  # two shifts: if bits is 0, nothing of it must remain
+            above = b.shl(b.shl(high, ir.Constant(I64, 1)), back)  # two shifts, because one by 64 bits is undefined
             both = b.insert_element(both, b.or_(b.lshr(low, bits), above), ir.Constant(I32, i))
         return both
 
@@ -173,7 +181,10 @@ def shifter(groups: int) -> Primitive:
 
 
 def filler(width: int) -> Primitive:
-    """fill(target, pattern): store the low bytes of ``pattern``, or for 16 bytes all of it twice; aligned to width."""
+    """Return the primitive ``fill(target, pattern)``, which stores the low ``width`` bytes of ``pattern``.
+
+    For a ``width`` of 16 it stores all 8 bytes of ``pattern`` twice. ``target`` is aligned to ``width``.
+    """
 
     def emit(b: Any, space: int, args: list[Value]) -> None:
         target, pattern = args
@@ -188,10 +199,11 @@ def filler(width: int) -> Primitive:
 
 
 def converter(source: DType, target: DType, form: str) -> Primitive:
-    """convert(target, source, scale, target_step, source_step): convert elements as ``elements.convert`` does.
+    """Return the primitive that converts elements as ``elements.convert`` does.
 
-    ``form``: "wide" (``groups_of`` units of aligned vectors, each one step after the last), "unit" (one such unit),
-    "one" (an element that is aligned to its size), "any" (an element at any address).
+    It is ``convert(target, source, scale, target_step, source_step)``. ``form``: "wide" (``groups_of`` units of aligned
+    vectors; from one unit to the next, the addresses grow by the steps), "unit" (one such unit), "one" (an element that
+    is aligned to its size), "any" (an element at any address).
     """
     groups, n, aligns = _form(form, source.itemsize, target.itemsize)
 
@@ -209,17 +221,21 @@ def converter(source: DType, target: DType, form: str) -> Primitive:
 
 
 def _form(form: str, *sizes: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return the number of groups, the elements of each, and the alignment of each address."""
+    """Return the number of groups, the number of elements in each, and the alignment of each address.
+
+    ``form`` is that of a primitive, and ``sizes`` are the sizes in bytes of the types at the addresses.
+    """
     if form in ("wide", "unit"):
         return (groups_of(*sizes) if form == "wide" else 1), unit_of(*sizes), (VECTOR,) * len(sizes)
     return 1, 1, sizes if form == "one" else (1,) * len(sizes)
 
 
 def reducer(dtype: DType, op: ReduceOp, form: str) -> Primitive:
-    """reduce(target, table, n, offset, prescale, scale): reduce the sources as the kernel contract says.
+    """Return the primitive ``reduce(target, table, n, offset, prescale, scale)``, which reduces ``n`` sources.
 
-    ``table`` holds the n addresses; all of them and ``target`` are at least as aligned as ``form`` says. ``offset`` is
-    in bytes, for the sources and the target alike. ``form``: "unit", "one" or "any".
+    The kernel contract (ddlcore/contracts/kernels.py) defines the result. ``table`` holds the addresses of the sources;
+    all of them and ``target`` are at least as aligned as ``form`` says. ``offset`` is in bytes, for the sources and the
+    target alike. ``form``: "unit", "one" or "any".
     """
     _, n, (align,) = _form(form, dtype.itemsize)
     element = STORED[dtype]

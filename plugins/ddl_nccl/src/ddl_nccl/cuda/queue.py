@@ -19,43 +19,46 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.types import DType
 
-THREADS = 256  # of a block
+THREADS = 256  # number of threads of a block
 PLACES = 64  # pinned copies of an address table that may be on their way to the device at once; made when needed
 SPIN_S = 20e-6  # how long a waiting thread keeps its core busy
 LEAST_SLEEP_S, MOST_SLEEP_S = 50e-6, 1e-3  # how long it sleeps after that, longer each time
-TABLE_S = 60.0  # how long to wait for such a copy, if the host is that many buckets ahead
+TABLE_S = 60.0  # how long to wait for the oldest of these copies, if the host is PLACES buckets ahead
 CLOSED = "CUDA: the stream is closed"
 
 
 class StreamDevice(DeviceRuntime):
-    """What streams and events need of their device."""
+    """A device as its streams and events see it: the methods that they need."""
 
     driver: Driver
     facts: Facts
 
     @abstractmethod
     def record(self, stream: int) -> CudaEvent:
-        """Return an event of the pool, recorded on the stream now."""
+        """Return an unused event, which has been recorded on the stream now."""
 
     @abstractmethod
     def give_event(self, handle: int) -> None:
-        """Return an event to the pool. Waits on it that are already queued keep their meaning."""
+        """Take back an unused event, to record it again later. Streams that already wait for it still do so."""
 
     @abstractmethod
     def close_stream(self, stream: int, timeout_s: float) -> None:
-        """Wait for what is queued on the stream, and destroy it; after ``timeout_s`` leave the stream to itself."""
+        """Wait until everything queued on the stream has run, and destroy it; after ``timeout_s`` leave it open."""
 
     @abstractmethod
     def kernel(self, name: Name) -> Any:
-        """Return the kernel, compiled if that was not done on this machine before. Raises DeviceError."""
+        """Return the kernel ``name``, compiled first if it is not in the cache. Raises DeviceError."""
 
     @abstractmethod
     def has_kernel(self, name: Name) -> bool:
-        """Return whether the kernel is available; log the reason the first time that one is not."""
+        """Return whether the kernel ``name`` is available.
+
+        If it is not, log the reason, but only the first time on this device.
+        """
 
 
 class CudaEvent(Event):
-    """An event of the device's pool, to which it returns when its last reference goes."""
+    """An event of the device's pool. It goes back to the pool when its last reference is deleted."""
 
     __slots__ = ("_device", "_done", "handle")
 
@@ -86,7 +89,7 @@ class CudaEvent(Event):
 
 
 class CudaQueue(Queue):
-    """One stream. Every call is queued on the device, and only ``close`` blocks."""
+    """A queue that is one stream of a device. Every call is queued on the device, and only ``close`` blocks."""
 
     runtime: StreamDevice
 
@@ -174,7 +177,7 @@ class _Stream(Ground):
 
 
 class _Table(Addresses):
-    """A table of addresses in device memory. When they change, they are copied there from pinned memory."""
+    """A table of addresses in device memory. If the addresses change, they are copied there from pinned memory."""
 
     def __init__(self, ground: _Stream, n: int) -> None:
         self._ground = ground
@@ -213,7 +216,7 @@ class _Table(Addresses):
 
 
 class _Kernel(Launch):
-    """The kernel's arguments as the driver needs them: one word for each, and an array of pointers to the words."""
+    """A launch that keeps the arguments as the driver needs them: a word for each, and pointers to the words."""
 
     def __init__(
         self, ground: _Stream, function: Any, name: Name, blocks: int, arguments: Sequence[int | float]

@@ -1,6 +1,6 @@
 """A CUDA device that implements the device contract: memory, streams, events and kernels.
 
-The driver is called in driver.py.
+It calls CUDA's driver through driver.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ddlcore.types import Device
 
 ALIGNMENT: Final = 512
 MOST_TIMES: Final = 2  # pinned memory is reused if it is at most this many times the requested size
-CLOSE_S = 1.0  # for memory that was let go just before
-SHORT_S = 10.0  # for memory that was let go, when an allocation fails
+CLOSE_S = 1.0  # how long ``close`` waits for memory that was given back just before
+SHORT_S = 10.0  # how long a failed allocation waits for memory that was given back
 log = logging.getLogger("ddl")
 
 
@@ -89,7 +89,7 @@ class CudaDevice(StreamDevice):
         until_s = time.monotonic() + CLOSE_S
         while self._retired:
             address, _, event = self._retired.popleft()
-            # Otherwise it ends with the process: unpinning it would wait for the device.
+            # Memory that is still in use is freed with the process: unpinning it would wait for the device.
             if event.wait(max(0.0, until_s - time.monotonic())):
                 self.driver.unpin(address)
         for stream in streams:
@@ -140,16 +140,17 @@ class CudaDevice(StreamDevice):
             self._retired.append((address, whole, self.record(self._retiring)))
 
     def _after_all(self) -> None:
-        """Make whatever is queued on the retiring stream from now on run after everything that the queues hold now."""
+        """Make work that is queued on the retiring stream from now on wait for everything that the queues hold now."""
         for stream in self._streams:
             here = self.record(stream)  # keeps the event, as in queue()
             self.driver.wait_for(self._retiring, here.handle)
 
     def _again(self, least: int) -> tuple[int, int]:
-        """Return pinned memory that the device no longer uses, and its size; otherwise 0 and ``least``.
+        """Return the address and size of pinned memory that the device no longer uses, or (0, ``least``) if none fits.
 
-        Pinning takes long, and unpinning may wait for the device. Memory of other sizes is reused, too: if no size
-        comes again, as with allgather, pinned memory would only grow.
+        Pinned memory is reused because pinning takes long, and unpinning may wait for the device. It may be larger than
+        ``least``: if only memory of equal size were reused, and no size repeated, as with allgather, pinned memory
+        would grow without end.
         """
         with self._lock:
             # A copy of the deque, because a finalizer may append to it in this very thread during the loop.
@@ -168,7 +169,7 @@ class CudaDevice(StreamDevice):
         return event
 
     def _record_all(self) -> CudaEvent:
-        """Return an event that is done when everything queued so far by anybody has run; may block until then."""
+        """Return an event that is done when everything queued so far in the process has run; may block until then."""
         event = self._event()
         self.driver.record_all(event.handle, self._getting)
         return event
@@ -230,7 +231,7 @@ class CudaDevice(StreamDevice):
 
 
 class _Block(Memory):
-    """Memory that returns to its device with the last reference."""
+    """Memory that is given back to its device when the last reference to this object is deleted."""
 
     def __init__(self, raw: int, nbytes: int, let_go: Any) -> None:
         self.address = (raw + ALIGNMENT - 1) & -ALIGNMENT

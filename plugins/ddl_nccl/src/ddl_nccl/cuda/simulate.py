@@ -1,7 +1,7 @@
 """Runs kernels without a GPU: numba's simulator runs the kernels, and the host's processor runs their primitives.
 
-Numba's simulator executes Python, so it cannot run primitives, which are LLVM code for the device. The same code,
-emitted for the host, replaces them; addresses are of host memory. It is slow, and only for tests.
+Numba's simulator executes Python, so it cannot run primitives, which are LLVM code for the device. Therefore the same
+LLVM code is emitted for the host. Addresses are of host memory. This is slow, and only for tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddl_nccl.cuda.names import Name
 from ddl_nccl.cuda.primitives import Primitive
 
 HOST = 0  # the address space of ordinary memory
-THREADS = 4  # of a block; each is a thread of the host
+THREADS = 4  # number of threads of a block; each is a thread of the host
 _RUNNING = threading.Lock()
 
 
@@ -77,7 +77,7 @@ def _compile(primitive: Primitive) -> Any:
 
 @functools.cache
 def _kernel(name: Name) -> Any:
-    # The class itself: `cuda.jit` returns it only if NUMBA_ENABLE_CUDASIM was set before numba was imported.
+    # Use the simulator's class itself: `cuda.jit` returns it only if NUMBA_ENABLE_CUDASIM was set before the import.
     import numba.cuda.simulator.kernel
 
     simulator: Any = numba.cuda.simulator.kernel
@@ -85,7 +85,10 @@ def _kernel(name: Name) -> Any:
 
 
 def launch(name: Name, blocks: int, arguments: Sequence[int | float], threads: int = THREADS) -> None:
-    """Run the kernel to its end. Any thread may call this; the simulator runs only one kernel at a time."""
+    """Run the kernel ``name``, and return when it has ended.
+
+    Any thread may call this; the simulator runs only one kernel at a time. ``threads`` is the number in each block.
+    """
     with _RUNNING:
         _kernel(name)[blocks, threads](*arguments)
 
@@ -111,7 +114,7 @@ class _Words(Addresses):
 
 
 class Simulated(Ground):
-    """A ``Ground`` of host memory, whose launches run to their end."""
+    """A ``Ground`` of host memory. Each launch returns when the kernel has ended."""
 
     multiprocessors = 1
 

@@ -1,8 +1,6 @@
-"""Keras callbacks for training on many ranks.
+"""Keras callbacks for training on many ranks: equal variables at the start, averaged metrics, scaled learning rates.
 
-Equal variables at the start, averaged metrics, learning rates that scale.
-
-The same classes serve Keras 3 and tf_keras, whichever ``tf.keras`` stands for.
+The same classes serve Keras 3 and tf_keras; ``tf.keras`` may refer to either.
 """
 
 from __future__ import annotations
@@ -29,9 +27,10 @@ NOTHING, WEIGHTS, EVERYTHING = range(3)  # what a rank can broadcast before its 
 
 
 class _Callback(_Base):  # type: ignore[misc]  # Keras has no types
-    """A callback that models of either Keras accept.
+    """The base class of callbacks that models of both Keras 3 and tf_keras accept.
 
-    tf_keras asks each callback which hooks it implements, and the base class of Keras 3 has no methods to answer.
+    tf_keras calls methods of each callback to ask which hooks it implements. The base class of Keras 3 has no such
+    methods.
     """
 
     def _implements_train_batch_hooks(self) -> bool:
@@ -45,10 +44,10 @@ class _Callback(_Base):  # type: ignore[misc]  # Keras has no types
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
-    """Gives every rank the variables of the model and of its optimizer that ``root_rank`` has.
+    """A callback that gives every rank the variables of the model and of its optimizer that ``root_rank`` has.
 
-    This is done before the first step if the models of all ranks are built by then. Otherwise, and for variables that
-    do not exist yet, it is done after the first step. ``local_variables`` (a variable, or several) are not changed.
+    It does so before the first step if the models of all ranks are built by then. Otherwise, and for variables that do
+    not exist yet, it does so after the first step. ``local_variables`` (a variable, or several) are not changed.
     ``device`` is accepted for compatibility with Horovod.
     """
 
@@ -62,7 +61,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
             raise ValueError("All local variables must be of tf.Variable type.")
 
     def register_local_var(self, variable: Any) -> None:
-        """Exclude this variable, too, from the broadcast."""
+        """Exclude this variable from the broadcast, in addition to ``local_variables``."""
         self._local.append(variable)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -84,7 +83,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self.broadcast_done = True
 
     def _ready(self) -> int:
-        """Return what this rank can broadcast. Builds the optimizer if its family allows that."""
+        """Return what this rank can broadcast now: nothing, the weights, or everything.
+
+        Builds the optimizer if its family allows that.
+        """
         if not self.model.built:
             return NOTHING
         optimizer = self.model.optimizer
@@ -105,9 +107,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
 
 class MetricAverageCallback(_Callback):
-    """Averages the metrics of an epoch over all ranks, in place, for the callbacks that come later in the list.
+    """A callback that averages the metrics of an epoch over all ranks.
 
-    Raises ValueError if the ranks have different metrics. ``device`` is accepted for compatibility with Horovod.
+    It changes them in place, for the callbacks that follow in the list. Raises ValueError if the ranks have different
+    metrics. ``device`` is accepted for compatibility with Horovod.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -138,12 +141,13 @@ class MetricAverageCallback(_Callback):
 
 
 class LearningRateScheduleCallback(_Callback):
-    """Sets the learning rate to ``initial_lr * multiplier`` from epoch ``start_epoch`` on, until before ``end_epoch``.
+    """A callback that sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
-    ``multiplier`` is a number, or a function of the epoch. With ``staircase``, it is evaluated at the start of each
-    epoch. Without, it is evaluated before each batch, for epoch + batch / steps_per_epoch; Keras supplies
-    steps_per_epoch if it knows it. ``momentum_correction`` scales the accumulated momentum when the learning rate
-    changes (Goyal et al. 2017, arXiv:1706.02677), for SGD and RMSprop. Epochs are counted from 0.
+    These are the epochs from ``start_epoch`` to before ``end_epoch``, counted from 0. ``multiplier`` is a number, or a
+    function of the epoch. With ``staircase``, it is evaluated at the start of each epoch. Without ``staircase``, it is
+    evaluated before each batch, for epoch + batch / steps_per_epoch; Keras supplies steps_per_epoch if it knows it.
+    ``momentum_correction`` scales the accumulated momentum when the learning rate changes (Goyal et al. 2017,
+    arXiv:1706.02677), for SGD and RMSprop.
     """
 
     def __init__(
@@ -206,10 +210,11 @@ class LearningRateScheduleCallback(_Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate batch by batch from ``initial_lr / size()`` to ``initial_lr`` in ``warmup_epochs``.
+    """A callback that raises the learning rate batch by batch from ``initial_lr / size()`` to ``initial_lr``.
 
-    This prevents a learning rate that was scaled by the number of ranks from doing harm at the start (Goyal et al.
-    2017, arXiv:1706.02677). ``verbose``: rank 0 prints a line when the warmup has finished.
+    It takes ``warmup_epochs`` epochs. This prevents a learning rate that was scaled by the number of ranks from doing
+    harm at the start (Goyal et al. 2017, arXiv:1706.02677). ``verbose``: rank 0 prints a line when the warmup has
+    finished.
     """
 
     def __init__(
@@ -242,10 +247,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras has no types
-    """Saves the model to ``filepath`` whenever ``monitor`` is better than ever before; only rank 0 saves.
+    """A callback that saves the model to ``filepath`` whenever ``monitor`` is better than ever before.
 
-    ``filepath`` may also be set later. Put the callback after MetricAverageCallback, so that it monitors the average of
-    all ranks.
+    Only rank 0 saves. ``filepath`` may also be set later. Put this callback after MetricAverageCallback, so that it
+    monitors the average of all ranks.
     """
 
     def __init__(
@@ -309,7 +314,10 @@ def _set_learning_rate(optimizer: Any, value: float) -> None:
 
 
 def _velocities(optimizer: Any, model: Any) -> Iterable[Any]:
-    """Return the momentum variables, which are in units of the learning rate; empty before the first step."""
+    """Return the momentum variables, which are in units of the learning rate; none before the first step.
+
+    Only SGD and RMSprop have such variables.
+    """
     optimizer = _unscaled(optimizer)
     if not any(cls.__name__ in ("SGD", "RMSprop") for cls in type(optimizer).__mro__):
         return []
@@ -328,7 +336,7 @@ def _scale(variable: Any, factor: float) -> None:
 
 
 def _gathered(*numbers: float) -> list[tuple[float, ...]]:
-    """Return the numbers of every rank."""
+    """Return a tuple of ``numbers`` from every rank, in rank order."""
     return [tuple(row) for row in arrays.allgather(np.array([numbers]), "metric_average_callback.names")]
 
 

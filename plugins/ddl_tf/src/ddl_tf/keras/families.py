@@ -1,4 +1,4 @@
-"""Finds which Keras is in use, and the family of an optimizer; imports no Keras unless it is asked to."""
+"""Finds which Keras is in use, and the family of an optimizer; imports Keras only in ``the_keras``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class Family(Enum):
-    """The family of a Keras optimizer; the families differ in which method receives the gradients."""
+    """The family of a Keras optimizer, which determines the method that receives the gradients."""
 
     KERAS3 = "Keras 3"
     TF_KERAS = "tf_keras"
@@ -27,9 +27,9 @@ _FAMILIES = {
 
 
 def the_keras() -> Any:
-    """Return the module that ``tf.keras`` stands for: Keras 3, or tf_keras if TF_USE_LEGACY_KERAS=1 is set.
+    """Return the module that ``tf.keras`` refers to: Keras 3, or tf_keras if TF_USE_LEGACY_KERAS=1 is set.
 
-    Raises ImportError if it is Keras 3 with a backend other than TensorFlow.
+    Raises ImportError if Keras cannot be imported, or if it is Keras 3 with a backend other than TensorFlow.
     """
     keras = tf.keras
     try:
@@ -42,7 +42,7 @@ def the_keras() -> Any:
 
 
 def family_of(optimizer: Any) -> Family | None:
-    """Return the family of an optimizer; None if the object is not a Keras optimizer."""
+    """Return the family of an optimizer, or None if the object is not a Keras optimizer."""
     for ancestor in type(optimizer).__mro__:
         family = _FAMILIES.get((ancestor.__module__, ancestor.__name__))
         if family is not None:
@@ -51,7 +51,7 @@ def family_of(optimizer: Any) -> Family | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the first error in the chain of causes: the backend that is not installed, for example."""
+    """Return the first error in the chain of causes, which may say, for example, that the backend is not installed."""
     while error.__context__ is not None:
         error = error.__context__
     return error

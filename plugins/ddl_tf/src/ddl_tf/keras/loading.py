@@ -17,12 +17,12 @@ def load_model(
     compression: Any = None,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a model with Keras, make its optimizer distributed, and return the model.
+    """Load a model with Keras from ``filepath``, make its optimizer distributed, and return the model.
 
-    The file ``filepath`` also has the optimizer's state. ``custom_optimizers`` are the user's own optimizer classes,
-    which the file refers to by class name. ``custom_objects`` is Keras' argument of that name. Only ranks that load the
-    file get its contents: load it on all ranks, or broadcast afterwards. ``legacy_opts`` is accepted for compatibility
-    with Horovod and has no effect, because the file says which optimizers it contains.
+    The file also contains the optimizer's state. ``custom_optimizers`` are the user's own optimizer classes, which the
+    file refers to by class name. ``custom_objects`` is Keras' argument of that name. Only ranks that load the file get
+    its contents: load it on all ranks, or broadcast the variables afterwards. ``legacy_opts`` is accepted for
+    compatibility with Horovod and has no effect, because the file says which optimizers it contains.
     """
     known = {cls.__name__: cls for cls in custom_optimizers or ()}
     known.update(custom_objects or {})

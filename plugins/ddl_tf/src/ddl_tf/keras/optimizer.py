@@ -1,9 +1,9 @@
-"""Makes a Keras optimizer step on reduced gradients, by wrapping the method of the object that receives them.
+"""Makes a Keras optimizer step on reduced gradients, by wrapping the method that receives them.
 
 The optimizer's class, configuration and variables do not change, so it is saved as the plain optimizer that it is, and
-can be loaded without ddl. The method that receives gradients depends on the Keras: ``apply`` in Keras 3,
-``aggregate_gradients`` in tf_keras, ``gradient_aggregator`` in its older optimizers. Each is called before clipping, as
-it is on one device.
+can be loaded without ddl. Which method receives the gradients depends on the Keras: ``apply`` in Keras 3,
+``aggregate_gradients`` in tf_keras, ``gradient_aggregator`` in its older optimizers. Each is called before clipping. So
+gradients are clipped after they are reduced.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ def DistributedOptimizer(
     reduced before they are clipped, and before mixed precision looks for overflow. Ranks outside ``process_set`` step
     on their own gradients. A copy of the optimizer, and an optimizer loaded from a saved model, is not distributed.
 
-    * ``name``: the name of its gradients in messages; by default, its class and a number.
+    * ``name``: the name of the optimizer's gradients in messages; by default, made of its class and a number.
     * ``device_dense``, ``device_sparse``: where gradients are reduced: '/cpu:0', 'cpu' or ''.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
-      it, the setting ``compression`` decides.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
+      None, the setting ``compression`` decides.
     * ``sparse_as_dense``: sparse gradients (``tf.IndexedSlices``) are converted to dense ones; otherwise they are
       gathered.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
     * ``op``: Average or Sum.
-    * ``backward_passes_per_step``: the gradients of so many passes are summed on this rank, then reduced and applied.
-      ``iterations`` counts only the applied steps. ``average_aggregated_gradients``: they are averaged, not summed.
+    * ``backward_passes_per_step``: the gradients of so many passes are summed on this rank (or averaged, with
+      ``average_aggregated_gradients``), then reduced and applied. ``iterations`` counts only the applied steps.
     * ``groups``: the number of groups of variables whose gradients are sent together, or a list of lists of variables
       (``num_groups`` is the older name).
     * ``scale_local_gradients``: the gradients of variables registered by ``register_local_var``, which are not reduced,
-      are divided by the size.
+      are divided by the number of ranks.
 
     Adds the method ``register_local_var(variable)``. Raises ValueError for invalid arguments, and NotInitialized before
     ``init()``.
@@ -107,8 +107,8 @@ def PartialDistributedOptimizer(
 ) -> Any:
     """Do the same as ``DistributedOptimizer``, but keep the variables of ``local_layers`` (a layer, or several) local.
 
-    Their gradients are not reduced; with ``scale_local_gradients`` they are divided by the size. The layers may be
-    built later, but not after the first step.
+    Their gradients are not reduced; with ``scale_local_gradients`` they are divided by the number of ranks. The
+    layers may be built later, but not after the first step.
     """
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, (list, tuple, set, frozenset)) else [layers]
@@ -136,7 +136,7 @@ def PartialDistributedOptimizer(
 
 
 class _Met:
-    """A wrapped method of one optimizer. In a copy of the optimizer, it becomes the method without the wrapper."""
+    """A wrapped method of one optimizer. A copy of the optimizer has the method without the wrapper."""
 
     def __init__(self, optimizer: Any, name: str, around: Callable[..., Any]) -> None:
         self._owner = optimizer
@@ -156,7 +156,7 @@ class _Met:
 class _Aggregator:
     """The gradient aggregator of an older tf_keras optimizer.
 
-    In a copy of the optimizer, it becomes the former aggregator.
+    A copy of the optimizer has the aggregator that this one replaces.
     """
 
     def __init__(self, step: Step, bare: Any) -> None:
@@ -184,7 +184,7 @@ def _meet_keras3(optimizer: Any, step: Step) -> None:
         if not gradients:
             return None
         if trainable_variables is None and not optimizer.built:
-            return bare(gradients)  # it raises an error that says what is missing
+            return bare(gradients)  # this raises an error that says what is missing
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         if step.passes == 1:
             with step.whole():
@@ -226,7 +226,10 @@ _MEET = {
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer that a loss scaler calls to aggregate; the scaler looks for overflow afterwards."""
+    """Return the optimizer inside a loss scaler, or ``optimizer`` itself if it is no loss scaler.
+
+    The scaler calls the inner optimizer to aggregate the gradients, and checks them for overflow afterwards.
+    """
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -244,7 +247,7 @@ def _accumulating(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Do what tf_keras' ``apply_gradients`` does, over several passes; the gradients are aggregated in the last one."""
+    """Add up the gradients of several passes, and call tf_keras' ``apply_gradients``, ``bare``, in the last pass."""
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]
     build = getattr(optimizer, "build", None)  # older optimizers create their variables outside of conditions

@@ -1,9 +1,7 @@
-"""Two places in Keras 3 where wrapping an optimizer's own methods would be too late.
+"""Wraps two methods of Keras 3 where wrapping the optimizer's own methods would be too late.
 
-Compiling a model, and loss scaling.
-
-Each method is wrapped once per process, when the first optimizer is made distributed. For models and optimizers that do
-not use ddl, both methods work as before.
+They are ``compile`` of a model, and ``apply`` of a loss scaler. Each is wrapped once per process, when the first
+optimizer is made distributed. For models and optimizers that do not use ddl, both methods work as before.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ _MARK = "_ddl_wrapped"
 
 
 def step_of(optimizer: Any) -> Step | None:
-    """Return the Step of a distributed optimizer, or of a loss scaler's inner optimizer.
+    """Return the Step of a distributed optimizer, or of the distributed optimizer inside a loss scaler.
 
-    None if neither is distributed.
+    Returns None if neither ``optimizer`` nor its inner optimizer is distributed.
     """
     return _own_step(optimizer) or _own_step(getattr(optimizer, "inner_optimizer", None))
 
@@ -39,7 +37,8 @@ def _own_step(optimizer: Any) -> Step | None:
 def settle_jit(model: Any, asked: Any) -> None:
     """Turn XLA off if the optimizer is distributed and Keras has chosen XLA by itself; rank 0 logs a warning.
 
-    Raises ValueError if the user requested XLA (``asked`` is True) and a step communicates.
+    ``asked`` is the argument ``jit_compile`` of the user. Raises ValueError if the user requested XLA (``asked`` is not
+    "auto") and a step communicates.
     """
     step = step_of(model.optimizer)
     if step is None or not model.jit_compile:
@@ -60,7 +59,7 @@ def settle_jit(model: Any, asked: Any) -> None:
 
 
 def install() -> None:
-    """Wrap both methods. Keras 3 must have been imported."""
+    """Wrap both methods, unless they are wrapped already. Keras 3 must have been imported."""
     import keras  # late: it is needed only for its own optimizers
 
     with _lock:
@@ -69,7 +68,7 @@ def install() -> None:
 
 
 def _wrap(derived: type, name: str, around: Callable[..., Any]) -> None:
-    """Wrap a method in the class that defines it: Keras compares a model's ``compile`` with the one defined there."""
+    """Wrap the method ``name`` in the class that defines it: Keras compares a model's ``compile`` with that method."""
     owner = next(cls for cls in derived.__mro__ if name in vars(cls))
     bare = vars(owner)[name]
     if hasattr(bare, _MARK):
@@ -90,7 +89,7 @@ def _compile(bare: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _apply_scaled(bare: Callable[..., Any], scaler: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """Reduce the gradients before the scaler looks for overflow.
+    """Do what ``apply`` of a loss scaler does, but reduce the gradients before the scaler checks them for overflow.
 
     All ranks must find the same overflow: otherwise some ranks would skip a step that the others make.
     """

@@ -1,7 +1,4 @@
-"""Decides what happens to gradients before an optimizer gets them.
-
-They are summed over passes, reduced, or left local.
-"""
+"""Sums gradients over passes, reduces them, or leaves them local, before an optimizer gets them."""
 
 from __future__ import annotations
 
@@ -20,7 +17,10 @@ from ddlcore.errors import DdlInternalError
 
 
 class Step:
-    """The gradients of one optimizer. Used by the thread that trains, or while that thread's graph is traced."""
+    """The processing of the gradients of one optimizer.
+
+    Used by the thread that trains, or while that thread's graph is traced.
+    """
 
     def __init__(
         self, optimizer: Any, reducer: Reducer, local: LocalVariables, passes: int, average_passes: bool
@@ -32,12 +32,12 @@ class Step:
         self.reduced = False  # whether the caller of the optimizer has reduced the gradients already
         self._divisor = passes if average_passes else 1
         self._sums: dict[int, Any] = {}  # by variable: sums over the passes since the last step
-        self._count: Any = None  # number of those passes
+        self._count: Any = None  # the number of passes since the last step
         self._torn = False  # whether an exception has separated a reduction from its update
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Step:
-        return self  # it still refers to the original, so that ``step_of`` finds the copy not distributed
+        return self  # still with the original optimizer, so that for ``step_of`` the copy is not distributed
 
     def register_local_var(self, variable: Any) -> None:
         """Keep this variable's gradient local to this rank: it is not reduced, but scaled if that was requested.
@@ -48,19 +48,20 @@ class Step:
         self.local.register(variable)
 
     def reduce(self, gradients: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
-        """Return the gradients for the optimizer, in the same places; None stays None.
+        """Return the gradients for the optimizer, reduced or left local, in the same places; None stays None.
 
         Every member of the process set must call it with the same number of gradients. Raises ValueError within a
-        function that XLA compiles, and the reducer's errors.
+        function that XLA compiles, and the errors of ``Reducer.reduce``.
         """
         return self.local.reduce(lambda _: self.reducer, list(gradients), list(variables))
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Keep a reduction and its update together: if an exception has separated them, the next step ends the job.
+        """Return a context for a reduction and the update that uses it.
 
-        The peers have then made an update that this rank has not. Exceptions that an optimizer may ordinarily raise do
-        not count; an exception raised by a signal's handler does.
+        If an exception separates the two, the next step ends the job, because the peers have made an update that this
+        rank has not made. Exceptions that an optimizer may ordinarily raise do not count; an exception raised by a
+        signal's handler does.
         """
         if not tf.executing_eagerly() or not self.reducer.active:
             yield
@@ -74,7 +75,7 @@ class Step:
         except (ValueError, TypeError, tf.errors.OpError, DdlInternalError):
             raise
         except BaseException:
-            # An unfinished reduction is not torn from its update: the next step's call of the reducer completes it.
+            # An unfinished reduction does not count: the next step's call of the reducer completes it.
             self._torn = self.reducer.launches != before and not self.reducer.unfinished
             raise
 
@@ -83,11 +84,10 @@ class Step:
     def accumulate(
         self, gradients: Iterable[Any], variables: Iterable[Any], apply: Callable[[list[Any]], object]
     ) -> None:
-        """Add the gradients to those of the previous passes.
+        """Add the gradients to those of the previous passes; in the last pass, call ``apply`` with the results.
 
-        In the last pass, call ``apply`` with the sums or averages.
-
-        The sums belong to this rank and are not saved in checkpoints. Sparse gradients are added to dense sums.
+        The results are the sums over the passes, or the averages. The sums belong to this rank and are not saved in
+        checkpoints. Sparse gradients are added to dense sums.
         """
         gradients, variables = list(gradients), list(variables)
         sums = self._sums_of(gradients, variables)
@@ -108,7 +108,7 @@ class Step:
         tf.cond(count >= self.passes, last, lambda: None)
 
     def _sums_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the sum variable of each variable that has or had a gradient.
+        """Return, for each variable, the variable that holds its sum, or None if it never had a gradient.
 
         New ones are created outside of any graph.
         """

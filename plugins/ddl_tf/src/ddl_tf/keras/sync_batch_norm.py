@@ -1,4 +1,4 @@
-"""Batch normalization over the batches of all ranks, however many rows each has; a layer of Keras 3 or of tf_keras.
+"""Normalizes over the batches of all ranks, however many rows each has; the layer is for Keras 3 or tf_keras.
 
 The forward pass gathers (mean, squared deviations, count) from every rank and combines them in rank order (Chan, Golub
 and LeVeque 1979), so that no precision is lost in sums of squares. The backward pass adds two sums per channel over all
@@ -22,17 +22,17 @@ _keras: Any = the_keras()
 _BatchNormalization: Any = _keras.layers.BatchNormalization
 _register: Any = getattr(_keras, "saving", _keras.utils).register_keras_serializable
 
-DIGIT = 2**24  # the base in which counts travel: float32 holds integers up to it
+DIGIT = 2**24  # counts are sent as two digits to this base: float32 holds integers up to it
 
 
 @_register("ddl")
 class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Keras has no types
     """The layer ``tf.keras.layers.BatchNormalization``, computed over the batches of all ranks together.
 
-    All ranks must run such layers in the same order, by which they are matched; their names may differ.
-
-    In inference, and in a job of one rank, it is the same as Keras' layer. The moving variance is the biased one, as in
-    Keras without ``fused``. Raises ValueError for ``fused=True``, and for renorm and virtual batches.
+    All ranks must run their layers of this class in the same order. The layers are matched by this order; their names
+    may differ. In inference, and in a job of one rank, the layer does the same as Keras' layer. The moving variance is
+    the biased one, as in Keras without ``fused``. Raises ValueError for ``fused=True``, and for renorm and virtual
+    batches.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
@@ -60,7 +60,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
         )
 
     def _training(self, training: Any) -> Any:
-        """Return True, False, or in a v1 graph the tensor that will hold the value."""
+        """Return whether this is training: True, False, or in a v1 graph a tensor that will hold the value."""
         if training is None:
             learning_phase = getattr(_keras.backend, "learning_phase", None)  # of tf_keras
             training = False if learning_phase is None else learning_phase()
@@ -94,7 +94,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
 def _moments(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
     """Return the mean and the biased variance of each channel over the values of all ranks.
 
-    ``weights`` are 0 for the values that a mask hides.
+    ``weights`` are 0 for the values that a mask excludes. ``axes`` are all axes except that of the channels.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
@@ -114,7 +114,7 @@ def _moments(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
 
 
 def _joined(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any, Any, Any]:
-    """Return mean, variance, number of values per channel, and the mean in the layout of ``x``; all over all ranks."""
+    """Return mean, variance and number of values per channel over all ranks, and the mean in the layout of ``x``."""
     kind = x.dtype
     if weights is None:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))  # values of a channel on this rank
@@ -142,5 +142,5 @@ def _channel_axis(x: Any, axes: Sequence[int]) -> int:
 
 
 def _aligned(channels: Any, x: Any, axes: Sequence[int]) -> Any:
-    """Return a tensor of one value per channel in the layout of ``x``."""
+    """Return ``channels``, a tensor of one value per channel, in a shape that broadcasts against ``x``."""
     return tf.reshape(channels, [1 if i in axes else -1 for i in range(len(x.shape))])

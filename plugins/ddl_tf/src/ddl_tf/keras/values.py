@@ -1,4 +1,4 @@
-"""The collectives on Python and numpy values, for callbacks and scripts; uses no graph and no session."""
+"""Runs collectives on Python and numpy values, for callbacks and scripts; uses no graph and no session for them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def allreduce(
 ) -> Any:
     """Return the values of all ranks combined by ``op``, as a numpy value.
 
-    The op is Average if neither ``op`` nor ``average`` is given. Every rank calls it with a value of the same shape and
-    type.
+    If neither ``op`` nor ``average`` is given, the operation is Average. Every rank must call it with a value of the
+    same shape and type.
     """
     reduce_op = resolve_op(op, average)
     wire, user = wire_compression(compression)
@@ -38,7 +38,7 @@ def allreduce(
 def allgather(value: Any, name: str | None = None) -> Any:
     """Return the values of all ranks, joined along the first dimension.
 
-    Only that dimension may differ between ranks.
+    The values may differ between ranks in the size of the first dimension only.
     """
     return _value(arrays.allgather(_array(value), name))
 
@@ -54,10 +54,10 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Give every rank ``root_rank``'s global variables of the default graph, in the default session or Keras' session.
+    """Give the global variables of the default graph the values that they have on ``root_rank``.
 
-    Raises RuntimeError in eager mode, where there are no global variables; use broadcast_variables or the callback
-    there.
+    Runs in the default session, or in Keras' session if there is none. Raises RuntimeError in eager mode, where there
+    are no global variables; use broadcast_variables or the callback there.
     """
     operation = the_operation(root_rank)
     session = tf.compat.v1.get_default_session() or tf.compat.v1.keras.backend.get_session()
