@@ -225,7 +225,7 @@ class Replay(Generic[T]):
         self._after = dict(after)
         self._idle = not any(schedule.mine)
         self.next = self._start = start  # the place of the next bucket
-        self._ragged_slots: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
+        self.ragged_slots: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
         self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous entries that wait for a slot
         self._turn: dict[tuple[int, bytes], int] = {}  # how many anonymous entries got a slot
         self.next, self.current, self.paused = self._from(start)
@@ -325,9 +325,9 @@ class Replay(Generic[T]):
         # slot that is next in order may already hold the bucket of the present period.
         size = len(self.positions)
         ahead = sorted(
-            ragged_slots, key=lambda place: (len(self._ragged_slots.get(place, ())), (place - self.next) % size)
+            ragged_slots, key=lambda place: (len(self.ragged_slots.get(place, ())), (place - self.next) % size)
         )
-        self._ragged_slots.setdefault(ahead[0], deque()).append((bucket, tuple(entries)))
+        self.ragged_slots.setdefault(ahead[0], deque()).append((bucket, tuple(entries)))
         return True
 
     @property
@@ -344,17 +344,17 @@ class Replay(Generic[T]):
     @property
     def filled_ragged_slots(self) -> bool:
         """Return whether a filled ragged slot has not been launched yet."""
-        return bool(self._ragged_slots) and any(self._ragged_slots.values())
+        return bool(self.ragged_slots) and any(self.ragged_slots.values())
 
     def waits(self) -> bool:
         """Return whether an entry in a slot, or a filled ragged slot, has not been launched yet."""
-        return self.filled > 0 or any(self._ragged_slots.values())
+        return self.filled > 0 or any(self.ragged_slots.values())
 
     def ready(self) -> bool:
         """Return whether the next bucket can be launched."""
         if self.frozen:
             return False
-        return self.current.missing == 0 or bool(self._ragged_slots and self._ragged_slots.get(self.current.index))
+        return self.current.missing == 0 or bool(self.ragged_slots and self.ragged_slots.get(self.current.index))
 
     def launch(self, number: int = -1) -> Launch[T]:
         """Launch the next bucket in order and return it; call this only if ``ready``.
@@ -394,7 +394,7 @@ class Replay(Generic[T]):
         if alone is not None:
             entries = [alone]
         elif position.planned.ragged:
-            bucket, entries = self._ragged_slots[position.index][0]
+            bucket, entries = self.ragged_slots[position.index][0]
         else:
             entries = cast("list[T]", position.entries)  # all slots are filled
             fresh = [None] * len(entries)
@@ -405,7 +405,7 @@ class Replay(Generic[T]):
 
     def take_ragged_slot(self, position: Position[T]) -> None:
         """Remove the negotiated bucket of a ragged slot, because it has been launched."""
-        self._ragged_slots[position.index].popleft()
+        self.ragged_slots[position.index].popleft()
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
         """Stop launching, and return the last place that was launched for each process set."""
@@ -421,7 +421,7 @@ class Replay(Generic[T]):
         while self.next <= until:
             position = self.current
             if position.mine and self.next <= highest[position.planned.set_id]:
-                waiting = self._ragged_slots.get(position.index)
+                waiting = self.ragged_slots.get(position.index)
                 bucket, entries = waiting.popleft() if waiting else (None, None)
                 dummies.append(Launch(self.next, position, entries, bucket))
             self.next, self.current, self.paused = self._from(self.next + 1)

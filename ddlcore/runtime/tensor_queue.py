@@ -660,7 +660,7 @@ class TensorQueue:
             if self._waits_since_s is not None:
                 usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
             leaves_room = replay.queued or replay.filled_ragged_slots
-        elif replay.filled or replay.filled_ragged_slots:
+        elif replay.filled or (replay.ragged_slots and replay.filled_ragged_slots):  # mostly neither: no call
             waits_since_s = time.monotonic()
         launch, fresh, following, current, paused, turn_at = replay.step(number, alone)
         # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
