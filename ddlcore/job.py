@@ -490,9 +490,9 @@ class Job:
         return ordinal
 
     def retire(self) -> None:
-        """Forget all persistent requests of blocking calls.
+        """Forget the persistent requests that blocking calls keep by name, to use them again for the same name.
 
-        Otherwise, requests whose names are never used again would fill the memory.
+        A later call makes a new one. Otherwise, requests whose names are never used again would fill the memory.
         """
         known, self.persistent_requests = self.persistent_requests, {}
         self.tensor_queue.retire(known.values())

@@ -350,8 +350,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 class Planned(msgspec.Struct, frozen=True, array_like=True):
     """One bucket of a schedule.
 
-    A ragged slot keeps its place in the schedule, but is negotiated each time, because its sizes or bytes differ from
-    step to step.
+    If ``ragged`` is true, only its place in the schedule is fixed: the bucket is negotiated in every step, because the
+    sizes of its tensors, or the contents of the objects that it carries, differ from step to step.
     """
 
     set_id: int
@@ -396,7 +396,7 @@ class Adjust(msgspec.Struct, frozen=True, array_like=True, tag="adjust"):
 
 
 class Freeze(msgspec.Struct, frozen=True, array_like=True, tag="freeze"):
-    """The order to launch nothing more, and to answer with Frozen."""
+    """The command to a rank to launch no further bucket of the schedule, and to answer with Frozen."""
 
     epoch: int
 

@@ -247,7 +247,7 @@ class Flux(_ByVariables):
     local_rank = ("FLUX_TASK_LOCAL_ID",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the job id and the job's namespace in the key-value store."""
+        """Return an id of this launch: the job id, followed by the job's namespace in the key-value store."""
         return _joined(around.variables, ("FLUX_JOB_ID", "FLUX_KVS_NAMESPACE"))
 
 

@@ -28,8 +28,9 @@ def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
     """Return the hosts of the batch job to which ``environ`` belongs, in the job's order; () if there is no batch job.
 
     With Slurm, a host gets one slot for each requested task, or one for each core if no tasks were requested. With
-    other systems, it gets the slots of their list. Raises ValueError, in one line that names the variable, if a list is
-    missing or malformed, or if srun has started this process as one of several.
+    other batch systems, a host gets the number of slots that the system's own list of hosts states. Raises
+    ValueError, in one line that names the variable, if a list is missing or malformed, or if srun has started this
+    process as one of several.
     """
     if "SLURM_JOB_ID" in environ:
         return _slurm_hosts(environ)

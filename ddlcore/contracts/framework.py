@@ -66,9 +66,10 @@ class PersistentRequest(Protocol):
         """
 
     def mark_ready(self, event: int, stream: int, order: int) -> None:
-        """Set the device event after which the tensor's values are complete. Call it before each start on a device.
+        """Set the device event after which the tensor's values are complete.
 
-        For the three numbers see Buffer.mark_ready. The owner that is passed to the start must keep the event alive.
+        Call it each time before the request is started with a tensor on a device. For the three numbers see
+        Buffer.mark_ready. The ``owner`` that is passed to ``start_request`` or ``start_all`` must keep the event alive.
         """
 
     def poll(self) -> bool:

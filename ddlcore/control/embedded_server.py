@@ -115,8 +115,8 @@ class EmbeddedServer:
     def close(self, reason: str, patient: bool) -> None:
         """Close the server, and tell ``reason`` to the ranks that still use it. Further calls do nothing.
 
-        If ``patient``, first wait until all other ranks have left, or a rank was lost. This includes ranks that have
-        not arrived yet, because they may form a world without rank 0; for these it waits no longer than ``deadline_s``.
+        If ``patient``, first wait until all other ranks have left or one of them is lost. It also waits, but at most
+        ``deadline_s``, for ranks that have not arrived yet, because they may still form a world without rank 0.
         """
         if os.getpid() != self._pid or self._stopping:
             return

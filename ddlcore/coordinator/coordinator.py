@@ -157,7 +157,7 @@ class Coordinator:
         return rank in self._left
 
     def awaited(self) -> list[Awaited]:
-        """Return everything that cannot continue before some ranks have answered.
+        """Return what waits for ranks (pending requests, freezes, pauses of a search), and for which ranks each waits.
 
         The stall check calls this about once a second.
         """

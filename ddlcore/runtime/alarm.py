@@ -1,6 +1,6 @@
-"""Notices that a rank has been in one operation for long, which only the rank can see, and reports when that ends.
+"""Notices that this rank has been in one operation for long, which only the rank itself can see, and reports it.
 
-Pure.
+It also reports when that operation ends. It uses no thread, no lock and no clock of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ LEAST_S = 0.05
 
 
 class Alarm:
-    """The alarm of one rank.
+    """The object that decides when one rank reports to the coordinator that it has been in one operation for long.
 
-    It comes a little before the first limit, so that the coordinator can ask the other ranks in time.
+    It reports a little before the first time limit of ``patience``, so that the coordinator can ask the other ranks in
+    time.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -30,12 +31,15 @@ class Alarm:
         self._looks = least_s > 0
         self._look_s = 0.0  # when to check again: the control thread calls more often than needed
         self._time = WatchedTime()
-        self._at: tuple[int, int] | tuple[int, str] | None = None  # the rank's place; no place comes twice
+        self._at: tuple[int, int] | tuple[int, str] | None = None  # the rank's place; none is reached twice
         self._since_s = 0.0
         self._given: ReplayStatus | Busy | None = None
 
     def look(self, doing: Callable[[], ReplayStatus | Busy | None], now_s: float) -> list[ReplayStatus | Busy]:
-        """Return the alarm, once, if one is due; and, once, that it is over if an alarm was given before."""
+        """Return the reports that are due at ``now_s``: that an operation lasts long, or that a reported one has ended.
+
+        ``doing`` returns the operation that the rank is in now. Each report is returned only once.
+        """
         if not self._looks or now_s < self._look_s:
             return []
         self._look_s = now_s + self.interval_s / 2
@@ -55,7 +59,7 @@ class Alarm:
         return said
 
     def since(self, replay_status: ReplayStatus | None) -> ReplayStatus | None:
-        """Return ``replay_status`` with the time that it has lasted."""
+        """Return ``replay_status`` with the time for which the rank has been at that place, if that is known."""
         if replay_status is None or _place(replay_status) != self._at:
             return replay_status
         return msgspec.structs.replace(replay_status, waits_s=self._time.seconds - self._since_s)

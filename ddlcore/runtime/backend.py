@@ -1,4 +1,4 @@
-"""Parses the value of ``--backend``; it does not know which transports exist and which ranks they can serve."""
+"""Parses the value of ``--backend``. It does not know which transports exist nor which ranks they can serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORMS = "auto, NAME, LOCAL+CROSS, or one of them followed by KIND=… such as a
 
 @dataclass(frozen=True)
 class Choice:
-    """Contains ``auto``, the name of one transport, or the names of a local and a cross-host one."""
+    """``auto``, the name of one transport, or the names of a local transport and of one across hosts."""
 
     names: tuple[str, ...]
 
@@ -25,7 +25,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Backend:
-    """The transports to use for each kind of operation."""
+    """The transports that the user wants for each kind of operation."""
 
     default: Choice
     kinds: Mapping[Kind, Choice] = field(default_factory=dict)  # the kinds that use another transport than the default
@@ -34,7 +34,7 @@ class Backend:
 def parse_backend(text: str) -> Backend:
     """Parse ``auto``, ``NAME``, ``LOCAL+CROSS``, or one of these followed by exceptions: ``auto,allgather=NAME``.
 
-    Raises ValueError, with a message of one line, if the text is invalid.
+    Raises ValueError, with a message of one line, if ``text`` is invalid.
     """
     first, *rest = (part.strip() for part in text.split(","))
     if "=" in first:

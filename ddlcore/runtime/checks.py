@@ -36,9 +36,10 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
 
 
 def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
-    """Return why an ask is invalid for any rank of a world of ``size``, or "".
+    """Return why this request would be invalid whichever rank of a world of ``size`` had sent it; empty if it is valid.
 
-    A correct ddl never sends such an ask.
+    ``ask`` is the request for one tensor, ``spec`` its decoded spec, and ``members`` are the ranks of its process set.
+    A correct ddl never sends an invalid request.
     """
     kind, ranks = spec.kind, spec.ranks or ()
     if kind in (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET) and ask.set_id != 0:
@@ -56,9 +57,9 @@ def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
 
 
 def called(kind: Kind, name: str) -> str:
-    """Return how a message names one operation, such as ``allreduce 'x'``.
+    """Return how messages name one operation, such as ``allreduce 'x'``.
 
-    The name on the wire already contains the kind.
+    ``name`` is the name in the request. It may begin with the kind, which is then not written twice.
     """
     verb = kind.name.lower()
     plain = name.removeprefix(f"{verb}.")
@@ -68,13 +69,16 @@ def called(kind: Kind, name: str) -> str:
 
 
 def describe(names: Sequence[str], set_id: int) -> str:
-    """Return how a message names one or several tensors of a process set."""
+    """Return how messages name one or several tensors of a process set."""
     shown = ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return shown if set_id == 0 else f"{shown} in process set {set_id}"
 
 
 def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
-    """Return a table of what each rank asked, in the columns that differ. Ranks that asked the same share a row."""
+    """Return a table of what each rank has requested under ``name``, with only the columns in which ranks differ.
+
+    Ranks that requested the same share a row. Below the table is advice for the user.
+    """
     kinds = {spec.kind for spec in asked.values()}
     rows: dict[tuple[str, ...], list[int]] = {}
     texts = {rank: tuple(text(spec) for _, text in _COLUMNS) for rank, spec in asked.items()}

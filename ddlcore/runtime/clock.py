@@ -1,4 +1,4 @@
-"""Counts the time during which the watcher ran, which is less than the clock's time if the watcher was stopped."""
+"""Counts the time during which a watcher ran, which is less than the clock's time if the watcher was stopped."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ COUNTED_S = 0.5  # how much of such a gap is counted
 
 
 class WatchedTime:
-    """The seconds since the first look, without the gaps in which nobody looked.
+    """The seconds since the first call of ``at``, without the gaps in which the watcher did not run.
 
-    A process that was stopped and continued (SIGSTOP and SIGCONT, or a suspended machine) would otherwise take its own
-    pause for a silence of the other processes, which were stopped with it.
+    A process may be stopped and continued (SIGSTOP and SIGCONT, or a suspended machine), and the other processes with
+    it. By the clock it would then take its own pause for a silence of the other processes.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class WatchedTime:
         self.seconds = 0.0
 
     def at(self, now_s: float) -> float:
-        """Return the watched time at ``now_s``, which may come from any steady clock."""
+        """Return the watched time at ``now_s``. This is the reading of any steady clock, the same one in every call."""
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         self.seconds += gap_s if gap_s <= MOST_GAP_S else COUNTED_S

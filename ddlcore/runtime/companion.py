@@ -1,4 +1,4 @@
-"""Holds what a framework runs beside a job: calls that it carries out in the background, while no thread waits."""
+"""Holds the companions of a job: objects of a framework that make calls in the background, while no thread waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Companions:
         self._made: dict[type[Companion], Companion] = {}
 
     def get(self, kind: type[C]) -> C:
-        """Return the job's companion of that class. The first call makes it."""
+        """Return the job's companion of class ``kind``. The first call for a class creates it."""
         made = self._made.get(kind)
         if made is None:
             self._lock.refuse("an operation")

@@ -9,9 +9,9 @@ from ddlcore.runtime.reentry import Lock
 
 
 class Completion:
-    """The place where finished buckets are announced to waiting threads; all handles of a job share one object.
+    """The object through which finished operations are announced to waiting threads. All handles of a job share it.
 
-    ``observed`` is the last bucket whose end the user's code has seen.
+    ``observed`` is the index of the last bucket whose end the user's code has seen.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Completion:
     def announce(self) -> None:
         """Wake all waiting threads, because an operation has ended. Any thread may call this.
 
-        A lock whose thread has already gone does no harm.
+        It has no effect on a thread that has stopped waiting meanwhile.
         """
         waiting = self.waiting
         try:  # contextlib.suppress would take longer than everything else here
@@ -38,6 +38,6 @@ class Completion:
         return bool(self.wanting)
 
     def observe(self, index: int) -> None:
-        """Note that the user's code has seen the end of bucket ``index``."""
+        """Record that the user's code has seen the end of the bucket with this index."""
         if index > self.observed:
             self.observed = index

@@ -1,4 +1,4 @@
-"""The control thread: carries requests to the coordinator and its answers to the engine.
+"""The control thread: carries requests to the coordinator, and the coordinator's answers to the engine.
 
 It never runs a collective and never waits for one, so it can answer the coordinator whatever the engine is waiting for.
 """
@@ -80,7 +80,7 @@ class Channel(Protocol):
 
 
 class ControlThread:
-    """The thread that owns the channel from ``start`` to ``stop``. ``broken`` is called once when ranks are lost."""
+    """The thread that owns the channel to the coordinator from ``start`` to ``stop``."""
 
     def __init__(
         self,
@@ -102,8 +102,10 @@ class ControlThread:
     ) -> None:
         """Create the thread.
 
-        ``adjust`` applies new settings and is called on the engine's thread; ``explain`` returns the values that the
-        coordinator asks for. ``dump(reason, text)`` is called when somebody may want to know later what this rank did.
+        ``broken`` is called with a function that makes the error when the job cannot continue, for example because
+        ranks are lost. ``adjust`` applies new settings and is called on the engine's thread. ``explain`` returns the
+        values that the coordinator asks for. ``dump(reason, text)`` is called when somebody may want to know later what
+        this rank did.
         """
         self._events = events
         self._adjust = adjust
@@ -137,8 +139,9 @@ class ControlThread:
     def engage(self, what: str, todo: Callable[[], None], has_deadline: bool = False) -> None:
         """Have the engine call ``todo``, which may have to wait for other ranks. Any thread may call this.
 
-        It is noted as soon as it is in the engine's queue, because the engine's work before it may wait for the same
-        ranks.
+        ``what`` describes the work in messages about stalls. ``has_deadline`` says that the work has a time limit of
+        its own. The work counts as begun as soon as it is in the engine's queue, because what the engine does before it
+        may wait for the same ranks.
         """
         self._engaged.append(Busy(what, -1, 0, (), has_deadline=has_deadline))
 
@@ -151,7 +154,7 @@ class ControlThread:
         self._engine.post(do)
 
     def stop(self, timeout_s: float) -> None:
-        """Send the remaining messages, then close the channel."""
+        """Send the remaining messages, then close the channel. Wait at most ``timeout_s`` for that."""
         self._stopping = True
         self._channel.wake()
         self._thread.join(timeout_s)
@@ -304,7 +307,10 @@ class ControlThread:
             self._events.decided(item)
 
     def _todo(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> Todo | None:
-        """Return what the engine must do about ``item`` when its turn comes; None if nothing."""
+        """Return what the engine must do because of ``item``, or None if it need not do anything more.
+
+        Items that need no turn of the engine, such as a failure or a schedule, are processed here.
+        """
         if isinstance(item, Bucket):
             return item, self._tensor_queue.take(item.set_id, item.names)
         if isinstance(item, Resume):
@@ -320,7 +326,7 @@ class ControlThread:
         return None
 
     def _doing(self) -> ReplayStatus | Busy | None:
-        """Return what this rank is in and other ranks may hold up; None if nothing.
+        """Return what this rank is working on that other ranks may delay; None if there is nothing of that kind.
 
         That is a negotiated bucket, a drain or other work of the engine, or a bucket of its schedule.
         """
@@ -338,7 +344,7 @@ class ControlThread:
         return replay_status
 
     def _said(self) -> str:
-        """Describe in words what this rank is doing."""
+        """Describe in words what this rank is doing now."""
         doing = self._doing()
         if isinstance(doing, Busy):
             return f"its engine is in {doing.what}"

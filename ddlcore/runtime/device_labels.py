@@ -1,4 +1,4 @@
-"""Read the label by which a Spec names a device: its kind, which of the rank's, and whether it is staged on the host."""
+"""Reads the label by which a Spec names a device: its kind, its number on the rank, and if it is staged on the host."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ ON_HOST = "@host"  # suffix of a label: the user asked that this be staged on th
 
 
 def kind_of(label: str) -> str:
-    """Return the kind of device that a Spec's ``device`` names."""
+    """Return the kind of device that ``label``, the ``device`` of a Spec, names."""
     return label_of_stream(label).partition("+")[0]
 
 
 def label_of_stream(label: str) -> str:
-    """Return which of a rank's devices a Spec's ``device`` names: its kind, and ``+1`` for the second one."""
+    """Return ``label`` without the suffix for staging on the host: the device's kind, and ``+1`` for the second one."""
     return label.removesuffix(ON_HOST)
 
 
 def describe_device(label: str) -> str:
-    """Return a Spec's ``device`` in words."""
+    """Return ``label``, the ``device`` of a Spec, in words."""
     kind, _, number = label_of_stream(label).partition("+")
     nth = f", device {int(number) + 1} of the rank" if number else ""
     return f"{kind}{nth}{', staged on the host' if label.endswith(ON_HOST) else ''}"

@@ -1,4 +1,4 @@
-"""Passes each bucket to what runs it: the host's executor or the devices', or the table of process sets."""
+"""Passes each bucket to the part that runs it: the executor of the host or of the devices, or the process sets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OnDevices(Protocol):
 
 
 class Dispatcher:
-    """Runs the buckets of one rank; only the engine's thread uses it."""
+    """The part of a rank that has each bucket run by the right executor. Only the thread that runs buckets uses it."""
 
     def __init__(self, sets: ProcessSets, host: HostExecutor, devices: OnDevices) -> None:
         self._sets = sets
@@ -35,9 +35,9 @@ class Dispatcher:
         self._devices = devices
 
     def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
-        """Take part in a negotiated bucket.
+        """Run a negotiated bucket together with the other ranks, and return one outcome for each entry.
 
-        An entry is None if this rank has joined and did not ask for that tensor.
+        An entry is None if this rank has joined and therefore did not ask for that tensor.
         """
         if bucket.kind is Kind.JOIN:
             return [Outcome(result=bucket.result)]
@@ -59,7 +59,7 @@ class Dispatcher:
         return self._host.execute_on_host(bucket, entries, specs)
 
     def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
-        """Take part in a bucket of a schedule, and change nothing but transport memory.
+        """Run a bucket of a schedule together with the other ranks, without changing the user's tensors yet.
 
         Returns a function that delivers the results; call it once the bucket is known to be valid. ``use`` names the
         buffer that holds the results until then.
@@ -72,9 +72,9 @@ class Dispatcher:
         return run(launch, use)
 
     def _arranged(self, planned: Planned) -> Run:
-        """Return how a bucket of a schedule is run.
+        """Return a function that runs the bucket ``planned`` each time it is launched.
 
-        Everything that can be known before its tensors come is computed here, once.
+        Everything that does not depend on the tensors of one step is computed here, once.
         """
         specs = [decode_spec(spec) for spec in planned.specs]
         if planned.compressor:

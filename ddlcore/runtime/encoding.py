@@ -1,7 +1,7 @@
 """Decides under which name a compressor sees a tensor, and tells the compressor whether a bucket was valid.
 
 The names include the process set, so that tensors of the same name in two sets never share state. A tensor without a
-name never comes again under the same name, so it is encoded under the empty name and no state is kept for it.
+name gets another name in each step. So it is encoded under the empty name, and no state is kept for it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from ddlcore.types import Buffer
 
 
 def state_name(set_id: int, name: str) -> str:
-    """Return the name under which state is kept; empty if none is kept."""
+    """Return the name under which a compressor keeps state for a tensor; empty for an unnamed call, without state."""
     if name.startswith("noname."):
         return ""
     return name if set_id == 0 else f"set{set_id}:{name}"
 
 
 def encode(compressor: Compressor, entry: Entry, source: Buffer, target: Buffer, scale: float) -> None:
-    """Encode an entry's values. Call ``settle`` later to say whether the bucket was valid."""
+    """Encode the values of ``entry``, multiplied by ``scale``, from ``source`` to ``target``.
+
+    Call ``settle`` later to tell the compressor whether the bucket was valid.
+    """
     name = entry.name if compressor.casts else state_name(entry.set_id, entry.name)
     if name:
         compressor.encode(name, source, target, scale)
@@ -30,13 +33,13 @@ def encode(compressor: Compressor, entry: Entry, source: Buffer, target: Buffer,
 
 
 def encode_once(compressor: Compressor, source: Buffer, target: Buffer, scale: float) -> None:
-    """Encode values for which no state is kept."""
+    """Encode values for which the compressor keeps no state."""
     compressor.encode("", source, target, scale)
     compressor.commit("", False)
 
 
 def settle(compressor: Compressor, entries: Iterable[Entry | None], valid: bool) -> None:
-    """Tell the compressor whether a bucket was valid."""
+    """Tell the compressor whether the bucket of ``entries`` was valid."""
     if compressor.casts:
         return
     for entry in entries:

@@ -43,15 +43,15 @@ Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]
 
 
 def _LAND() -> None:
-    """Mark, as an item of the engine's queue, that ``Engine._land`` must be called."""
+    """Stand for a call of ``Engine._land`` among the items that the engine runs. Nothing calls this function."""
 
 
 class Engine:
-    """The thread that owns a rank's communicators and executors.
+    """The thread that owns a rank's communicators and executors, and runs its buckets.
 
-    ``broken`` is called when the data path fails by itself. The engine first runs what was decided (``post``), in
-    order, and then the buckets that are ready in the schedule that is replayed. With ``ranges``, every bucket runs
-    within a profiler range that bears its name.
+    It first runs what was passed to ``post``, in that order, and then the buckets that are ready in the schedule that
+    is replayed. ``broken`` is called with the error when the data path fails on this rank. With ``ranges``, every
+    bucket runs within a profiler range that is named after it.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class Engine:
         self._completion = completion
         self._failure = failure
         self._broken = broken
-        # How far a waiting user thread had come when a signal handler interrupted it, see ``TensorQueue.running``:
+        # These three say how far a waiting user thread had delivered its bucket when a signal handler interrupted it,
+        # see ``TensorQueue.running``.
         self._landing: Launch[Entry] | None = None  # complete and valid, but not delivered yet
         self._rest: Iterator[Entry] = iter(())  # its entries that are still to be delivered
         self._mixed = False  # some of its entries belong to handles
@@ -127,27 +128,28 @@ class Engine:
             self._tensor_queue.work.notify()
 
     def inside(self) -> bool:
-        """Return whether the calling thread is one of ddl's own threads, or is inside a call of ddl.
+        """Return whether the calling thread must not wait for an operation here.
 
-        For a user thread this is True only if a signal handler or a finalizer asks. Such a caller must not wait here
-        for anything.
+        That is so on ddl's own threads, and on a user thread that is inside a call of ddl. A user thread can ask this
+        inside such a call only from a signal handler or a finalizer.
         """
         return get_ident() in self.threads or self.amid()
 
     def amid(self) -> bool:
-        """Return the same as ``inside``, but False on ddl's own threads when they hold no lock.
+        """Return whether the calling thread is inside a call of ddl: it holds one of the locks or runs a bucket.
 
-        There, ddl calls user code only where such calls are safe, for example the function given to ``Handle.then``.
+        Unlike ``inside``, this is False on one of ddl's own threads that holds no lock. Such a thread calls user code
+        only where that is safe, for example the function given to ``Handle.then``.
         """
         me = get_ident()
         held = self._tensor_queue.lock.held() or self._completion.lock.held()
         return held or (self._tensor_queue.running == me and me not in self.threads)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the engine after everything queued has run, and close the communicators.
+        """End the engine after everything in its queue has run, and close the communicators.
 
-        Return False if that took too long. ``timeout_s`` limits the work of the host. Devices that still have work get
-        more time, as long as the job has not failed.
+        Returns False if that took too long. ``timeout_s`` limits the time for the host's work. After it, devices that
+        still have work get more time, as long as the job has not failed.
         """
         with self._tensor_queue.lock:
             self._stopped = True
@@ -192,7 +194,10 @@ class Engine:
         self._sets.close(CLOSE_S)
 
     def _next(self) -> Todo | Launch[Entry] | None:
-        """Wait for the next item to run. Ask to leave replay if the schedule cannot continue."""
+        """Wait for the next item to run and return it; None means that the engine has to end.
+
+        If the schedule cannot continue, ask the coordinator to leave replay while waiting.
+        """
         slept = False
         with self._tensor_queue.work:
             if self._tensor_queue.running == self._me:
@@ -253,13 +258,18 @@ class Engine:
     # --- buckets of a schedule
 
     def _replay(self, launch: Launch[Entry]) -> None:
-        """Run a bucket with this rank's data."""
+        """Run a bucket of the schedule with this rank's data."""
         deliver = self._take_part(launch, partial(self._run_replayed, launch, "fusion"))
         if deliver is not None:
             self._settle(launch, deliver)
 
     def _settle(self, launch: Launch[Entry], deliver: Deliver | Later) -> None:
-        """Deliver a complete bucket immediately if nothing is frozen, else keep it until Drain has decided on it."""
+        """Deliver a bucket that has run, or keep it until it is known to be valid.
+
+        If this rank is frozen, a bucket is kept until Drain has decided on it. A bucket that is only queued on a device
+        (``Later``) is kept until the device has completed it, or until the hosts have told each other that this bucket
+        or a later one of its process set is valid.
+        """
         # A device completes a bucket before the host knows whether all members took part with real data, so the result
         # may not be delivered yet. ``told`` is that knowledge: every member's host has said that it launched this
         # bucket. Since each rank launches in the schedule's order, everything that the same process set launched
@@ -286,7 +296,10 @@ class Engine:
                 self._tensor_queue.work.notify()
 
     def _land(self) -> None:
-        """Deliver what a device has completed, if its completion alone proves that the bucket is valid."""
+        """Deliver the buckets that a device has completed.
+
+        During a freeze, keep them until Drain has decided on them.
+        """
         try:
             for launch, deliver in self.in_flight.landed():
                 self._settle(launch, deliver)
@@ -298,9 +311,10 @@ class Engine:
     def start_and_wait(self, entry: PersistentRequest, address: int, owner: object) -> None:
         """Do ``TensorQueue.start_request`` and ``entry.wait()`` in one call, for a thread that does nothing in between.
 
-        If the entry is a bucket by itself and its turn has come, only three things happen: one locked section launches
-        it, one call of the transport runs it, and one locked section completes it. This matters because after a pause
-        the caches are cold, and then every line costs about ten times as much. Raises what the two calls raise.
+        If the entry is the only one of its bucket, and this bucket is the next to launch, only three things happen: one
+        locked section launches the bucket, one call of the transport runs it, and one locked section completes it. This
+        matters because the caches are cold after a pause, and then every line of code costs about ten times as much.
+        Raises what the two calls raise.
         """
         me = get_ident()
         tensor_queue = self._tensor_queue
@@ -325,17 +339,17 @@ class Engine:
                 self._let_go()
         except BaseException:
             if tensor_queue.running == me:
-                tensor_queue.running = GONE  # first: a second interrupt then finds the mark set
+                tensor_queue.running = GONE  # first: so it is set even if a second interrupt follows
             self._called_away()
             raise
         entry.wait()
 
     def progress(self, operation: Waited) -> None:
-        """Run ready buckets on the user thread that is about to wait for ``operation``, while the engine is idle.
+        """Run ready buckets on the user thread that is about to wait for ``operation``, if the engine runs none.
 
         This saves two thread switches. Only buckets that the transport can enter in several tries are run here: a
         signal handler (Ctrl-C) may interrupt this thread between any two instructions, and then the engine continues
-        from there. Raises ReentrantCall for a thread that would wait for itself.
+        the bucket that was interrupted. Raises ReentrantCall on a thread that would wait for itself.
         """
         if not operation.pending:
             return
@@ -362,14 +376,15 @@ class Engine:
             self._let_go()
         except BaseException:
             if tensor_queue.running == me:
-                tensor_queue.running = GONE  # first: a second interrupt then finds the mark set
+                tensor_queue.running = GONE  # first: so it is set even if a second interrupt follows
             self._called_away()
             raise
 
     def _enter(self, launch: Launch[Entry], operation: Waited) -> Deliver | None:
-        """Enter a bucket on a thread that waits for ``operation``.
+        """Run a launched bucket on a user thread that waits for ``operation``, and return its deliver function.
 
-        Returns None if ``operation`` is over; the bucket itself may then be over or not.
+        Returns None if ``operation`` is over first, or if running the bucket failed. In the former case the bucket may
+        still have to be run.
         """
         try:
             deliver: Deliver | None = launch.position.run.resume(launch, operation)
@@ -381,9 +396,10 @@ class Engine:
         return deliver
 
     def _land_here(self, launch: Launch[Entry], begun_ns: int, ends: bool = False) -> bool:
-        """Deliver a bucket that a waiting user thread has run in place.
+        """Deliver a bucket that the calling user thread has run. Return False if Drain must decide on it first.
 
-        ``ends``: the thread runs nothing else. Returns False if Drain must decide first; then the engine delivers it.
+        In that case the engine delivers it. ``begun_ns`` is the time at which the bucket began; ``ends`` says that the
+        thread runs no further bucket.
         """
         entries = launch.entries
         assert entries is not None
@@ -400,7 +416,7 @@ class Engine:
             meter.nbytes[kind] += position.nbytes
             meter.busy_ns += took_ns
             meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
-            if rest is None:  # complete the request here: a single small tensor is worth the trouble
+            if rest is None:  # complete the request here, which is faster for a single tensor
                 del tensor_queue.launches[launch.number]
                 alone.index = -1
                 alone.source.owner = None
@@ -427,7 +443,7 @@ class Engine:
         return True
 
     def _finish_landing(self) -> None:
-        """Deliver the remaining entries of ``_landing``, which an interrupted thread had begun to deliver."""
+        """Deliver the remaining entries of ``_landing``, a bucket whose delivery was interrupted on a user thread."""
         launch = self._landing
         assert launch is not None and launch.entries is not None
         self._tensor_queue.delivered(launch)
@@ -441,10 +457,12 @@ class Engine:
         index: int,
         after: deque[Any],
     ) -> None:
-        """Complete a bucket's entries, of which ``rest`` are left, and wake the threads that wait for them.
+        """Complete those entries of a bucket that ``rest`` still yields, and wake the threads that wait for them.
 
-        Each entry is completed either by one sequence of plain stores or by a call that has no effect when it is
-        repeated. So this may be interrupted at any point and run again with what is left of ``rest``.
+        ``entries`` and ``outcomes`` are those of the whole bucket, ``index`` is its index at the coordinator, or -1 in
+        replay. Functions given to ``Handle.then`` are put into ``after``. Each entry is completed either by one
+        sequence of plain stores or by a call that has no effect when it is repeated. So this may be interrupted at any
+        point and called again with the same ``rest``.
         """
         with self._completion.lock:
             # All entries change before ``announce`` wakes the waiters: a waiter that is woken first would see its
@@ -465,9 +483,9 @@ class Engine:
         self._completion.announce()
 
     def _let_go(self) -> None:
-        """End the help of a thread that now goes on to wait.
+        """End the help of a user thread that stops running buckets here and may now wait.
 
-        The engine enters what the thread has launched and not entered.
+        If the thread has launched a bucket and not finished it, the engine continues with this bucket.
         """
         with self._tensor_queue.lock:
             if self._tensor_queue.running == get_ident():
@@ -476,7 +494,10 @@ class Engine:
                 self._tensor_queue.work.notify()
 
     def _take_over(self) -> None:
-        """Pass on to the engine what a helping thread has begun and not finished. The caller holds the lock."""
+        """Pass on to the engine the bucket that a helping thread has begun and not finished, if there is one.
+
+        The caller holds the lock.
+        """
         todo: Callable[[], None] | None = None
         if self._landing is not None:
             todo = self._finish_landing
@@ -488,9 +509,9 @@ class Engine:
             self._queue.appendleft(todo)
 
     def _called_away(self) -> None:
-        """Wake the engine because an exception ended what a thread did here.
+        """Wake the engine because an exception, such as that of a signal handler, ended what this thread did here.
 
-        If this call is itself interrupted, the control thread notices within a second.
+        If this call is itself interrupted, the control thread notices that within a second and wakes the engine.
         """
         with self._tensor_queue.lock:
             self._tensor_queue.work.notify()
@@ -501,9 +522,9 @@ class Engine:
             self._settle(launch, deliver)
 
     def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later]) -> Deliver | Later | None:
-        """Run a bucket with ``run``.
+        """Run a bucket by calling ``run``, and return its deliver function; None if it failed.
 
-        If that raises, explain the error; it ends the bucket and in most cases the job.
+        If ``run`` raises an error, the bucket fails. Unless the error is Unserved, the job ends with it as well.
         """
         if self._failure.given:
             self._failed(launch, None)
@@ -541,17 +562,17 @@ class Engine:
             self.fail(launch.entries, error)
 
     def drain(self, message: Drain) -> None:
-        """Take part in the buckets that other ranks have launched, then judge the held ones.
+        """Take part in the buckets that other ranks have launched, then deliver or put back the held ones.
 
-        Called on the engine's thread.
+        This is called on the engine's thread.
         """
         if self._failure.given:
             return  # ``abandon`` ends the held buckets
         begun_ns = now_ns()
         # First this rank enters, with dummy memory, everything that any rank has launched (``highest``), because the
-        # peers are already waiting in those collectives. Only then it judges its own buckets: those up to ``lowest``
-        # were launched with real data by every member and are valid; the others took dummy memory in, so their entries
-        # become pending again.
+        # peers are already waiting in those collectives. Only then it judges its own buckets. Those up to ``lowest``
+        # were launched with real data by every member and are valid. In the others at least one rank took part with
+        # dummy memory, so their entries become pending again.
         highest, lowest = dict(message.highest), dict(message.lowest)
         for launch in self._tensor_queue.drain(highest):
             self._take_part(launch, partial(self._run_replayed, launch, "dummy"))
@@ -573,9 +594,9 @@ class Engine:
             self._events.left(message.epoch + 1)
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
-        """Begin to replay a schedule.
+        """Begin to replay the schedule that ``message`` names.
 
-        Called on the engine's thread, after everything that was decided earlier has run.
+        This is called on the engine's thread, after everything that was decided earlier has run.
         """
         buckets = self._tensor_queue.planned(message.schedule)
         self._events.resumed(message.epoch, message.schedule, buckets, message.start)
@@ -586,7 +607,7 @@ class Engine:
     def abandon(self) -> None:
         """Fail all held buckets, because the job is over and no Drain will decide on them.
 
-        Called on the engine's thread.
+        This is called on the engine's thread.
         """
         held, self._held = self._held + self.in_flight.all(), []
         for launch, _ in held:
@@ -597,8 +618,8 @@ class Engine:
     def _explain(self, error: BaseException) -> None:
         """Report an error of the data path as the reason why the job ends.
 
-        A transport that fails has most likely lost a peer. The control network knows which one, so its news is awaited
-        first.
+        A transport that fails has most likely lost a peer, and the control network can tell which one. So first wait a
+        short time for that news. If it comes, it is the reason, and ``error`` is not reported.
         """
         if isinstance(error, DdlInternalError) and self._failure.wait(FAILURE_WAIT_S):
             return
@@ -617,7 +638,7 @@ class Engine:
             after.popleft()()
 
     def fail(self, entries: Sequence[Entry | None], error: BaseException | None, index: int = -1) -> None:
-        """End the entries' handles with ``error``, or with the failure of the job if ``error`` is None."""
+        """Fail the operations of ``entries`` with ``error``, or with the failure of the job if ``error`` is None."""
         after: list[Callable[[], None]] = []
         with self._completion.lock:
             for entry in entries:
@@ -633,12 +654,12 @@ class Engine:
 
 
 def _ran(todo: Launch[Entry] | tuple[Bucket, Sequence[Entry | None]]) -> tuple[Bucket | Planned, int]:
-    """Return what the trace hooks are told about ``todo``: the bucket and its place, which is -1 outside schedules."""
+    """Return what the trace hooks are told about ``todo``: its bucket, and its place, which is -1 outside schedules."""
     if isinstance(todo, Launch):
         return todo.bucket or todo.position.planned, todo.place
     return todo[0], -1
 
 
 def _brought(entries: Sequence[Entry | None]) -> int:
-    """Return the number of bytes of this rank's own tensors."""
+    """Return how many bytes the tensors of this rank have that take part in a bucket."""
     return sum(entry.spec.nbytes(entry.rows) for entry in entries if entry is not None)

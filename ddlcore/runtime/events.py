@@ -1,4 +1,4 @@
-"""Defines what the parts of a rank tell about its operations, for the timeline; knows nobody who listens."""
+"""Defines what the parts of a rank report on its operations, for the timeline. It does not know who listens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddlcore.messages import Bucket, Planned
 
 
 class Submitted(Protocol):
-    """What a listener may read of an operation that is submitted."""
+    """The attributes of a submitted operation that a listener may read."""
 
     set_id: int
     name: str
@@ -19,40 +19,43 @@ class Submitted(Protocol):
 class Events(Protocol):
     """An object that is told what happens to the operations of one rank, on the thread on which it happens.
 
-    It must return soon, take no lock of ddl, and not raise. Callers for which a call is too expensive (about 50 ns for
-    each bucket) ask for ``on`` first.
+    Its methods must return soon, take no lock of ddl, and not raise. A call takes about 50 ns; callers for which that
+    is too much for each bucket check ``on`` first.
     """
 
     @property
     def on(self) -> bool:
-        """Return whether anybody listens. It may change at any moment, so all methods may be called while it is False."""
+        """Return whether anybody listens.
+
+        It may change at any moment, so the other methods may be called even while it is False.
+        """
 
     def submitted(self, entries: Sequence[Submitted], together: bool) -> None:
-        """Note that a user's thread is about to submit ``entries``; ``together``: they are persistent requests."""
+        """Record that a user thread is about to submit ``entries``. ``together``: they are persistent requests."""
 
     def decided(self, bucket: Bucket) -> None:
-        """Note that the coordinator has decided on a bucket."""
+        """Record that the coordinator has decided on ``bucket``."""
 
     def completed(self, ran: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
-        """Note that a bucket has run. ``place``: its place in the schedule, -1 if it was negotiated by itself."""
+        """Record that a bucket has run. ``place`` is its place in the schedule; -1 if it was negotiated by itself."""
 
     def waited(self, since_ns: int, until_ns: int) -> None:
-        """Note that a user's thread has waited for an operation."""
+        """Record that a user thread has waited for an operation."""
 
     def resumed(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
-        """Note that ``schedule`` is replayed from now on, beginning with the bucket at place ``start``."""
+        """Record that ``schedule`` is replayed from now on, beginning with the bucket at place ``start``."""
 
     def frozen(self, epoch: int) -> None:
-        """Note that no bucket of the schedule is launched any more."""
+        """Record that this rank launches no bucket of the schedule any more."""
 
     def drained(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
-        """Note that everything that any rank had launched has run.
+        """Record that this rank has run everything that any rank had launched before the freeze.
 
-        ``valid`` and ``void`` are the numbers of held buckets that turned out so.
+        Of the buckets that this rank held, ``valid`` were valid and ``void`` were void.
         """
 
     def left(self, epoch: int) -> None:
-        """Note that everything is negotiated from now on."""
+        """Record that all tensors are negotiated from now on, in ``epoch``."""
 
 
 class NoEvents:

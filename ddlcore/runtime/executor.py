@@ -1,7 +1,7 @@
-"""Runs one bucket: brings the entries' memory into transport memory, calls the transport, and writes the results.
+"""Runs one bucket: copies its tensors into transport memory where necessary, calls the transport, writes the results.
 
-Averaging, scaling, casting and fusion happen here, except for what the transport's capabilities say that it does
-itself.
+Averaging, scaling, casting and fusion happen here, except where the transport's capabilities say that the transport
+itself does them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Later:
     """A bucket that is queued on a device and may turn out void.
 
     ``deliver`` is called when the bucket is known to be valid. There are two ways to know that. Either ``event`` shows
-    that the device completed the bucket before this rank froze. Or ``told`` is True: every member's host has said that
-    it launched this bucket with real data, and so everything before it in the same process set.
+    that the device completed the bucket before this rank froze. Or ``told`` is True, which means: the host of every
+    member has said that it launched this bucket with real data. Then every earlier bucket of the same process set is
+    valid too.
     """
 
     event: Event
@@ -48,7 +49,10 @@ class Later:
 
 
 class Staged:
-    """A function that delivers the results of a bucket. ``void`` undoes what was staged if the bucket is void."""
+    """A function that delivers the results of a bucket.
+
+    If the bucket turns out void, ``void`` is called instead and undoes what running it has changed.
+    """
 
     def __init__(self, deliver: Deliver, void: Callable[[], None]) -> None:
         self._deliver = deliver
@@ -66,18 +70,18 @@ PREPARED_LIMIT = 4096
 
 
 class Unserved(TransportError):
-    """The transport cannot do this operation, on any rank alike: the operation fails and the job continues."""
+    """The transport cannot do this operation, on any of the ranks. The operation fails and the job continues."""
 
 
 def reducescatter_rows(rows: int, size: int) -> list[int]:
-    """Return how many of ``rows`` each rank gets: the first ``rows % size`` ranks get one row more."""
+    """Return how many of ``rows`` each of ``size`` ranks gets: the first ``rows % size`` ranks get one row more."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
 class HostExecutor:
-    """Runs the buckets of one rank whose tensors are in host memory; only the engine's thread uses it.
+    """The part of a rank that runs buckets whose tensors are in host memory. Only the thread that runs buckets uses it.
 
-    ``compressor(name)`` returns the job's compressor.
+    ``compressor(name)`` returns the compressor of that name.
     """
 
     def __init__(
@@ -104,7 +108,7 @@ class HostExecutor:
     def execute_on_host(
         self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
-        """Take part in a negotiated bucket, see ``Dispatcher.execute``."""
+        """Run a negotiated bucket together with the other ranks and return its outcomes, see ``Dispatcher.execute``."""
         if bucket.kind is Kind.BARRIER:
             _finish(self._sets.communicator(bucket.set_id).transport.barrier())
             return [None]
@@ -114,7 +118,7 @@ class HostExecutor:
         return self._run[bucket.kind](self._sets.communicator(bucket.set_id), bucket, entries, specs)
 
     def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun:
-        """Return how a bucket of a schedule is run, see ``Dispatcher.replay``."""
+        """Return a function that runs a bucket of a schedule each time it is launched, see ``Dispatcher.replay``."""
         communicator = self._sets.communicator(planned.set_id)
         if planned.ragged:
             return partial(self._run_ragged_slot, communicator, specs)
@@ -161,9 +165,9 @@ class HostExecutor:
         return deliver
 
     def _atomic(self, communicator: Communicator, specs: Sequence[Spec]) -> Prepared | None:
-        """Return a prepared in-place allreduce that writes nothing unless all ranks came with real data.
+        """Return a prepared in-place allreduce that writes nothing unless all ranks take part with real data.
 
-        Returns None if the transport cannot do that for these tensors.
+        Returns None if the transport cannot do that for tensors with these specs.
         """
         spec = specs[0]
         op, postscale = reduction(spec, len(communicator.ranks))
@@ -185,7 +189,10 @@ class HostExecutor:
         specs: Sequence[Spec],
         use: str,
     ) -> Staged:
-        """Run an allreduce whose encoded values cannot be added."""
+        """Run an allreduce with a compressor whose encoded values cannot be added.
+
+        Raises Unserved unless the reduction is a sum or an average.
+        """
         op, postscale = reduction(specs[0], len(communicator.ranks))
         name = specs[0].compressor
         if op is not ReduceOp.Sum:
@@ -216,17 +223,17 @@ class HostExecutor:
         return deliver
 
     def reopened(self) -> None:
-        """Drop everything that was prepared for the old communicators, because all communicators were opened anew."""
+        """Drop all prepared operations, because all communicators were closed and opened anew."""
         self._prepared.clear()
 
     def forget(self, set_id: int) -> None:
-        """Drop everything that was prepared for a process set that is removed."""
+        """Drop all prepared operations of process set ``set_id``, which is removed."""
         self._prepared = {key: prepared for key, prepared in self._prepared.items() if key[0] != set_id}
 
     # --- allreduce
 
     def _traveling(self, spec: Spec, size: int) -> Compressor:
-        """Return the compressor that encodes the values of the ``size`` ranks and decodes their sum."""
+        """Return the compressor that encodes the tensors of ``size`` ranks for the transport and decodes the result."""
         compressor = self._compressor(spec.compressor)
         if is_exact(spec, size) and compressor.wire_dtype(spec.dtype) is spec.dtype:
             return Exact(self._kernels, spec, size)
@@ -252,9 +259,9 @@ class HostExecutor:
         return [None] * len(entries)
 
     def _pair(self, entry: Entry | None, spec: Spec, op: ReduceOp) -> tuple[Buffer, Buffer]:
-        """Return the source and target of one tensor.
+        """Return the source and the target of one tensor.
 
-        For a rank that has joined, both are memory that does not change the result.
+        If this rank has no entry for it, both are the same dummy memory, whose values do not change the result.
         """
         if entry is not None:
             assert entry.source is not None and entry.target is not None
@@ -277,7 +284,7 @@ class HostExecutor:
     ) -> Deliver:
         """Run an allreduce in transport memory, and return the function that delivers its results.
 
-        ``joined``: ranks that have joined may take part.
+        ``use`` names the transport buffer. ``joined`` says that some of the ranks may have joined.
         """
         op, _ = reduction(specs[0], len(communicator.ranks))
         compressor = self._traveling(specs[0], len(communicator.ranks))
@@ -331,7 +338,7 @@ class HostExecutor:
             _finish(communicator.transport.allreduce(fused, fused, op))
         return parts
 
-    # --- the others
+    # --- the other collectives
 
     def _allgather(
         self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
@@ -411,7 +418,7 @@ class HostExecutor:
 
 
 def prepared(known: dict[Any, Prepared], key: object, transport: Transport, plan: Plan) -> Prepared:
-    """Return the prepared ``plan`` that ``known`` holds under ``key``; prepare it if there is none."""
+    """Return the prepared operation that ``known`` holds under ``key``. If there is none, prepare ``plan`` first."""
     found = known.get(key)
     if found is None:
         if len(known) >= PREPARED_LIMIT:  # shapes that are never used again must not fill the memory
@@ -423,9 +430,9 @@ def prepared(known: dict[Any, Prepared], key: object, transport: Transport, plan
 def _scaling(
     compressor: Compressor, capabilities: Capabilities | None, spec: Spec, size: int, joined: bool = False
 ) -> Scaling:
-    """Return the scaling as ``scaling`` does.
+    """Return where the values of a reduction are scaled, as ``scaling`` does.
 
-    An exact sum is scaled and divided when it is decoded, with a single rounding.
+    The difference: an exact sum is scaled and divided when it is decoded, so that it is rounded only once.
     """
     if isinstance(compressor, Exact):
         return Scaling(spec.prescale, spec.postscale)
@@ -468,7 +475,7 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
 
 
 class AtomicAllreduce:
-    """How a bucket of gradients is run in the steady state: all or nothing, and in place."""
+    """A function that runs a bucket of gradients in replay: in place, and on all ranks or on none."""
 
     __slots__ = ("_prepared", "done", "resumable")
 
@@ -485,9 +492,10 @@ class AtomicAllreduce:
         return self.done if self._prepared.run_atomic(sources, targets, True) else void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
-        """Run the bucket in several tries. May be called again for the same launch, also by another thread.
+        """Run the bucket in several tries, and return its deliver function.
 
-        Returns None if ``operation``, which the calling thread waits for, is over before the bucket could be entered.
+        This may be called again for the same launch, also on another thread. Returns None if ``operation``, for which
+        the calling thread waits, is over before the bucket could be entered.
         """
         assert launch.entries is not None
         sources, targets = _addresses(launch.entries)
@@ -503,7 +511,7 @@ class AtomicAllreduce:
 
 
 def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Wait until an allreduce's sources may be read, and return the addresses of its sources and of its targets."""
+    """Wait until the source of each entry may be read, then return the addresses of all sources and of all targets."""
     for entry in entries:
         if entry.source.wait is not None:
             entry.source.wait()
@@ -511,12 +519,12 @@ def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def void() -> list[Outcome | None]:
-    """Raise an error: the deliver function of a void all-or-nothing bucket, which must never be called."""
+    """Raise an error. This is the deliver function of an atomic allreduce that turned out void; nothing may call it."""
     raise DdlInternalError("a void bucket was about to be handed over; please report this")
 
 
 def same(outcomes: list[Outcome | None]) -> list[Outcome | None]:
-    """Return ``outcomes``: the deliver function of a bucket that left nothing to do."""
+    """Return ``outcomes``. This is the deliver function of a bucket whose results are already where they belong."""
     return outcomes
 
 

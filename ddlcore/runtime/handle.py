@@ -1,4 +1,4 @@
-"""Defines what a caller holds while its operation is in flight."""
+"""Defines the object that a caller holds while its operation is in flight."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.reentry import Lock
 from ddlcore.runtime.waiter import Waiter
 
-_OPEN: Final[Any] = object()  # marks an outcome that has not come yet
+_OPEN: Final[Any] = object()  # stands for an outcome that does not exist yet
 
 
 class Handle:
-    """An operation in flight. ``wait`` and ``poll`` may be called from any thread, also after the operation is over."""
+    """An operation in flight. Any thread may call ``wait`` and ``poll``, also after the operation has ended."""
 
     __slots__ = (
         "_completion",
@@ -44,10 +44,10 @@ class Handle:
         self._then: Callable[[], None] | None = None
 
     def then(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called once when the operation is over, with or without an error.
+        """Have ``call`` called once when the operation has ended, with or without an error.
 
-        If it is over already, ``call`` is called immediately. Otherwise it runs on the thread that ends the operation,
-        with no lock held, so it must be short and must not raise. A handle takes one such call.
+        If it has ended already, ``call`` is called immediately. Otherwise it runs on the thread that ends the
+        operation, with no lock held, so it must be short and must not raise. A handle keeps only one such function.
         """
         with self._completion.lock:
             if self._left > 0:
@@ -56,7 +56,7 @@ class Handle:
         call()
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise immediately."""
+        """Return whether ``wait`` would return or raise at once, without waiting."""
         self._waiter.polled(self._left > 0)
         if self._left > 0:
             return False
@@ -67,9 +67,9 @@ class Handle:
         """Wait until all ranks have taken part, and return the result. Raises the operation's error if it failed.
 
         PeerLost, MismatchError, Closed and related errors are described in ``ddlcore.errors``. The wait has no deadline
-        of its own: it ends with the operation or with the job. If a signal handler raises, that ends the wait but not
-        the operation, which can be waited for again. Raises ReentrantCall in a signal handler or a finalizer that has
-        interrupted what it would wait for.
+        of its own: it ends when the operation or the job ends. If a signal handler raises an exception, that ends the
+        wait but not the operation, and ``wait`` may be called again. Raises ReentrantCall in a signal handler or a
+        finalizer that has interrupted the thread in the work for which it would wait.
         """
         if self._left > 0:
             self._waiter.wait(self)
@@ -91,13 +91,13 @@ class Handle:
 
     @property
     def failure(self) -> BaseException | None:
-        """Return the operation's error; None while it is in flight and after it succeeded."""
+        """Return the operation's error. Return None while the operation is in flight and after it has succeeded."""
         return self._error
 
     def over(self) -> Callable[[], None] | None:
-        """Return the function that must be called now, if there is one; it is returned only once.
+        """Return the function given to ``then`` if it must be called now, otherwise None. It is returned only once.
 
-        The caller holds the completion's lock.
+        The caller holds the completion's lock, and calls the function after it has released that lock.
         """
         if self._left > 0:
             return None
@@ -105,9 +105,9 @@ class Handle:
         return then
 
     def pass_on(self, queue: deque[Any]) -> None:
-        """Put the function that ``over`` would return into ``queue``, from which another thread calls it.
+        """Put the function that ``over`` would return into ``queue``; the caller's code takes it out and calls it.
 
-        After an interrupt the function is either in ``queue`` or can still be passed on.
+        If this is interrupted, it may be called again: the function is then in ``queue`` or still in the handle.
         """
         then, put = self._then, queue.append
         if self._left > 0 or then is None:
@@ -116,7 +116,7 @@ class Handle:
         put(then)
 
     def refuse(self, error: BaseException) -> None:
-        """End an operation that could not even be submitted: threads that wait for it get ``error``.
+        """End an operation that could not be submitted at all: threads that wait for it get ``error``.
 
         Any thread may call this.
         """
@@ -128,9 +128,10 @@ class Handle:
             then()
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """Complete one entry; a repeated call has no effect.
+        """Store the ``outcome`` of the entry with this number; a repeated call for the same entry has no effect.
 
-        The caller holds the completion's lock and calls ``announce``.
+        ``index`` is the coordinator's index of the bucket, or -1 in replay. The caller holds the completion's lock and
+        calls ``announce`` afterwards.
         """
         if self._left <= 0 or self._outcomes[number] is not _OPEN:
             return
@@ -143,7 +144,10 @@ class Handle:
         self._left -= 1
 
     def fail(self, error: BaseException) -> None:
-        """End the operation with an error. The caller holds the completion's lock and calls ``announce``."""
+        """End the operation with ``error``, unless it has ended.
+
+        The caller holds the completion's lock and calls ``announce`` afterwards.
+        """
         if self._left > 0:
             self._error = error
             self._left = 0

@@ -1,7 +1,7 @@
-"""Keeps what is in flight on devices and still needs the host: buckets that may turn out void, and memory in use.
+"""Keeps what is in flight on devices and needs the host later: buckets that may turn out void, and memory in use.
 
 A bucket stays here until the hosts have told each other that all of them launched it with real data. If a user thread
-waits for the bucket earlier, or if the hosts cannot tell each other, the completion on the device decides.
+waits for the bucket before that, or if the hosts cannot tell each other, it stays until the device has completed it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SLICE_S = 0.0005  # the length of one wait, after which a bucket that has become
 
 
 class Untidy(Protocol):
-    """The devices, as far as their memory must be released by somebody."""
+    """The devices of a rank, as an object that knows whether they keep memory which must be released later."""
 
     @property
     def untidy(self) -> bool:
         """Return whether memory is kept that ``tidy`` must release."""
 
     def tidy(self) -> None:
-        """Release memory that devices no longer use, and note in ``untidy`` whether more is left.
+        """Release memory that devices no longer use, and store in ``untidy`` whether they still keep more.
 
         Raises if the work on a device was aborted, because an event after aborted work proves nothing.
         """
@@ -42,7 +42,7 @@ class NoDevices:
 
 
 class DevicesInFlight:
-    """The buckets of one engine that are in flight on devices."""
+    """The buckets of one rank that are in flight on devices. Only the engine changes them."""
 
     def __init__(self, completion: Completion, meter: Meter, devices: Untidy) -> None:
         self._devices = devices
@@ -51,24 +51,28 @@ class DevicesInFlight:
         self._buckets: deque[tuple[Launch[Entry], Later]] = deque()  # in the order in which they were queued
 
     def add(self, launch: Launch[Entry], later: Later) -> None:
-        """Add a bucket that is queued on a device and may turn out void."""
+        """Add ``launch``, a bucket that is queued on a device and may turn out void; ``later`` delivers its results."""
         self._buckets.append((launch, later))
 
     def look_s(self) -> float | None:
-        """Return for how many seconds the engine may sleep before it must check here again; None for any time."""
+        """Return for how many seconds the engine may sleep before it calls ``is_due`` again; None: without limit."""
         return LOOK_S if self._buckets or self._devices.untidy else None
 
     def is_due(self, slept: bool, stopped: bool) -> bool:
-        """Return whether ``landed`` must be called now: a thread waits for a bucket, or there is something to do."""
+        """Return whether ``landed`` must be called now.
+
+        ``slept`` says that the engine has slept for the whole of ``look_s``, ``stopped`` that it is going to end.
+        """
         if not self._buckets:
             return slept and self._devices.untidy
         return slept or stopped or self._completion.wanted or _is_done(self._buckets[0][1])
 
     def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
-        """Remove the buckets that devices have completed, and return them in order.
+        """Remove the buckets that devices have completed, and return them in order. Release memory as well.
 
-        If a thread waits for a bucket, first waits a moment for the last one. Raises DeviceError if a device has failed
-        and no bucket was completed before that, and what ``Untidy.tidy`` raises.
+        If a thread waits for something on a device and nothing is complete, first wait a moment for the last bucket.
+        Raises DeviceError if a device has failed and no bucket was completed before that. Raises what ``Untidy.tidy``
+        raises.
         """
         done: list[tuple[Launch[Entry], Deliver]] = []
         if self._buckets and self._completion.wanted and not _is_done(self._buckets[0][1]):
@@ -86,7 +90,10 @@ class DevicesInFlight:
         return done
 
     def through(self, launch: Launch[Entry]) -> list[tuple[Launch[Entry], Deliver]]:
-        """Remove and return, in order, the buckets of ``launch``'s process set up to ``launch``, completed or not."""
+        """Remove the buckets of ``launch``'s process set up to and with ``launch``, and return them in order.
+
+        It does not matter whether the device has completed them.
+        """
         valid: list[tuple[Launch[Entry], Deliver]] = []
         others: deque[tuple[Launch[Entry], Later]] = deque()
         for one, later in self._buckets:
@@ -98,7 +105,7 @@ class DevicesInFlight:
         return valid
 
     def all(self) -> list[tuple[Launch[Entry], Deliver]]:
-        """Remove and return all buckets, completed or not."""
+        """Remove and return all buckets, whether the device has completed them or not."""
         buckets, self._buckets = self._buckets, deque()
         return [(launch, later.deliver) for launch, later in buckets]
 

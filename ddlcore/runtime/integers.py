@@ -9,10 +9,10 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 
 def is_exact(spec: Spec, size: int) -> bool:
-    """Return whether the ranks' values must be added without overflow: averages and scaled sums of integers.
+    """Return whether the values of ``size`` ranks must be added without overflow: averages and scaled sums of integers.
 
-    The mean of int64 values is an int64, however large their sum is. A plain sum wraps around, as in every framework,
-    and a world of one rank has nothing to add.
+    The mean of int64 values is an int64, however large their sum is. A plain sum may wrap around, as in every
+    framework. An unscaled average over one rank needs no addition.
     """
     if not spec.dtype.is_integer:
         return False
@@ -22,10 +22,10 @@ def is_exact(spec: Spec, size: int) -> bool:
 
 
 class Exact(Compressor):
-    """A compressor that sends an integer as int64, and a 64-bit integer as two int64.
+    """A compressor that sends each integer as one int64, or as two if the integer itself has 64 bits.
 
-    Any transport that adds int64 then adds them exactly. The sum is divided only once, after all levels of a transport
-    have added, and the result is truncated toward zero.
+    So every transport that can add int64 adds the integers exactly. The sum is divided only once, after all levels of a
+    transport have added, and the result is truncated toward zero.
     """
 
     name = "exact"

@@ -1,4 +1,4 @@
-"""Keeps why a job is over: the reason is given once, and an error is made from it for each operation that it ends."""
+"""Keeps the reason why a job has ended, and makes from it an error for each operation that ends with the job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddlcore.runtime.reentry import Lock
 
 
 class JobFailure:
-    """The reason why the job is over. Only the first reason counts."""
+    """The reason why the job has ended. If several reasons are given, the first one counts."""
 
     def __init__(self) -> None:
         self._given = threading.Event()
@@ -17,7 +17,7 @@ class JobFailure:
         self._lock = Lock()
 
     def give(self, make: Callable[[str], BaseException]) -> bool:
-        """Set the reason, and return True if it is the first. ``make(during)`` makes the error for one operation."""
+        """Set the reason, and return whether it is the first one. ``make(during)`` makes the error for an operation."""
         with self._lock:
             if self._make is not None:
                 return False

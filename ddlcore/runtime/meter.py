@@ -1,4 +1,4 @@
-"""Counts and times what one rank does while it runs; knows only names and numbers, and never waits."""
+"""Counts and times what one rank does while it runs. It knows only names and numbers, and never waits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ class Stats(TypedDict):
 
 
 class Meter:
-    """The counters of one rank, each with one writer. A reader may see the last bucket half counted. See ``Stats``."""
+    """The counters of one rank, see ``Stats``.
+
+    Each is written by one thread at a time, without a lock, so a reader may see the last bucket half counted.
+    """
 
     __slots__ = (
         "alone_ns",
@@ -102,7 +105,7 @@ class Meter:
         self.encoded = 0
 
     def stats(self, user_s: float, routes: Mapping[int, str], steps: int = 0) -> Stats:
-        """Return all counters as ``Stats``; ``user_s``, ``routes`` and ``steps`` are counted elsewhere."""
+        """Return all counters as ``Stats``. ``user_s``, ``routes`` and ``steps`` are values that other objects keep."""
         transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns - self.commit_ns
         counted = Stats(
             control_messages=self.control,

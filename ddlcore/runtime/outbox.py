@@ -9,19 +9,19 @@ from ddlcore.messages import ToCoordinator
 
 
 class Outbox:
-    """The messages of one rank that wait to be sent, in order. Any thread may add one, and none ever waits here."""
+    """The messages of one rank that wait to be sent, in order. Any thread may add a message, without ever waiting."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """Create it empty. ``wake`` makes the control thread call ``taken`` soon."""
+        """Create an empty outbox. ``wake`` must make the control thread call ``taken`` soon."""
         self.wake = wake
         self._messages: deque[ToCoordinator] = deque()
 
     def say(self, message: ToCoordinator) -> None:
-        """Have ``message`` sent as soon as possible."""
+        """Have ``message`` sent to the coordinator as soon as possible."""
         self._messages.append(message)
         self.wake()
 
     def taken(self) -> Iterator[ToCoordinator]:
-        """Remove and yield one message after the other, those included that are added meanwhile."""
+        """Remove and yield the messages in order, including those that are added while this runs."""
         while self._messages:
             yield self._messages.popleft()

@@ -1,4 +1,4 @@
-"""Defines what a bucket leaves for each of its entries."""
+"""Defines the result that a bucket leaves for each of its entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddlcore.contracts.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result that a bucket left for one entry. Kinds that write into the caller's target leave nothing here."""
+    """The result that a bucket left for one entry. It has no ``memory`` if the result is in the caller's memory."""
 
     memory: Memory | None = None  # the result of kinds whose size is known only after negotiation
     rows: tuple[tuple[int, ...], ...] = ()  # for ragged kinds: the rows of each member

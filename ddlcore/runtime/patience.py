@@ -1,4 +1,4 @@
-"""States after how long a stall is reported and ends the job, for the coordinator and for the rank that waits for it."""
+"""States after what time a stall is reported and ends the job; the coordinator and the waiting rank both use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ LEAST_ANSWER_S = 0.5
 
 @dataclass(frozen=True)
 class Patience:
-    """After how long a stall is reported and ends the job (0: never), and whether missing ranks' stacks are shown."""
+    """The times after which a stall is reported and ends the job; 0 means never.
+
+    ``stacks`` says whether to show where the ranks that others wait for are in their code.
+    """
 
     warning_s: float = 60.0
     shutdown_s: float = 0.0
@@ -18,6 +21,6 @@ class Patience:
 
     @property
     def answer_s(self) -> float:
-        """Return how long a rank may take for a sign of life before it counts as silent."""
+        """Return within how many seconds a rank must answer before it counts as silent."""
         least_s = min((limit_s for limit_s in (self.warning_s, self.shutdown_s) if limit_s > 0), default=0.0)
         return min(ANSWER_S, max(LEAST_ANSWER_S, least_s / 2))

@@ -1,7 +1,7 @@
 """Finds the period of a training loop: the multiset of tensors that is requested again and again, in any order.
 
-Pure: it is told what was decided, in the order in which it became ready on the slowest rank, and returns the period
-when it has seen enough repetitions.
+It is told which tensors were decided, in the order in which they became ready on the slowest rank, and returns the
+period when it has seen enough repetitions. It uses no thread, no lock and no clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_CANDIDATES = 16
 
 
 class TensorKey(NamedTuple):
-    """What identifies a tensor from step to step. An anonymous call has no name and is known by its spec.
+    """The identity of a tensor from step to step. An anonymous call has no name and is known by its spec.
 
     This is a tuple, not a dataclass: it is hashed and compared thousands of times per step, which a tuple does in C.
     """
@@ -34,7 +34,7 @@ class TensorKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """One tensor that was decided."""
+    """One tensor that was decided once: its key, and in which bucket it ran."""
 
     key: TensorKey
     bucket: int  # the index of the bucket in which it ran
@@ -44,7 +44,8 @@ class Occurrence:
 def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
     """Cut ``period`` into segments of tensors that do not depend on each other.
 
-    A new segment begins at each tensor for which some rank asked after it had seen a tensor of the same segment end.
+    A tensor begins a new segment if at least one rank asked for it only after it had seen the end of a tensor of the
+    present segment.
     """
     cut: list[list[Occurrence]] = []
     first = -1  # the earliest bucket of the present segment
@@ -59,7 +60,7 @@ def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
 
 @dataclass
 class _Candidate:
-    """The contents of a window, which may be the period."""
+    """The contents of a window that may turn out to be the period."""
 
     content: Counter[TensorKey]
     length: int  # the number of occurrences in the window
@@ -67,11 +68,13 @@ class _Candidate:
 
 
 class PeriodDetector:
-    """Watches what is decided in negotiation. ``needed`` clean windows and one more complete window prove a period.
+    """An object that watches what is decided in negotiation, and finds the period.
 
-    A named tensor that occurs a second time closes a window. A window that has nothing in common with a candidate (an
-    evaluation) neither proves nor refutes it; nor does a window that contains all of it and more (a metric every few
-    steps). If nothing has a name, the shortest repetition of the exact sequence counts.
+    The occurrences since the last period or repetition are a window. A named tensor that occurs a second time closes
+    the window. A period is proven when ``needed`` windows have had its contents and one more complete window has them.
+    A window that has no tensor of a candidate (an evaluation) neither proves nor refutes that candidate; nor does a
+    window that contains all of its tensors and others (a metric every few steps). If no tensor has a name, the period
+    is the shortest sequence that is repeated exactly.
     """
 
     def __init__(self, needed: int = LEAST_CLEAN) -> None:
@@ -87,13 +90,13 @@ class PeriodDetector:
         self._ends: dict[TensorKey, deque[int]] = {}  # for each key, where in the history its latest calls end
 
     def pause(self) -> None:
-        """Drop the present window, because a schedule is replayed from now on. Proof of other periods is kept."""
+        """Drop the present window, because a schedule is replayed from now on. The proof of other periods is kept."""
         self._begin([])
         self._partial = True
         self._forget_sequence()
 
     def reset(self) -> None:
-        """Drop all proof, because something broke the repetition."""
+        """Drop all proof, because the loop did something else than repeat itself."""
         self.pause()
         self._candidates = []
 
@@ -104,18 +107,18 @@ class PeriodDetector:
             self._ends = {}
 
     def divergence(self, held: int) -> None:
-        """Ask for more proof next time, because a schedule was left that did not fit, after ``held`` periods.
+        """Ask for more proof next time, because a schedule that did not fit was left after ``held`` periods.
 
-        If the schedule had held for long, the least proof is enough again.
+        If the schedule was replayed for long before that, ask for the least proof again.
         """
         long = held >= HELD_LONG * self.needed
         self.needed = LEAST_CLEAN if long else min(2 * self.needed, MOST_CLEAN)
         self.reset()
 
     def observe(self, occurrence: Occurrence) -> list[Occurrence] | None:
-        """Take one occurrence.
+        """Take one occurrence into account. If a proven period ends with it, return that period; otherwise None.
 
-        Return the period if a proven one has just ended with it; the next period begins after it.
+        The next period begins with the next occurrence.
         """
         key = occurrence.key
         if key.name and key in self._names:
@@ -177,9 +180,10 @@ class PeriodDetector:
         self._begin([])
 
     def _nameless(self, key: TensorKey) -> list[Occurrence] | None:
-        """Return the shortest tail that stands ``needed`` + 1 times in succession at the end; None if there is none.
+        """Return the shortest sequence that the history ends with ``needed`` + 1 times in a row; None if there is none.
 
-        The previous period ended with a call like the last one, so only the latest of those calls are checked.
+        Its repetitions all end with a call of the same key, so only those lengths are tried that lead back to an
+        earlier call with ``key``, the latest first.
         """
         self._history += self._numbers.setdefault(key, len(self._numbers).to_bytes(WIDTH, "little"))
         end = len(self._history)
@@ -197,7 +201,7 @@ class PeriodDetector:
         return None
 
     def _repeats(self, nbytes: int) -> bool:
-        """Return whether the last ``nbytes`` occur ``needed`` + 1 times in succession at the end of the history.
+        """Return whether the last ``nbytes`` bytes occur ``needed`` + 1 times in a row at the end of the history.
 
         That is so if this part of the history equals itself shifted by ``nbytes``.
         """

@@ -21,7 +21,7 @@ log = logging.getLogger("ddl")
 
 @dataclass(frozen=True)
 class Communicator:
-    """An open transport for one process set, seen from one rank."""
+    """An open transport for the host tensors of one process set, seen from one rank."""
 
     set_id: int
     ranks: tuple[int, ...]  # the members' ranks in the world
@@ -33,7 +33,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Opener:
-    """What is needed to open a communicator; job.py provides it."""
+    """The values and functions that are needed to open a communicator; job.py provides them."""
 
     rank: int
     members: tuple[Member, ...]  # the members of the world
@@ -47,9 +47,9 @@ class Opener:
     generation: int = 0  # how often communicators were opened anew: each time needs fresh keys in the store
 
     def open(self, set_id: int, ranks: tuple[int, ...], begin: Callable[[Transport], None]) -> Communicator:
-        """Open the communicator of a process set.
+        """Open the communicator of process set ``set_id``, whose members are ``ranks``.
 
-        ``begin`` gets the transport before it connects, so that it can be aborted.
+        ``begin`` is called with the transport before the transport connects, so that the caller can abort it.
         """
         members = tuple(self.members[r] for r in ranks)
         route = self.route(members)
@@ -66,11 +66,14 @@ class Opener:
         return Communicator(set_id, ranks, context.rank, transport, FusionBuffers(transport), route)
 
     def part(self, name: str) -> str:
-        """Return the name of the part of the store that belongs to ``name`` in this generation."""
+        """Return the name of the part of the store that belongs to ``name`` in this generation of communicators."""
         return f"{name}.{self.generation}" if self.generation else name
 
     def context(self, ranks: tuple[int, ...], part: str, name: str) -> Context:
-        """Return the context of a communicator of ``ranks``, with its own part of the store."""
+        """Return the context with which a transport for ``ranks`` is opened. Its store begins all keys with ``part``.
+
+        ``name`` describes the communicator in messages.
+        """
         return Context(
             ranks.index(self.rank),
             tuple(self.members[r] for r in ranks),
@@ -84,7 +87,7 @@ class Opener:
 
 
 class Beside(Protocol):
-    """What the same process sets have open in addition to these communicators; see runtime/device_routes.py."""
+    """An object that holds what the same process sets have open for devices; see runtime/device/routes.py."""
 
     def remove(self, set_id: int) -> None: ...
 
@@ -102,7 +105,7 @@ class Beside(Protocol):
 
 
 def abort_all(transports: Sequence[Transport]) -> None:
-    """Abort all transports in parallel, because one that takes a second to abort must not delay the others."""
+    """Abort all transports in parallel, so that one whose abort takes long does not delay the others."""
     beside = []
     for transport in transports[1:]:
         thread = threading.Thread(target=transport.abort, name="ddl-abort", daemon=True)
@@ -119,9 +122,9 @@ def abort_all(transports: Sequence[Transport]) -> None:
 
 
 class ProcessSets:
-    """The process sets that exist.
+    """The process sets that exist, with their communicators.
 
-    The engine's thread opens and closes them; any thread may ask for members, or abort.
+    The engine's thread opens and closes communicators. Any thread may ask for members, or abort.
     """
 
     def __init__(self, opener: Opener) -> None:
@@ -134,7 +137,10 @@ class ProcessSets:
         self._aborted = False
 
     def add(self, set_id: int, ranks: tuple[int, ...]) -> None:
-        """Register the process set, and open its communicator if this rank is a member. Engine's thread only."""
+        """Register process set ``set_id``, and open its communicator if this rank is a member.
+
+        Only the engine's thread may call this.
+        """
         if self._opener.rank in ranks:
             communicator = self._opener.open(set_id, ranks, self._begin)
             with self._lock:
@@ -150,7 +156,10 @@ class ProcessSets:
             transport.abort()
 
     def remove(self, set_id: int) -> None:
-        """Close and forget the process set. Engine's thread only."""
+        """Close the communicator of process set ``set_id``, and forget the set.
+
+        Only the engine's thread may call this.
+        """
         self._members.pop(set_id, None)
         if self.beside is not None:
             self.beside.remove(set_id)
@@ -160,7 +169,10 @@ class ProcessSets:
             communicator.transport.close()
 
     def reopen(self, opener: Opener) -> None:
-        """Close every communicator and open it anew, in the same order on every rank. Engine's thread only."""
+        """Close every communicator and open it anew with ``opener``, in the same order on every rank.
+
+        Only the engine's thread may call this.
+        """
         self._opener = opener
         shut = self.beside.shut() if self.beside is not None else ()
         for set_id in sorted(self._open):
@@ -181,9 +193,9 @@ class ProcessSets:
         return {set_id: list(ranks) for set_id, ranks in sorted(self._members.items())}
 
     def routes(self) -> dict[int, str]:
-        """Return, for each set of which this rank is a member, its transport and the reason for it.
+        """Return the transport of each process set of which this rank is a member, and why it was chosen.
 
-        Any thread; takes no lock.
+        Any thread may call this, because it takes no lock.
         """
         found = sorted(self._open.copy().items())  # one call of C: the engine cannot change the dict during it
         own = {set_id: f"{one.route.name} ({one.route.reason})" for set_id, one in found}
@@ -191,7 +203,10 @@ class ProcessSets:
         return {set_id: "; ".join(filter(None, (text, told.get(set_id)))) for set_id, text in own.items()}
 
     def transports(self, set_id: int) -> frozenset[str]:
-        """Return the names of the transports that an open set uses, also on devices. Any thread may call this."""
+        """Return the names of all transports that process set ``set_id`` uses, also on devices.
+
+        Any thread may call this.
+        """
         own = frozenset(provider.name for provider in self.communicator(set_id).route.providers())
         return own | self.beside.transports(set_id) if self.beside is not None else own
 
@@ -202,11 +217,14 @@ class ProcessSets:
         return communicator
 
     def context(self, part: str) -> Context:
-        """Return the context of a communicator of the whole world. Any thread may call this."""
+        """Return the context for a communicator of all ranks of the world, with its own part of the store.
+
+        Any thread may call this.
+        """
         return self._opener.context(tuple(range(len(self._opener.members))), part, part)
 
     def abort(self) -> None:
-        """Make every collective in flight raise; from any thread."""
+        """Make every collective in flight raise an error. Any thread may call this."""
         with self._lock:
             self._aborted = True
             transports = [communicator.transport for communicator in self._open.values()]
@@ -217,9 +235,9 @@ class ProcessSets:
             self.beside.abort()
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Close every communicator, after at most ``patience_s`` for work in flight on devices.
+        """Close every communicator, but first wait for work on devices, at most ``patience_s`` seconds.
 
-        Engine's thread only.
+        Only the engine's thread may call this.
         """
         if self.beside is not None:
             self.beside.close(patience_s)

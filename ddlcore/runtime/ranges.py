@@ -1,4 +1,4 @@
-"""Shows buckets by name in a framework's own profiler, while the user wants that."""
+"""Shows buckets by name in the profiler of a framework, while the user wants that."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ Ranges = Callable[[str], AbstractContextManager[object]]
 
 
 def in_use(adapters: Iterable[tuple[str, Callable[[], Adapter]]]) -> list[Adapter]:
-    """Return those adapters whose module this process has imported. Each is given with the name of its module."""
+    """Return the adapters of those modules that this process has imported.
+
+    Each of ``adapters`` is the name of a module and a function that builds the adapter.
+    """
     return [build() for module, build in adapters if module in sys.modules]
 
 
 def ranges_of(adapters: Sequence[Adapter]) -> Ranges:
-    """Return a function that opens a range in every profiler that may be running.
+    """Return a function that opens a named range in the profiler of every adapter, if that profiler may be running.
 
-    A framework that cannot tell whether its own profiler runs must not hide another framework's profiler.
+    A framework may not know whether its own profiler runs. Its range is then opened in addition to those of the others,
+    so that another framework's profiler also shows the bucket.
     """
 
     def ranges(name: str) -> AbstractContextManager[object]:

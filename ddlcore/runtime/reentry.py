@@ -1,6 +1,6 @@
-"""Detects a call by a signal handler or a finalizer that interrupted ddl's own work on the same thread.
+"""Detects calls by a signal handler or a finalizer that has interrupted ddl's own work on the same thread.
 
-Such a call must not wait for what its own thread holds, and must not see state that is only half changed.
+Such a call must not wait for a lock that its own thread holds, and must not see state that is only half changed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ddlcore.errors import ReentrantCall
 
 
 class Lock(RLock):  # type: ignore[misc]  # CPython's own; it may be derived from, whatever its stub says
-    """A lock that knows whether the calling thread already holds it. Every public function first checks ``held``.
+    """A lock that knows whether the calling thread already holds it. Public functions check ``held`` first.
 
-    It is reentrant so that a function that only reads, or one that does not check, may find a half-changed state but
-    never a deadlock. Enter it only by ``with lock``, never by a Python function around that: a signal handler that
-    raises between the two would leave it locked.
+    The lock is reentrant. So a function that only reads, or that does not check ``held``, may see a half-changed state,
+    but cannot cause a deadlock. Enter the lock only by ``with lock``, never by a Python function around that: if a
+    signal handler raises an exception between the two, the lock stays locked.
     """
 
     __slots__ = ()
@@ -26,13 +26,13 @@ class Lock(RLock):  # type: ignore[misc]  # CPython's own; it may be derived fro
     held: ClassVar[Callable[[Lock], bool]] = RLock._is_owned  # type: ignore[attr-defined]
 
     def refuse(self, what: str) -> None:
-        """Raise ReentrantCall if the calling thread holds this lock."""
+        """Raise ReentrantCall if the calling thread holds this lock. ``what`` names the call in the message."""
         if self.held():
             raise reentrant(what)
 
 
 def reentrant(what: str) -> ReentrantCall:
-    """Return the error for a call that cannot be made here."""
+    """Return the error for a call that a signal handler or a finalizer must not make now; ``what`` names the call."""
     return ReentrantCall(
         f"{what} was called by a signal handler or a finalizer (__del__, a weakref's callback) while its thread was "
         "inside ddl; note it in a variable there, and make the call when ddl's own call has returned"

@@ -1,4 +1,4 @@
-"""Describes one tensor's operation on this rank, from the call until its handle is done."""
+"""Describes the operation on one tensor on this rank, from the call until its handle is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ DECIDED = 2  # in a negotiated bucket
 
 
 class Entry:
-    """One request for one tensor. ``number`` counts the entries of a handle, because a grouped call has several."""
+    """A request of this rank for one tensor.
+
+    ``number`` is its position in its handle, because the handle of a grouped call has several entries.
+    """
 
     __slots__ = (
         "digest",
@@ -63,11 +66,11 @@ class Entry:
         self.stamp = -1  # the last bucket whose end the user's code had seen before this call
 
     def move(self, source: Buffer, target: Buffer | None) -> None:
-        """Use other memory of the same layout; see contracts.framework.TensorEntry."""
+        """Use other memory of the same layout for the tensor; see contracts.framework.TensorEntry."""
         self.source, self.target = source, target
 
     def locate(self, address_of: Callable[[Any], int]) -> None:
-        """Set each address to ``address_of(owner)``; see contracts.framework.TensorEntry."""
+        """Set the addresses of source and target to ``address_of(owner)``; see contracts.framework.TensorEntry."""
         for buffer in (self.source, self.target):
             if buffer is not None and buffer.owner is not None:
                 buffer.address = address_of(buffer.owner)
@@ -80,9 +83,9 @@ class PersistentRequest(Entry):
     """An allreduce that is started anew in each step. It is entry and handle in one, and is described only once.
 
     ``TensorQueue.start_request`` starts it, and it is idle again when its tensor holds the result. It owns its buffer
-    objects (usually one, since it works in place), which say where the tensor lies this time. ``starts`` counts how
-    often it was started, and changes at the moment of the start, so that an interrupted caller can tell whether it was
-    started. ``error`` stays until the next start, so that an interrupt cannot lose it.
+    objects (usually one, since it works in place), which say where the tensor is in memory this time. ``starts`` counts
+    how often the request was started. It changes at the moment of the start, so a caller that is interrupted can see
+    whether the request was started. ``error`` stays until the next start, so that an interrupt cannot lose it.
     """
 
     __slots__ = (
@@ -119,31 +122,34 @@ class PersistentRequest(Entry):
         self.starts = 0
         self.submitted = False  # as Handle.submitted, for ``submit``; ``starts`` is for ``start_request``
         self.error: BaseException | None = None
-        self.how: Any = None  # free for the owner, to note what the request was made from
+        self.how: Any = None  # the owner may store here what the request was made from
         self.index = -1  # the coordinator's index of the last bucket it was part of
         self.replay: Any = self  # the replay for which position and slot are valid
         self.position: Any = None
         self.slot = -1
 
     def set_target(self, address: int, owner: object) -> None:
-        """Make the next starts write to this memory; see contracts.framework.PersistentRequest."""
+        """Make the following starts write their result to the memory at ``address``, which ``owner`` keeps alive.
+
+        See contracts.framework.PersistentRequest.
+        """
         target = self.target
         target.address = address
         target.owner = owner
 
     def release_target(self) -> None:
-        """Drop the owner of the target's memory, after the end of a start."""
+        """Drop the reference to the owner of the target's memory. Called after a start has ended."""
         self.target.owner = None
 
     def mark_ready(self, event: int, stream: int, order: int) -> None:
-        """Note the device event after which the tensor's values are complete; see Buffer.mark_ready."""
+        """Record the device event after which the tensor's values are complete; see Buffer.mark_ready."""
         source = self.source
         source.event = event
         source.stream = stream
         source.order = order
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise immediately."""
+        """Return whether ``wait`` would return or raise at once, without waiting."""
         self.waiter.polled(self.state != IDLE)
         if self.state != IDLE:
             return False
@@ -159,12 +165,19 @@ class PersistentRequest(Entry):
             raise self.error.with_traceback(None)
 
     def arrive(self) -> Event | None:
-        """Wait as ``wait`` does. Return None, because in host memory there is no event to order work after."""
+        """Wait as ``wait`` does, and return None.
+
+        On a device this returns an event after which further work must be ordered. In host memory there is no such
+        event.
+        """
         self.wait()
         return None
 
     def succeeded(self) -> bool:
-        """Return whether a schedule's bucket has completed it, so that ``wait`` would do nothing but return."""
+        """Return whether a schedule's bucket has completed this request without an error.
+
+        Then ``wait`` would return at once and do nothing else.
+        """
         return self.state == IDLE and self.error is None and self.index < 0
 
     @property
@@ -173,19 +186,22 @@ class PersistentRequest(Entry):
         return self.state != IDLE
 
     def over(self) -> None:
-        """Return None, see Handle.over: a persistent request has no function to call, because its user waits for it."""
+        """Return None: unlike a Handle, a persistent request has no function that must be called at its end."""
 
     def pass_on(self, queue: Any) -> None:
-        """Do nothing, because a persistent request has no function to call, see Handle.pass_on."""
+        """Do nothing: unlike a Handle, a persistent request has no function that must be called at its end."""
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """Complete the operation. The caller holds the completion's lock and calls ``announce``."""
+        """Complete the operation. The caller holds the completion's lock and calls ``announce`` afterwards."""
         self.index = index
         self.source.owner = None  # the tensor is the user's again
         self.state = IDLE
 
     def fail(self, error: BaseException) -> None:
-        """End the operation with an error. The caller holds the completion's lock and calls ``announce``."""
+        """End the operation with ``error``, if it is in flight.
+
+        The caller holds the completion's lock and calls ``announce`` afterwards.
+        """
         if self.state != IDLE:
             self.error = error
             self.source.owner = None

@@ -1,4 +1,4 @@
-"""Decides which transport serves a process set: a pure choice among providers, with its reason."""
+"""Decides which transport serves a process set, and why. The decision depends only on the function's arguments."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ HOST = "cpu"
 
 
 class Offers(Protocol):
-    """The installed transports; plug's registry is one such object."""
+    """An object that looks up the installed transports. The registry of ``plug`` implements it."""
 
     @property
     def transports(self) -> Mapping[str, TransportProvider]:
         """Return all transports by name."""
 
     def transport(self, name: str) -> TransportProvider:
-        """Return the transport of that name. Raises PluginError, with the command that installs it if one is known."""
+        """Return the transport of that name.
+
+        Raises PluginError if it is not installed, with the command that installs it if that is known.
+        """
 
     def missing(self, provider: TransportProvider) -> str:
-        """Return why the transport cannot be used here; empty if it can."""
+        """Return why the transport of ``provider`` cannot be used here; empty if it can."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """The chosen transport, and why it was chosen."""
+    """A chosen transport, and the reason why it was chosen."""
 
     provider: TransportProvider
     reason: str
@@ -40,12 +43,12 @@ class Route:
 
     @property
     def name(self) -> str:
-        """Return the name as ``--backend`` would write it."""
+        """Return the name of the route, as a user would write it after ``--backend``."""
         own = "+".join(part.name for part in self.parts) or self.provider.name
         return ",".join([own, *(f"{kind.name.lower()}={route.name}" for kind, route in self.kinds.items())])
 
     def serving(self, kind: Kind) -> Route:
-        """Return the route that serves operations of that kind."""
+        """Return the route that serves operations of ``kind``."""
         return self.kinds.get(kind, self)
 
     def providers(self) -> Iterator[TransportProvider]:
@@ -56,9 +59,9 @@ class Route:
 
     @property
     def launcher(self) -> str:
-        """Return the launcher that must start its ranks; empty for any.
+        """Return the name of the launcher that must have started the ranks; empty if any launcher is suitable.
 
-        Raises ValueError if two launchers are required.
+        Raises ValueError if the route's transports require different launchers.
         """
         names = sorted({provider.launcher for provider in self.providers() if provider.launcher})
         if len(names) > 1:
@@ -69,11 +72,11 @@ class Route:
 
 
 def choose_route(backend: str, members: Sequence[Member], offers: Offers, launcher: str = "") -> Route:
-    """Return the transport for ``members``. For ``backend`` see ``parse_backend``.
+    """Return the route for ``members``. ``parse_backend`` describes ``backend``.
 
-    ``launcher``: what started the ranks; ``auto`` skips transports that need another launcher. Raises, with a message
-    of one line, ValueError if the backend is invalid, PluginError if it names what is not installed, and TransportError
-    if it cannot serve these ranks.
+    ``launcher`` is the name of the launcher that started the ranks; ``auto`` skips transports that need another
+    launcher. The following errors have a message of one line: ValueError if ``backend`` is invalid, PluginError if it
+    names a transport that is not installed, and TransportError if it cannot serve these ranks.
     """
     wanted = parse_backend(backend)
     for choice in (wanted.default, *wanted.kinds.values()):
@@ -198,7 +201,7 @@ class _Chooser:
 
 
 def asked_for_devices(backend: str, kind: str, offers: Offers) -> str:
-    """Return the transport that ``backend`` names for tensors on devices of that kind; auto if it names none."""
+    """Return the transport that ``backend`` names for devices of this kind; ``auto`` if it names none."""
     names = parse_backend(backend).default.names
     named = [offers.transport(name) for name in names if name != AUTO]
     return next((one.name for one in named if HOST not in one.devices and kind in one.devices), AUTO)

@@ -2,8 +2,9 @@
 
 The largest float16 is 65504. If the transport scales, it does so in float32, before it rounds. If it does not, an
 average in float16 is divided before the transport, as on the queues of devices: adding two gradients of 40000 first and
-dividing later would give infinity. Dividing first costs the last bits of values near the smallest float16. bfloat16 has
-the range of float32, and integers would be truncated, so these are added first.
+dividing later would give infinity. Dividing first costs the last bits of values near the smallest float16. An average
+in bfloat16 or of integers is divided after the transport: bfloat16 has the range of float32, and integers would be
+truncated before they are added.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from ddlcore.types import DType, ReduceOp
 
 @dataclass(frozen=True)
 class Scaling:
-    """The factors of a reduction.
+    """The factors of a reduction: ``encode`` before the transport, ``decode`` after it, ``inside`` within it.
 
-    ``inside``: those that the transport applies before and after; None if it applies none.
+    ``inside`` is the transport's factor before the reduction and its factor after it; None if it applies none.
     """
 
     encode: float
@@ -28,17 +29,21 @@ class Scaling:
 
 
 def reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
-    """Return the operation that the transport does, and the factor after it."""
+    """Return the operation that the transport does for ``spec``, and the factor to apply after it.
+
+    An average over ``size`` ranks is a sum that is divided by ``size``.
+    """
     if spec.op is ReduceOp.Average:
         return ReduceOp.Sum, spec.postscale / size
     return spec.op, spec.postscale
 
 
 def scaling(capabilities: Capabilities | None, spec: Spec, wire: DType, size: int, joined: bool = False) -> Scaling:
-    """Return the factors for values that are sent as ``wire``.
+    """Return the factors of the reduction ``spec`` over ``size`` ranks, whose values are sent as ``wire``.
 
-    ``capabilities``: those of a transport that gets a Plan; None if it gets none. ``joined``: one of the ``size``
-    ranks brings the identity element, which a factor before the reduction would change.
+    ``capabilities`` are those of a transport that can be given a Plan, otherwise None. ``joined`` says that some of the
+    ranks may have joined. Such a rank contributes the identity element, which the transport must not multiply by the
+    factor before the reduction.
     """
     _, after = reduction(spec, size)
     if capabilities is not None and capabilities.vectored and capabilities.scales:

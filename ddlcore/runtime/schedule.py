@@ -1,6 +1,7 @@
-"""Lays out a period as a schedule, and tracks one rank's way through it: what may be launched and what has been.
+"""Lays out a period as a schedule, and tracks how far one rank is in it: what may be launched and what has been.
 
-Pure: no thread, no lock, no clock. The caller holds its own lock. docs/design explains why leaving a schedule is safe.
+This module uses no thread, no lock and no clock; its callers hold their own lock. docs/design explains why all ranks
+can safely leave a schedule.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ def arrange(
 ) -> Arranged | None:
     """Return the schedule of ``period``, which is in ready order; None if the period cannot be replayed.
 
-    ``compression``: the compressor for tensors that leave the choice to the setting, see ``Spec.compressor_by``.
+    ``compression`` is the compressor for those tensors that leave the choice to the setting, see
+    ``Spec.compressor_by``.
 
-    Tensors that depend on each other never share a bucket: if some rank had seen x end before it asked for y, then y
-    comes after x, in another bucket.
+    Tensors that depend on each other never share a bucket: if at least one rank asked for y only after x had ended
+    there, y is in another bucket than x, after it.
     """
     if any(spec_of(one.key.spec).kind in _NEVER for one in period):
         return None
@@ -66,10 +68,10 @@ def _lay_out(
     params: Mapping[str, float],
     compression: str,
 ) -> list[Planned]:
-    """Return the buckets of tensors that do not depend on each other.
+    """Return the buckets of one segment, whose tensors do not depend on each other.
 
-    The buckets are in the order of their last tensors in ready order, because a bucket cannot start before its last
-    tensor is ready.
+    The buckets are sorted by their last tensors in ready order, because a bucket cannot start before its last tensor is
+    ready.
     """
     specs = [spec_of(one.key.spec) for one in segment]
     fusable = [i for i, spec in enumerate(specs) if spec.kind is Kind.ALLREDUCE]
@@ -93,11 +95,11 @@ def _lay_out(
 
 
 def _committed(buckets: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
-    """Mark, in the buckets of one segment, the last bucket of each process set on devices, and return the buckets.
+    """Among the buckets of one segment, mark each process set's last bucket on devices, and return all buckets.
 
-    What the user does next may depend on that bucket, so the hosts tell each other after it that all have launched. A
-    tensor that is staged on the host does not count as on a device: no such message follows its bucket, so the device
-    buckets before it would get none.
+    What the user does next may depend on the marked bucket. So the hosts tell each other after it that all of them have
+    launched it and the earlier ones. A bucket that is staged on the host does not count as one on devices: the hosts
+    exchange no such message after it, so the device buckets before it would not be covered.
     """
     places = [spec_of(one.specs[0]).device for one in buckets]
     on_devices = [place != CPU.kind and not place.endswith(ON_HOST) for place in places]
@@ -114,9 +116,10 @@ def _compressed(planned: Planned, spec_of: Callable[[bytes], Spec], compression:
 
 
 def _undivided(params: Mapping[str, float]) -> dict[str, float]:
-    """Return the parameters for large buckets.
+    """Return the layout parameters that lead to large buckets.
 
-    They are for a period whose communication would take cores from the computation, so that small buckets gain nothing.
+    They are for tensors whose communication would take CPU cores from the computation. For such tensors nothing is
+    gained by beginning early with small buckets.
     """
     fusion_bytes = params["fusion_bytes"]
     return {**params, "fusion_bytes": fusion_bytes and max(fusion_bytes, UNDIVIDED_BYTES), "first_bucket_bytes": 0.0}
@@ -130,7 +133,7 @@ def _ready(one: Occurrence, spec: Spec, compression: str) -> Ready:
 
 
 class Schedule:
-    """What a rank needs to know of an Arranged message, computed once."""
+    """What a rank needs to know from an Arranged message, computed once."""
 
     def __init__(self, arranged: Arranged, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         self.number = arranged.schedule
@@ -148,7 +151,7 @@ class Schedule:
 
 
 class Offer(Enum):
-    """What a schedule did with an entry that was offered to it."""
+    """The result of offering an entry to a schedule."""
 
     TAKEN = 0  # the entry is in its slot, or waits for the slot to be free
     ALIEN = 1  # the schedule has no slot for it: the coordinator must be asked
@@ -156,7 +159,7 @@ class Offer(Enum):
 
 
 class Position(Generic[T]):
-    """One bucket of a schedule on this rank: the entries in its slots, and how it is run."""
+    """One bucket of a schedule on this rank: the entries in its slots, and the function that runs it."""
 
     __slots__ = (
         "entries",
@@ -185,9 +188,10 @@ class Position(Generic[T]):
 
 @dataclass(slots=True, eq=False)  # made for each bucket: a frozen dataclass would take three times as long
 class Launch(Generic[T]):
-    """A bucket at its place, never changed. ``entries`` is None if this rank takes part with dummy memory.
+    """One launch of a bucket, at its place in the replay; it never changes.
 
-    A ragged slot is drained with its real entries: its sizes were negotiated, and the bucket is void in any case.
+    ``entries`` is None if this rank takes part with dummy memory. A ragged slot that is drained keeps its real entries
+    if it has them: its sizes were negotiated, and the bucket is void in any case.
     """
 
     place: int
@@ -202,13 +206,13 @@ class Launch(Generic[T]):
 
 
 class Replay(Generic[T]):
-    """One rank's way through a schedule, from a Resume to the Drain that ends it. ``T`` is the type of an entry."""
+    """The progress of one rank in a schedule, from a Resume to the Drain that ends it. ``T``: the type of an entry."""
 
     def __init__(self, schedule: Schedule, start: int, after: Mapping[int, int], until: int = -1) -> None:
-        """Begin at place ``start``, and skip what has run up to ``after``, by process set.
+        """Begin at place ``start``, but skip the buckets of each process set up to its place in ``after``.
 
-        ``until``: the place at which all ranks stop, see Resume. If it is given, ``turned`` becomes True whenever a
-        period ends.
+        Those have run already. ``until`` is the place at which all ranks stop, see Resume. If it is given, ``turned``
+        becomes True whenever a period ends.
         """
         self.schedule = schedule
         self.frozen = False
@@ -239,7 +243,7 @@ class Replay(Generic[T]):
     def slot(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
         """Return the bucket and the slot that the named tensor has in every period.
 
-        None if the schedule has no slot for it.
+        Returns None if the schedule has no slot for this name and spec, or if the slot is ragged.
         """
         found = self.schedule.named.get((set_id, name))
         if found is None or found[2] != spec or self.schedule.buckets[found[0]].ragged:
@@ -247,7 +251,10 @@ class Replay(Generic[T]):
         return self.positions[found[0]], found[1]
 
     def offer(self, set_id: int, name: str, anonymous: bool, spec: bytes, entry: T) -> Offer:
-        """Put an entry into its slot, if the schedule has a slot for it, and return what was done."""
+        """Put an entry into its slot, if the schedule has one for it, and return what was done.
+
+        An anonymous entry waits for a slot if there is one for its spec that is not free yet.
+        """
         if anonymous:
             places = self.schedule.anonymous.get((set_id, spec))
             if not places or self.schedule.buckets[places[0][0]].ragged:
@@ -266,9 +273,9 @@ class Replay(Generic[T]):
         return Offer.TAKEN
 
     def _refill(self, set_id: int, spec: bytes) -> None:
-        """Give the slots of one spec to the waiting anonymous entries in turn.
+        """Put the waiting anonymous entries of one spec into the slots of this spec, in turn, until a slot is not free.
 
-        Entries beyond a period wait for the next period.
+        The entries that are left wait for the next period.
         """
         queue = self._queues.get((set_id, spec))
         places = self.schedule.anonymous[set_id, spec]
@@ -286,32 +293,32 @@ class Replay(Generic[T]):
             queue.popleft()
 
     def refill(self) -> None:
-        """Give the slots that a launch has freed to the waiting anonymous entries."""
+        """Put waiting anonymous entries into the slots that launches have freed."""
         for key, queue in self._queues.items():
             if queue:
                 self._refill(*key)
 
     @property
     def queued(self) -> bool:
-        """Return whether a launch may free slots for waiting anonymous entries, see ``refill``."""
+        """Return whether an anonymous entry waits for a slot. Then ``refill`` must be called after the next launch."""
         return bool(self._queues) and any(self._queues.values())
 
     def holds(self, entry: T) -> bool:
-        """Return whether the schedule has taken the entry and not launched it yet."""
+        """Return whether the schedule has taken ``entry`` and not launched it yet."""
         return any(entry is one for position in self.positions for one in position.entries) or any(
             entry is one for queue in self._queues.values() for one in queue
         )
 
     def put(self, position: Position[T], i: int, entry: T) -> None:
-        """Put an entry into a free slot. A persistent request needs nothing more than this here."""
+        """Put an entry into slot ``i`` of ``position``, which must be free."""
         position.entries[i] = entry
         position.missing -= 1
         self.filled += 1
 
     def fill(self, bucket: Bucket, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
-        """Fill a ragged slot with its negotiated bucket.
+        """Fill a ragged slot with its negotiated bucket, and return True.
 
-        Return False if ``bucket`` belongs to no ragged slot of this schedule.
+        Returns False, and does nothing, if no ragged slot of this schedule is for ``bucket``.
         """
         if anonymous:
             places = [position for position, _ in self.schedule.anonymous.get((bucket.set_id, spec), ())]
@@ -337,7 +344,7 @@ class Replay(Generic[T]):
 
     @property
     def periods(self) -> int:
-        """Return how many periods have ended since the Resume."""
+        """Return how many periods of the schedule have ended since the Resume."""
         size = len(self.positions)
         return self.next // size - self._start // size
 
@@ -351,15 +358,15 @@ class Replay(Generic[T]):
         return self.filled > 0 or any(self.ragged_slots.values())
 
     def ready(self) -> bool:
-        """Return whether the next bucket can be launched."""
+        """Return whether the next bucket can be launched: it has all its entries, and this replay is not frozen."""
         if self.frozen:
             return False
         return self.current.missing == 0 or bool(self.ragged_slots and self.ragged_slots.get(self.current.index))
 
     def launch(self, number: int = -1) -> Launch[T]:
-        """Launch the next bucket in order and return it; call this only if ``ready``.
+        """Launch the next bucket in order and return it. Call this only if ``ready`` returns True.
 
-        The bucket counts as launched from now on.
+        ``number`` is the number of the launch. The bucket counts as launched from now on.
         """
         launch, fresh, self.next, self.current, self.paused, turn_at = self.step(number)
         position = launch.position
@@ -379,12 +386,12 @@ class Replay(Generic[T]):
     def step(
         self, number: int, alone: T | None = None
     ) -> tuple[Launch[T], list[T | None], int, Position[T], bool, int]:
-        """Return what ``launch`` would change, and change nothing.
+        """Return the next launch and everything that ``launch`` would change, but change nothing.
 
-        ``TensorQueue`` makes these changes together with others. Returns a tuple: the launch; the new, empty slots of
-        its position, or an empty list if these do not change; the next place and its position; whether that is a pause;
-        and where the next period ends if one has ended, else -1. ``alone``: the only entry of a bucket whose only slot
-        is still empty.
+        ``TensorQueue`` makes these changes together with others. Returns a tuple of six: the launch; the new, empty
+        slots of its position, or an empty list if the slots do not change; the next place; the position of that place;
+        whether the replay pauses there; and the place at which the new period ends, or -1 if no period has ended.
+        ``alone`` is the entry of a bucket that has only one slot, which is still empty.
         """
         position = self.current
         place = self.next
@@ -404,16 +411,19 @@ class Replay(Generic[T]):
         return launch, fresh, following, current, paused, turn_at
 
     def take_ragged_slot(self, position: Position[T]) -> None:
-        """Remove the negotiated bucket of a ragged slot, because it has been launched."""
+        """Remove the first negotiated bucket from the ragged slot at ``position``, because it has been launched."""
         self.ragged_slots[position.index].popleft()
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
-        """Stop launching, and return the last place that was launched for each process set."""
+        """Stop launching, and return pairs of a process set and the place of its bucket that was launched last."""
         self.frozen = True
         return tuple(sorted(self.launched.items()))
 
     def drain(self, highest: Mapping[int, int]) -> list[Launch[T]]:
-        """Return, in order, the launches in which this rank must still take part with dummy memory."""
+        """Return, in order, the launches in which this rank must still take part with dummy memory.
+
+        ``highest`` holds, by process set, the last place that at least one rank has launched.
+        """
         dummies: list[Launch[T]] = []
         until = max(highest.values(), default=-1)
         # A peer that has launched one of these buckets waits in its collective, and cannot leave it before every member
@@ -428,7 +438,7 @@ class Replay(Generic[T]):
         return dummies
 
     def _is_behind(self, index: int) -> bool:
-        """Return whether this position of the present period has already run."""
+        """Return whether the bucket with this index has already run in the present period."""
         place = self.next - self.next % len(self.positions) + index
         return place < self.next or place <= self._after.get(self.positions[index].planned.set_id, -1)
 
@@ -436,9 +446,10 @@ class Replay(Generic[T]):
         return (place // len(self.positions) + 1) * len(self.positions)
 
     def _from(self, place: int) -> tuple[int, Position[T], bool]:
-        """Return the first place from ``place`` on whose bucket is this rank's own and has not run, and its position.
+        """Return the first place, beginning with ``place``, that this rank must run, and the position of that place.
 
-        The third value tells whether the replay pauses there instead.
+        The third value is True if the replay pauses there. A rank must run the buckets of its own process sets, except
+        for those that have run before the Resume.
         """
         size = len(self.positions)
         while True:

@@ -1,9 +1,9 @@
 """Runs an allreduce of encoded values that cannot be added: each rank decodes and adds one shard of every tensor.
 
-Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each one to the rank
-that adds it (alltoallv). That rank decodes them, adds them in float32 in the order of ranks, and encodes the sum; all
-ranks then gather the sums (allgatherv). Only transport memory changes before ``Summed`` is called. The compressor's
-state is committed when the bucket is known to be valid or void.
+Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each of them to the
+rank that adds it (alltoallv). That rank decodes the pieces, adds them in float32 (float64 tensors in float64) in the
+order of ranks, and encodes the sum; all ranks then gather the sums (allgatherv). Only transport memory changes before
+``Summed`` is called. The compressor's state is committed when the bucket is known to be valid or void.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 @dataclass(frozen=True)
 class _Piece:
-    """One rank's part of a tensor, in elements."""
+    """The part of a tensor that one rank adds, in elements."""
 
     begin: int
     count: int
@@ -33,7 +33,7 @@ class _Piece:
 
 
 class Sharder:
-    """Runs such allreduces; only the engine's thread uses it."""
+    """The part that runs allreduces whose encoded values cannot be added. Only the thread that runs buckets uses it."""
 
     def __init__(self, kernels: Kernels, meter: Meter, finish: Callable[[Work], None]) -> None:
         self._kernels, self._meter, self._finish = kernels, meter, finish
@@ -52,7 +52,8 @@ class Sharder:
     ) -> Summed:
         """Take part in the allreduce, and return an object whose call writes the sums into the entries' targets.
 
-        An entry that is None contributes zeros. ``use`` names the buffer that holds the sums until then.
+        If this rank has no entry for a tensor, it contributes zeros. ``use`` names the buffer that holds the sums until
+        the returned object is called.
         """
         size, me, dtype = len(communicator.ranks), communicator.rank, specs[0].dtype
         wire = compressor.wire_dtype(dtype)
@@ -87,7 +88,11 @@ class Sharder:
             encode_once(summed.compressor, nothing, part, 1.0)
 
     def _add(self, summed: Summed, came: Sequence[Buffer], mine: Buffer, me: int, dtype: DType) -> None:
-        """Decode the pieces that came for this rank, one from every rank, and write their encoded sums to ``mine``."""
+        """Decode what every rank has sent in ``came``, add it, and write the encoded sums to ``mine``.
+
+        These are the pieces that rank ``me`` of the process set, this rank, must add: one of each tensor from each
+        rank.
+        """
         sums = DType.F64 if dtype is DType.F64 else DType.F32
         at = 0
         for name, tensor in zip(summed.names, summed.pieces):
@@ -114,7 +119,7 @@ class Sharder:
         summed.compressor.encode(name, source, target, scale)
 
     def settle(self, compressor: Compressor, names: Sequence[str], valid: bool) -> None:
-        """Tell the compressor whether what was encoded under these names is valid."""
+        """Tell the compressor whether what was encoded under ``names`` is valid."""
         for name in names:
             if (id(compressor), name) in self._open:
                 self._open.discard((id(compressor), name))
@@ -122,7 +127,7 @@ class Sharder:
 
 
 class Summed:
-    """A bucket whose encoded sums are in transport memory."""
+    """A bucket whose encoded sums are in transport memory. Calling the object writes them into the tensors."""
 
     def __init__(
         self,
@@ -140,7 +145,7 @@ class Summed:
         self._sharder, self._postscale, self._meter = sharder, postscale, meter
 
     def __call__(self) -> list[None]:
-        """Decode the sums into the targets, because the bucket is valid."""
+        """Decode the sums into the targets. Call this when the bucket is known to be valid."""
         begun_ns = now_ns()
         parts = iter(self.parts)
         for rank in range(len(self.pieces[0])):
@@ -174,7 +179,7 @@ def _pieces(count: int, size: int, dtype: DType, compressor: Compressor) -> list
 
 
 def _walk(pieces: Sequence[Sequence[_Piece]], whole: Buffer, ranks: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
-    """Yield (rank, tensor, its encoded piece) for every non-empty piece in ``whole``, in the order of memory."""
+    """Yield (rank, tensor's index, encoded piece) for every non-empty piece in ``whole``, in the order of memory."""
     order = [(rank, i, tensor[rank]) for rank in ranks for i, tensor in enumerate(pieces) if tensor[rank].count]
     begins = accumulate((piece.encoded for _, _, piece in order), initial=0)
     for (rank, i, piece), begin in zip(order, begins):

@@ -1,4 +1,4 @@
-"""The one boundary between the user's threads and ddl's threads: holds what was submitted and has not completed."""
+"""Holds the operations that were submitted and have not completed: the only boundary between user threads and ddl's."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ GONE = -1  # value of ``running``: a signal handler interrupted the thread that 
 
 
 class TensorQueue:
-    """The submitted entries by (process set, name), and during replay the schedule whose slots they fill.
+    """The submitted entries by (process set, name), and during replay the schedule whose slots these entries fill.
 
     Any thread may submit entries. The control thread takes requests out and sends them to the coordinator. The engine
-    launches buckets. One lock protects everything, so a freeze and a launch exclude each other.
+    launches buckets. One lock protects the whole state, so a freeze and a launch exclude each other.
 
     A signal handler may raise an exception in the middle of any call that a user thread makes here. CPython runs signal
     handlers only at the beginning of a function, after a call, and where a loop jumps back. Each method therefore has
     three parts. First it does everything that calls a function. Then it changes the state by a sequence of plain
-    stores, which at most one call of a C function may end. If work is still to be done after that, the method sets
-    ``behind`` before the work begins. The next thread that takes the lock finishes this work (``catch_up``), and the
-    control thread checks once a second.
+    stores; only the last of them may be a call, and only of a C function. If work is still to be done after that, the
+    method sets ``behind`` before this work begins. If the method is interrupted then, the next thread that takes the
+    lock finishes the work (``catch_up``). The control thread takes the lock at least once a second.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TensorQueue:
         self._meter = meter if meter is not None else Meter()
         self._events = events
         self._in_flight: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
-        self._persistent: dict[tuple[int, str], PersistentRequest] = {}  # those that were started
+        self._persistent: dict[tuple[int, str], PersistentRequest] = {}  # the persistent requests that were started
         self.flight = flight if flight is not None else Flight(0)
         self._recent, self._recent_mask = self.flight.launches, self.flight.mask
         self._launched = 0
@@ -68,7 +68,7 @@ class TensorQueue:
         # each other, so the engine removes a launch without the lock.
         self.launches: dict[int, Launch[Entry]] = {}
         self._unsent: list[Entry] = []
-        self._unanswered = False  # at most one request is unanswered; entries that come later go into the next
+        self._unanswered = False  # at most one request is unanswered; entries that are submitted later go into the next
         self._serial = 0
         self._epoch = 0
         # Between Freeze and the next epoch: no request is sent then, and a bucket that completes waits until Drain has
@@ -101,14 +101,16 @@ class TensorQueue:
     # --- the user's threads
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
-        """Submit all entries or none.
+        """Submit all entries or none of them.
 
         Raises InvalidArgument (a ValueError) if a name is already in flight, the job's error after the job has ended,
-        and ReentrantCall if the calling thread is inside another call of ddl. If a signal handler raises during the
-        call, that exception passes through; ``Handle.submitted`` tells whether the entries were submitted.
+        and ReentrantCall if the calling thread is inside another call of ddl. If a signal handler raises an exception
+        during the call, that exception passes through; then ``Handle.submitted`` tells whether the entries were
+        submitted.
 
-        An entry whose name is only ANONYMOUS gets its number here. ``waits``: the caller will wait next, so it either
-        runs a ready bucket itself or wakes the engine; this call need not wake the engine.
+        An entry of an unnamed call, whose name is ANONYMOUS without a number, gets its number here. ``waits``: the
+        caller will wait for the operation next. Then it either runs a ready bucket itself or wakes the engine, so this
+        call need not wake the engine.
         """
         self.lock.refuse("an operation")
         if self._events.on:
@@ -140,9 +142,9 @@ class TensorQueue:
             raise
 
     def _name(self, entries: Sequence[Entry]) -> int:
-        """Give a number to an unnamed call, and return how many calls of its process set have a number then.
+        """Number the entries of an unnamed call, and return the new count of unnamed calls in their process set.
 
-        Returns -1 if the call has a name.
+        If the call has a name, change nothing and return -1. The caller must store the returned count.
         """
         first = entries[0]
         if not first.name.startswith(ANONYMOUS) or first.name[len(ANONYMOUS) :][:1] not in ("", "["):
@@ -153,7 +155,7 @@ class TensorQueue:
         return ordinal + 1
 
     def name(self, entries: Sequence[Entry]) -> None:
-        """Give an unnamed call its number now, for a caller that submits it later."""
+        """Give the entries of an unnamed call their number now; for a caller that submits them later."""
         self.lock.refuse("an operation")
         with self.lock:
             ordinal = self._name(entries)
@@ -161,18 +163,18 @@ class TensorQueue:
                 self._anonymous[entries[0].set_id] = ordinal
 
     def start_request(self, entry: PersistentRequest, address: int, owner: object, waits: bool = False) -> None:
-        """Start a persistent request on the tensor at ``address``, which ``owner`` keeps alive.
+        """Start the persistent request ``entry`` on the tensor at ``address``, whose memory ``owner`` keeps alive.
 
-        For ``waits`` and the exceptions see ``submit``. This runs once per tensor and step; in replay it only fills the
-        slot.
+        ``submit`` describes ``waits`` and the exceptions. This method is called once per tensor and step; in replay it
+        only fills the slot of the request.
         """
         self.start_all(((entry, address, owner),), waits)
 
     def start_all(self, started: Sequence[tuple[PersistentRequest, int, object]], waits: bool = True) -> None:
-        """Start several persistent requests, each given as (entry, address, owner); see ``start_request``.
+        """Start several persistent requests, each given as (entry, address, owner), as ``start_request`` starts one.
 
-        If one is refused, this raises its error, and the requests before it have been started. If a signal handler
-        raises, ``PersistentRequest.starts`` tells which requests have been started.
+        If one of them is refused, raise its error; the requests before it in ``started`` have been started then. If a
+        signal handler raises an exception, ``PersistentRequest.starts`` tells which requests have been started.
         """
         if self.lock.held():
             raise reentrant("an operation")
@@ -222,7 +224,10 @@ class TensorQueue:
             raise refusal
 
     def _start_anew(self, entry: PersistentRequest, address: int, owner: object, waits: bool) -> None:
-        """Start a persistent request that has no slot in the schedule that is replayed now."""
+        """Start a persistent request for which it is not enough to fill a known slot; it may have no slot at all.
+
+        Raises an error if the job has ended or if the name is in flight.
+        """
         if self._refusal is not None:
             raise self._refusal()
         self._require_free(entry)
@@ -239,7 +244,10 @@ class TensorQueue:
         self._place_all(waits)
 
     def _place_all(self, waits: bool) -> None:
-        """Put each submitted entry where it belongs. If this is interrupted, ``catch_up`` continues with the rest."""
+        """Put each entry of ``_placing`` into its slot, or among the entries for the next request.
+
+        If this is interrupted, ``catch_up`` continues with the rest.
+        """
         observed = self._completion.observed
         for entry in self._placing:
             if not isinstance(entry, PersistentRequest):
@@ -250,15 +258,16 @@ class TensorQueue:
         self.behind = False
 
     def catch_up(self) -> None:
-        """Finish what interrupted calls left undone, and give slots that a launch has freed to waiting anonymous calls.
+        """Finish what interrupted calls left undone, and give slots that a launch freed to waiting anonymous entries.
 
-        The caller holds the lock.
+        Also do the work that ``launch`` leaves at the end of a period. The caller holds the lock.
         """
         replay = self._replay
         for entry in self._placing:
             placed = any(entry is one for one in self._unsent) or (replay is not None and replay.holds(entry))
-            # An interrupted ``_place_all`` does not tell how far it came. An entry is therefore looked for, and placed
-            # only if it is found nowhere: placing it twice would ask the coordinator for the same tensor twice.
+            # An interrupted ``_place_all`` does not tell which entries it has placed. Each entry is therefore looked
+            # for, and placed only if it is found nowhere: if it were placed twice, the coordinator would be asked for
+            # the same tensor twice.
             if not placed:
                 if not isinstance(entry, PersistentRequest):
                     self._in_flight[entry.set_id, entry.name] = entry
@@ -276,13 +285,13 @@ class TensorQueue:
         self.behind = False
 
     def _interrupted(self) -> None:
-        """Note that a call ended with an error, and wake the control thread to finish what the call left undone."""
-        self.behind = True  # first: if this line's thread is interrupted again, the mark is already set
+        """Record that an exception ended a call, and wake the control thread to finish what the call left undone."""
+        self.behind = True  # first: if the thread is interrupted again after this line, the flag is already set
         if self._refusal is None:  # otherwise this may be a forked child, which has no control thread
             self._wake()
 
     def retire(self, entries: Iterable[PersistentRequest]) -> None:
-        """Forget those persistent requests that are idle. They may be started again nevertheless."""
+        """Forget those of ``entries`` that are idle. A forgotten request may nevertheless be started again."""
         self.lock.refuse("an operation")
         with self.lock:
             for entry in entries:
@@ -292,7 +301,7 @@ class TensorQueue:
                     del self._persistent[key]
 
     def forget(self, set_id: int) -> None:
-        """Forget the idle persistent requests of a process set that has been removed."""
+        """Forget the idle persistent requests of process set ``set_id``, which has been removed."""
         with self.lock:
             self._persistent = {
                 key: one for key, one in self._persistent.items() if key[0] != set_id or one.state != IDLE
@@ -311,7 +320,10 @@ class TensorQueue:
             del self._persistent[key]
 
     def _place(self, entry: Entry, waits: bool = False) -> None:
-        """Put an entry into its slot of the schedule, or into what is sent to the coordinator."""
+        """Put ``entry`` into its slot of the schedule that is replayed, or else among the entries for the next request.
+
+        ``waits``: the caller will wait next, so the engine need not be woken for a bucket that is ready.
+        """
         replay = self._replay
         if replay is None or replay.frozen:
             self._unsent += [entry]
@@ -341,11 +353,11 @@ class TensorQueue:
             self._waits_since_s = time.monotonic()
 
     def check_stall(self, since_s: float) -> float:
-        """Ask the coordinator to end the replay if what a user thread waits for cannot come in replay.
+        """Ask the coordinator to end the replay if a user thread probably waits for what cannot happen in replay.
 
-        The thread has waited since ``since_s``. Ending the replay is assumed to be necessary if a bucket has held some
-        of its tensors for longer than usual while the engine has nothing to do. Returns after how many seconds at most
-        the caller should call again.
+        The user thread has waited since ``since_s``. Replay is ended if tensors have waited in slots for longer than
+        usual while the next bucket is not ready and no bucket is running. Returns after how many seconds at most the
+        caller should call this again.
         """
         if self.lock.held():
             return WATCH_S  # a finalizer polls while its thread is in another call
@@ -367,18 +379,18 @@ class TensorQueue:
     def leave(self, epoch: int, slow: bool = False) -> None:
         """Ask the coordinator to end the replay of ``epoch``. Any thread may call this.
 
-        ``slow``: some rank may only be slow, so the schedule may still fit.
+        ``slow``: perhaps a rank is only slow, so the schedule may still be the right one.
         """
         self._meter.divergences += 1
         self.flight.note("leave", epoch=epoch, slow=slow)
         self._outbox.say(Leave(epoch, "a bucket waits for tensors that do not come", slow))
 
     def anonymous(self, set_id: int) -> str:
-        """Count one more unnamed call and return its name: its ordinal in the process set, whatever its kind.
+        """Count one more unnamed call and return its name, which contains its number within the process set.
 
-        A single count over all kinds lets the coordinator see that two ranks ask for different operations. The public
-        operations leave the numbering to ``submit``, so that a call is not counted if a signal handler prevents its
-        submission.
+        One count for all kinds of operations lets the coordinator see that two ranks ask for different operations. The
+        public operations do not call this, but leave the numbering to ``submit``: so a call is not counted if a signal
+        handler prevents its submission.
         """
         with self.lock:
             ordinal = self._anonymous.get(set_id, 0)
@@ -388,7 +400,7 @@ class TensorQueue:
     def next_generation(self) -> None:
         """Begin the numbering of unnamed calls anew, because all ranks have joined.
 
-        Some ranks had made fewer calls than others, so only a new count is the same on all ranks.
+        Some ranks had made fewer calls than others before they joined, so only a new count is the same on all ranks.
         """
         with self.lock:
             self._generation += 1
@@ -397,7 +409,10 @@ class TensorQueue:
     # --- the control thread
 
     def take_request(self) -> Request | None:
-        """Return a request for everything unsent, or None while the last request is unanswered or nothing is unsent."""
+        """Return a request for all unsent entries; None if there are none or no request may be sent now.
+
+        No request may be sent while the last one is unanswered, nor between a freeze and the next epoch.
+        """
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -410,7 +425,7 @@ class TensorQueue:
             return Request(self._epoch, self._serial, asks)
 
     def take_pause(self) -> Paused | None:
-        """Return the Paused message, once, after this rank has reached the place where it must stop; else None."""
+        """Return the Paused message, once, when this rank has reached the place where it must stop; otherwise None."""
         if self._pause is None:
             return None
         with self.lock:
@@ -418,15 +433,16 @@ class TensorQueue:
             return None if self.frozen else pause
 
     def answered(self, serial: int) -> None:
-        """Note that request ``serial`` has been answered, so the next one may be sent."""
+        """Record that request ``serial`` has been answered. If it is the last request, the next one may be sent."""
         with self.lock:
             if serial == self._serial:
                 self._unanswered = False
 
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
-        """Remove the entries of a bucket from the tensor queue and return them.
+        """Remove the entries of a negotiated bucket from the tensor queue and return them in the order of ``names``.
 
-        An entry is None if this rank has not asked for that tensor, because it has joined.
+        An entry is None if this rank has not submitted that tensor, because it has joined. A persistent request is not
+        removed, but marked as decided.
         """
         with self.lock:
             if self.behind:
@@ -449,18 +465,18 @@ class TensorQueue:
         return entry
 
     def learn(self, arranged: Arranged) -> None:
-        """Keep a schedule that may be resumed from now on. A new layout replaces the schedule with the same number."""
+        """Keep a schedule that a Resume may name from now on. It replaces an older schedule with the same number."""
         self._usual_s.pop(arranged.schedule, None)
         self._schedules[arranged.schedule] = arranged
 
     def planned(self, schedule: int) -> Sequence[Planned]:
-        """Return the buckets of a schedule that ``learn`` has kept."""
+        """Return the buckets of schedule number ``schedule``, which ``learn`` has kept."""
         return self._schedules[schedule].buckets
 
     def fill(self, bucket: Bucket) -> bool:
-        """Fill a ragged slot of the running schedule with a negotiated bucket.
+        """Fill a ragged slot of the schedule that is replayed with the negotiated ``bucket``.
 
-        Returns False if the running schedule has no such slot, or if no schedule runs.
+        Returns False if that schedule has no such slot, or if no schedule is replayed now.
         """
         with self.lock:
             if self.behind:
@@ -480,9 +496,9 @@ class TensorQueue:
             return True
 
     def freeze(self, epoch: int) -> Frozen | None:
-        """Stop all launches of ``epoch``, and return what was launched.
+        """Stop all launches of ``epoch``, and return the Frozen message, which says how far this rank has launched.
 
-        Returns None if this rank has not entered the epoch yet; ``resume`` returns the answer then.
+        Returns None if this rank has not entered the epoch yet. ``resume`` returns the message in that case.
         """
         with self.lock:
             if self.behind:
@@ -504,24 +520,24 @@ class TensorQueue:
         return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
 
     def steps(self) -> int:
-        """Return how many periods have been launched, of whatever schedule.
+        """Return how many periods this rank has launched since the job began, over all schedules.
 
-        Any thread may call this at any moment; it takes no lock.
+        Any thread may call this at any moment, because it takes no lock.
         """
         steps, replay = self._steps, self._replay
         return steps + (replay.periods if replay is not None else 0)
 
     def _end_replay(self) -> None:
-        """End the present replay, if there is one, and count its periods."""
+        """End the present replay, if there is one, and add its periods to those that ``steps`` counts."""
         periods = self._replay.periods if self._replay is not None else 0
         self._steps += periods  # no call before the next line, because ``steps`` takes no lock
         self._replay = self._open = None
 
     def stuck(self) -> int | None:
-        """Return the epoch to leave if an entry has been in a slot for too long; else None.
+        """Return the epoch that this rank should leave because an entry has been in a slot for too long; else None.
 
-        After that time somebody may be waiting for the entry: code outside ddl, or a peer, while this rank's engine is
-        in an earlier collective.
+        After such a time somebody may be waiting for the entry: code outside ddl, or a peer, while the engine of this
+        rank is still in an earlier collective. Because the caller then asks to leave, the epoch is returned only once.
         """
         with self.lock:
             if self.behind:
@@ -531,25 +547,25 @@ class TensorQueue:
             if self._open is None or self._waits_since_s is None:
                 return None
             usual_s = max((position.usual_s or 0.0 for position in self._open.positions), default=0.0)
-            if self._open.paused and len(self._turns_ns) > 1:  # peers may need the rest of a period to come here
+            if self._open.paused and len(self._turns_ns) > 1:  # peers may need the rest of a period to get here
                 usual_s = max(usual_s, (self._turns_ns[-1] - self._turns_ns[-2]) * 1e-9)
             if time.monotonic() - self._waits_since_s < max(STUCK_AFTER_S, USUAL_TIMES * usual_s):
                 return None
             return self.stopped_waiting()
 
     def under_way(self) -> set[int]:
-        """Return the numbers of the launches that have not ended."""
+        """Return the numbers of those launches that have neither been delivered nor put back."""
         with self.lock:
             return set(self.launches)
 
     def pending(self) -> list[str]:
-        """Return the names of the operations that have not ended."""
+        """Return the names of this rank's operations that have not ended."""
         with self.lock:
             busy = [entry for entry in self._persistent.values() if entry.state != IDLE]
             return [entry.name for entry in (*self._in_flight.values(), *busy)]
 
     def replay_status(self) -> ReplayStatus | None:
-        """Return at which bucket of the schedule this rank is; None outside replay."""
+        """Return at which bucket of the schedule this rank is. Return None if it replays none or has paused."""
         with self.lock:
             replay = self._open
             if replay is None or (replay.paused and not self.launches):
@@ -563,9 +579,10 @@ class TensorQueue:
     # --- the engine
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> Frozen | None:
-        """Begin to replay a schedule, and offer everything pending to its slots. Called on the engine's thread.
+        """Begin to replay the schedule that ``message`` names, and place all pending entries. The engine calls this.
 
-        Returns the answer to a Freeze that arrived before this epoch began, or None if none did.
+        ``sets`` holds the ranks of each process set; ``rank`` is this rank. If a Freeze for this epoch arrived before
+        the epoch began here, return the answer to it, otherwise None.
         """
         with self.lock:
             if self.behind:
@@ -590,7 +607,7 @@ class TensorQueue:
             return self._freeze() if self._freeze_at == message.epoch else None
 
     def discover(self, epoch: int) -> None:
-        """Return to negotiation: ask the coordinator anew for everything pending."""
+        """Return to negotiation, in ``epoch``: ask the coordinator anew for everything that is pending."""
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -598,9 +615,9 @@ class TensorQueue:
             self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
-        """Enter ``epoch`` and place everything that is in flight as pending.
+        """Enter ``epoch``, and place again everything that is pending, each entry in a slot or in the next request.
 
-        All earlier launches have been judged valid or void by now.
+        All launches of earlier epochs have been judged valid or void before.
         """
         self._epoch = epoch
         self.frozen = False
@@ -624,12 +641,12 @@ class TensorQueue:
         owner: object = None,
         at_ns: int = 0,
     ) -> Launch[Entry] | None:
-        """Launch the next bucket of the schedule and return it; else return None and change nothing.
+        """Launch the next bucket of the schedule and return it. If that is impossible, return None and change nothing.
 
-        The caller holds the lock. Without ``alone``, the bucket must be ready. With ``alone``, that request must be the
-        next bucket by itself; it is started on the tensor at ``address`` (see ``start_request``) and launched in one
-        step; ``at_ns`` is the present time, which such a caller knows already. ``runner``: the user's thread that will run
-        the bucket, which must be resumable then; 0: the engine's.
+        The caller holds the lock. Without ``alone``, the bucket must be ready. With ``alone``, that idle request must
+        be the only entry of the next bucket. It is started on the tensor at ``address``, as ``start_request`` does it,
+        and launched in one step; ``at_ns`` is the present time, which such a caller knows already. ``runner`` is the id
+        of the user thread that will run the bucket; such a bucket must be resumable. 0 means that the engine runs it.
         """
         replay = self._replay
         if replay is None:
@@ -708,7 +725,7 @@ class TensorQueue:
         return launch
 
     def _turn(self, replay: Replay[Entry]) -> None:
-        """Note when a period has ended on this rank, while a search times the periods."""
+        """Record when a period ended on this rank, which happens only while a search times the periods."""
         turns_ns = [*self._turns_ns, now_ns()]
         self._turns_ns = turns_ns
         self._to_pause = replay.paused
@@ -722,18 +739,21 @@ class TensorQueue:
         self._wake()
 
     def is_ready(self) -> bool:
-        """Return whether a bucket may be launched now. The caller holds the lock."""
+        """Return whether the next bucket of the schedule may be launched now. The caller holds the lock."""
         if self.behind:
             self.catch_up()
         return self._replay is not None and self._replay.ready()
 
     @property
     def conflict(self) -> bool:
-        """Return whether an entry has come with which the schedule cannot continue. The caller holds the lock."""
+        """Return whether the schedule cannot continue, because an entry has the name of a slot but another spec.
+
+        The caller holds the lock.
+        """
         return self._conflict and self._open is not None
 
     def stopped_waiting(self) -> int:
-        """Note that this rank has asked to leave replay, so that it asks only once, and return the epoch.
+        """Record that this rank asks to leave replay now, so that it asks only once, and return the epoch to leave.
 
         The caller holds the lock.
         """
@@ -742,23 +762,23 @@ class TensorQueue:
         return self._epoch
 
     def drain(self, highest: Mapping[int, int]) -> list[Launch[Entry]]:
-        """Return the launches in which this rank must still take part, see ``Replay.drain``."""
+        """Return the launches in which this rank must still take part, see ``Replay.drain``; none outside replay."""
         with self.lock:
             if self.behind:
                 self.catch_up()
             return self._replay.drain(highest) if self._replay is not None else []
 
     def put_back(self, launch: Launch[Entry]) -> bool:
-        """Make the entries of a void bucket pending again. Return False if the tensor queue is closed."""
+        """Make the entries of ``launch``, a void bucket, pending again. Return False if the tensor queue is closed."""
         with self.lock:
             del self.launches[launch.number]
             return not self._closed
 
     def delivered(self, launch: Launch[Entry]) -> None:
-        """Note that a bucket has ended, with or without an error, so that its names may be used again.
+        """Record that a bucket has ended, with or without an error, so that the names of its entries may be used again.
 
-        No effect for a ragged slot that was drained. Takes no lock: only the thread that runs buckets calls this, and
-        no other thread removes these names.
+        ``launch`` need not be in ``launches``: a ragged slot that was drained is not. This takes no lock: only the
+        thread that runs buckets calls it, and no other thread removes these names.
         """
         in_flight = self._in_flight
         if in_flight:
@@ -771,9 +791,9 @@ class TensorQueue:
     # --- the end
 
     def close(self, refusal: Callable[[], BaseException]) -> list[Entry]:
-        """Accept no more entries, and return those that were pending.
+        """Accept no more entries, and return those that are pending and in no launched bucket.
 
-        ``submit`` raises what ``refusal`` makes from now on.
+        From now on ``submit`` raises the exception that ``refusal()`` returns.
         """
         with self.lock:
             if self.behind:
@@ -792,9 +812,9 @@ class TensorQueue:
             return [entry for entry in in_flight if id(entry) not in launched]
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:
-        """Accept no more entries, but keep what is pending.
+        """Accept no more entries, but keep those that are pending: ``submit`` raises what ``refusal()`` returns.
 
-        Unlike after ``close``, it may still be part of a promised bucket.
+        Pending entries are kept because other ranks may rely on them for a bucket that was already decided.
         """
         with self.lock:
             if self._refusal is None:
@@ -802,9 +822,9 @@ class TensorQueue:
             self._open = None
 
     def disown(self, refusal: Callable[[], BaseException]) -> None:
-        """Accept no entries in a forked child.
+        """Accept no entries in a forked child: ``submit`` raises what ``refusal()`` returns.
 
-        The locks are replaced, because the thread that held them does not exist here.
+        The locks are replaced, because the thread that held them may not exist in the child.
         """
         self.lock = Lock()
         self.work = threading.Condition(self.lock)
@@ -814,8 +834,8 @@ class TensorQueue:
 
 
 def _ordinal(entry: Entry) -> int:
-    """Return the sort key that puts anonymous entries into their slots in the order of their calls.
+    """Return the sort key by which pending entries are placed again: an unnamed call's number, or -1 if it has a name.
 
-    The order in which they were submitted again does not matter.
+    So anonymous entries get their slots in the order of their calls.
     """
     return int(entry.name.rpartition(".")[2].partition("[")[0]) if entry.name.startswith(ANONYMOUS) else -1

@@ -1,4 +1,4 @@
-"""Turns the timeline of one rank's job on and off: passes events on to it, and brings the ranks' parts together."""
+"""Turns the timeline of one rank's job on and off, passes events on to it, and collects the ranks' parts of it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def parts_beside(file: Path) -> Path:
 
 
 class TimelineSwitch:
-    """The switch of one rank, and its Events. User threads call ``begin`` and ``end``; there is one timeline at a time.
+    """An object that starts and ends the timeline of one rank, and receives the rank's Events.
 
-    ``on`` tells whether one is recorded.
+    User threads call ``begin`` and ``end``. Only one timeline can be recorded at a time; ``on`` tells whether one is
+    being recorded.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class TimelineSwitch:
         ranks: Sequence[int],
         facts: Mapping[str, object],
     ) -> None:
-        """Create the switch, with no timeline recorded.
+        """Create the switch. No timeline is recorded yet.
 
-        ``launched``: where this process is in the launch. ``ranks``: the launched ranks that are in this world.
-        ``facts``: what else a trace must say about the job.
+        ``launched`` is the place of this process in the launch. ``ranks`` are the launched ranks that belong to this
+        world. ``facts`` are other facts on the job that each trace must contain.
         """
         self.on = False
         self._hooks: TraceHooks | None = None
@@ -74,10 +75,11 @@ class TimelineSwitch:
         return self._lock.held()
 
     def begin(self, file: Path, mark_cycles: bool, directory: Path | None, world: str) -> None:
-        """Record a timeline from now on.
+        """Begin to record a timeline into ``file``.
 
-        ``directory``: where the launcher expects the parts, which it then merges itself. Raises ValueError, with a
-        message of one line, if a timeline is already recorded or its file cannot be written.
+        ``directory`` is where the launcher expects the ranks' parts, which it merges itself; None if the ranks must
+        merge them. ``mark_cycles`` is passed to the trace writer; ``world`` names the world in the trace. Raises
+        ValueError, with a message of one line, if a timeline is already recorded or its file cannot be written.
         """
         self._lock.refuse("start_timeline()")
         with self._lock:
@@ -104,7 +106,10 @@ class TimelineSwitch:
             self.on = True
 
     def end(self, patience_s: float) -> None:
-        """End the timeline. On rank 0, unless the launcher does it, merge the parts that come within ``patience_s``."""
+        """End the timeline. Unless the launcher merges the parts, rank 0 merges those that come within ``patience_s``.
+
+        The other ranks send their parts to rank 0.
+        """
         self._lock.refuse("stop_timeline()")
         with self._lock:
             timeline, self._timeline = self._timeline, None
@@ -116,7 +121,7 @@ class TimelineSwitch:
             if self._file is not None:
                 self._bring_together(self._file, timeline.path, patience_s)
 
-    # --- events: told to the trace hooks while a timeline is recorded
+    # --- events, which are passed on to the trace hooks while a timeline is recorded
 
     # Each method reads the hooks once, because a user thread may end the timeline at any moment.
 

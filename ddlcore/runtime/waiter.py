@@ -1,4 +1,4 @@
-"""Decides how a user's thread waits for an operation: it runs buckets itself if it can, and watches for stalls."""
+"""Decides how a user thread waits for an operation: it runs buckets itself if it can, and watches for stalls."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ class Waited(Protocol):
 
 
 class Helper(Protocol):
-    """What runs the buckets for which threads wait; the engine is one."""
+    """An object that runs the buckets for which threads wait. The engine implements it."""
 
     def progress(self, operation: Waited) -> None:
-        """Run what ``operation`` needs, if this thread may do that.
+        """Run buckets that are ready, until ``operation`` has ended or no bucket is ready.
 
-        Raises ReentrantCall for a thread that would wait for itself.
+        Does nothing if the calling thread may not run buckets now. Raises ReentrantCall on a thread that would wait for
+        itself.
         """
 
     def wake_for_device(self) -> None:
-        """Note that a thread waits for something on a device."""
+        """Have the engine check the devices soon, because a thread waits for something on a device."""
 
 
 class StallWatch(Protocol):
-    """What notices that an operation cannot end in replay; the tensor queue is one."""
+    """An object that notices that an operation cannot end in replay. The tensor queue implements it."""
 
     def check_stall(self, since_s: float) -> float:
-        """Act if a wait that lasts since ``since_s`` cannot end; return in how many seconds to call again."""
+        """Ask to leave replay if a wait that began at ``since_s`` probably cannot end otherwise.
+
+        Returns after how many seconds at most the caller should call this again.
+        """
 
 
 class Waiter:
-    """How the threads of one job wait; its handles and persistent requests share one object.
+    """The way in which the user threads of one job wait. All handles and persistent requests share one object.
 
-    A waiting thread takes no shared lock; it blocks on a lock of its own. A threading.Condition would not do: it is
-    entered by Python code, so it would stay locked if a signal handler raised there.
+    A waiting thread takes no shared lock; it blocks on a lock of its own. A threading.Condition cannot be used: it is
+    entered by Python code, so it would stay locked if a signal handler raised an exception there.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class Waiter:
             self._events.waited(round(since_s * 1e9), round(until_s * 1e9))
 
     def wait_for_device(self, operation: Waited) -> None:
-        """Wait as ``wait`` does, for what a device may complete before this host knows that it is valid."""
+        """Wait as ``wait`` does, for an operation that a device may complete before its host knows that it is valid."""
         mine = object()
         wanting = self.completion.wanting
         try:
@@ -100,9 +104,9 @@ class Waiter:
             wanting.pop(mine, None)
 
     def polled(self, pending: bool) -> None:
-        """Note that the user has asked whether an operation is over.
+        """Record that the user has asked whether an operation is over. ``pending`` says that it is still in flight.
 
-        A thread that asks repeatedly counts as a waiting thread.
+        A thread that asks repeatedly counts as a waiting thread, so this also watches for stalls.
         """
         if not pending:
             self._polled_since_s = None

@@ -109,10 +109,10 @@ class SearchDriver:
     # --- for the coordinator
 
     def trial(self, nbytes: int) -> Stretch:
-        """Return the settings of the next trial and its length. ``nbytes``: number of bytes that a step moves.
+        """Return the settings for the next steps, and how many steps that are. ``nbytes``: the bytes that a step moves.
 
-        The trial is a sample; but while the tuner computes, it is a number of further steps with the same settings, and
-        when the search is over, the final settings for all steps from now on.
+        These steps are usually measured as one sample. While the tuner computes, they are not measured and the settings
+        stay as they are. When the search is over, the number is 0: the settings are final and hold for all later steps.
         """
         with self._lock:
             self._current = None

@@ -1,4 +1,4 @@
-"""Brings together what a rank needs for tensors on devices: which of the installed kernels and transports it uses."""
+"""Puts together the parts of a rank that serve tensors on devices, from the installed kernels and transports."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from ddlcore.types import CPU, Device
 
 
 class Shelf(Offers, Protocol):
-    """The installed kernels and transports; plug's registry is one."""
+    """An object that looks up the installed kernels and transports. The registry of ``plug`` implements it."""
 
     def kernels_for(self, kind: str) -> KernelsProvider:
-        """Return what serves a kind of device. Raises PluginError, which says why each offer cannot."""
+        """Return the provider of the kernels for a kind of device.
+
+        Raises PluginError, which says of each installed provider why it cannot be used.
+        """
 
     def load(self, provider: Any) -> Any:
-        """Return the class that a provider names."""
+        """Return the class that ``provider`` names."""
 
 
 class Accelerators:
-    """The devices of one rank's job.
+    """All that a rank's job has for tensors on devices: the devices, their routes, and the executor of their buckets.
 
-    ``solo`` makes the transport of a set of one rank; ``over`` returns whether the job is over; ``host`` runs what is
-    staged on the host.
+    ``solo`` makes the transport of a process set of one rank. ``over`` returns whether the job is over. ``host`` runs
+    the buckets that are staged on the host.
     """
 
     def __init__(
@@ -65,11 +68,11 @@ class Accelerators:
         self.executor = DeviceExecutor(self._routes, compressor, host)
 
     def label(self, device: Device, sparse: bool = False, stage_on_host: bool = False) -> str:
-        """Return the name of ``device`` in a Spec, and open the device the first time. Any thread may call this.
+        """Return the name of ``device`` in a Spec, and open the device if it is not open. Any thread may call this.
 
-        Ranks that use several devices must name them in the same order. ``sparse``: for a sparse gradient.
-        ``stage_on_host``: the user asked for staging on the host. Raises PluginError if nothing serves that kind of
-        device, and DeviceError if it cannot be opened.
+        Ranks that use several devices must use them first in the same order. ``sparse``: the tensor is a sparse
+        gradient. ``stage_on_host``: the user asked for staging on the host. Raises PluginError if no installed plugin
+        serves that kind of device, and DeviceError if the device cannot be opened.
         """
         if device.kind == CPU.kind:
             return CPU.kind
@@ -83,9 +86,9 @@ class Accelerators:
         return self.devices.untidy
 
     def tidy(self) -> None:
-        """Release memory that devices no longer use. Engine's thread only.
+        """Release memory that devices no longer use. Only the engine's thread may call this.
 
-        Raises if a transport has failed by itself since the last call.
+        Raises an error if work that was queued on a device was aborted, because its results would be garbage.
         """
         self._routes.check()
         self.devices.tidy()
@@ -96,7 +99,10 @@ class Accelerators:
         return runtime
 
     def _own(self, kind: str, number: int) -> Device:
-        """Return the device of a kind that this rank would choose by itself; ``number``: how many devices after it."""
+        """Return the device of ``kind`` that this rank would choose by itself; ``number`` is added to its number.
+
+        After the last device of the host, the count begins again with the first.
+        """
         count = self._shelf.load(self._shelf.kernels_for(kind)).count()
         first = self._local_rank if count > self._local_rank else 0
         return Device(kind, (first + number) % max(count, 1))

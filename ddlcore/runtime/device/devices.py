@@ -1,7 +1,4 @@
-"""Holds the devices of one rank's job.
-
-Each is opened when it first holds a tensor, and has one queue for the engine.
-"""
+"""Holds the devices of one rank's job. Each is opened when it is first used, and has one queue for the engine."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ MOST = 64  # the most devices of one kind that a process may see
 
 
 class DeviceStream:
-    """One device as the engine uses it. Its queue and everything else here are used by the engine's thread only.
+    """One device as the engine uses it. Only the engine's thread uses its queue and everything else here.
 
-    ``over`` returns whether the job is over, since no wait for the device may outlast the job. ``used`` is called when
-    memory is kept.
+    ``over`` returns whether the job is over, because no wait for the device may last longer than the job. ``used`` is
+    called whenever memory is kept that must be released later.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class DeviceStream:
     def after(self, buffers: Sequence[Buffer]) -> None:
         """Make everything that is queued from now on wait for the values of ``buffers``.
 
-        Of each stream, only the last event is waited for.
+        If several buffers come from one stream of the user, only the last of their events is waited for.
         """
         orders = [buffer.order for buffer in buffers]
         streams = [buffer.stream for buffer in buffers]
@@ -67,22 +64,22 @@ class DeviceStream:
             self.queue.wait_for(event)
 
     def mark(self, kept: Sequence[object]) -> Event:
-        """Record and return an event after everything queued.
+        """Record an event after everything that is queued so far, and return it.
 
-        ``kept``, which that work uses, stays alive until then.
+        The objects in ``kept``, which the queued work uses, stay alive until then.
         """
         event = self.queue.record()
         self.keep(event, kept)
         return event
 
     def keep(self, event: Event, kept: Sequence[object]) -> None:
-        """Keep ``kept`` alive until ``event`` is done."""
+        """Keep the objects in ``kept`` alive until ``event`` is done."""
         self._kept.append((event, kept))
         self._used()
         self.tidy()
 
     def tidy(self) -> bool:
-        """Release what events no longer hold, and return whether something is left."""
+        """Release the objects whose events are done, and return whether others are still kept."""
         waiting = self._kept
         try:
             while waiting and waiting[0][0].done():
@@ -102,7 +99,7 @@ class DeviceStream:
     def close(self, timeout_s: float) -> None:
         """Wait at most ``timeout_s`` for queued work, and close the device.
 
-        Memory that is still in use then is never released.
+        Memory that the device may still use after that is never released.
         """
         self.queue.close(timeout_s)
         if self.tidy():  # the device may still write there, and its owner could reuse that memory
@@ -125,10 +122,10 @@ class _Piece:
 
 
 class Pool:
-    """Memory for a bucket, taken from what earlier buckets have returned. For one stream; engine's thread only.
+    """A store of memory for buckets on one stream, which later buckets use again. Only the engine's thread uses it.
 
-    Memory that is used only on the stream's queue may be returned as soon as its last use is queued, without an event,
-    because the next use is queued after it.
+    Memory that is used only on the stream's queue may be given back as soon as its last use is queued. It needs no
+    event, because its next use is queued after that.
     """
 
     def __init__(self, stream: DeviceStream, allocate: Callable[[int], Memory]) -> None:
@@ -150,14 +147,14 @@ class Pool:
         return self._allocate(max(nbytes, 4096))
 
     def give(self, memory: Memory, free_behind: Event | None = None) -> None:
-        """Return memory to the pool.
+        """Give ``memory`` back to the pool.
 
-        If the host writes to it, it may be taken again only after ``free_behind`` is done.
+        If the host writes to such memory, it may be taken again only after ``free_behind`` is done.
         """
         self._free.append(_Piece(memory, free_behind))
 
     def clear(self) -> None:
-        """Release all memory."""
+        """Release all memory that is in the pool."""
         self._free.clear()
 
 
@@ -174,9 +171,10 @@ class Devices:
         over: Callable[[], bool],
         meter: Meter,
     ) -> None:
-        """Create the table of devices.
+        """Create the table, with no device open.
 
-        ``own(kind, n)`` returns the n-th device of a kind that this rank would choose by itself.
+        ``own(kind, n)`` returns the n-th device of ``kind`` that this rank would choose by itself. ``over`` returns
+        whether the job is over.
         """
         self._make = make
         self._own = own
@@ -188,10 +186,12 @@ class Devices:
         self._streams: dict[str, DeviceStream] = {}
 
     def label(self, device: Device, stage_on_host: bool = False) -> str:
-        """Return what all ranks call this device: its kind, and a number if it is not this rank's first.
+        """Return the name by which all ranks call this device: its kind, and a number if it is not the rank's first.
 
-        Opens it if needed. Ranks whose devices have other numbers thus agree, and no bucket mixes two devices. A rank
-        that uses several devices must name them in the same order as the other ranks. Raises what ``make`` raises.
+        Opens the device if needed. The ranks thus use the same name even if their devices have different numbers, and
+        no bucket contains tensors of two devices. A rank that uses several devices must use them first in the same
+        order as the other ranks. ``stage_on_host`` adds to the name that the tensor is staged on the host. Raises what
+        ``make`` raises.
         """
         label = self._labels.get(device)
         if label is None:
@@ -208,9 +208,9 @@ class Devices:
         return label
 
     def stream(self, label: str) -> DeviceStream:
-        """Return the device of that label. Engine's thread only.
+        """Return the stream of the device with this label. Only the engine's thread may call this.
 
-        If this rank has joined before it ever used such a device, opens its own.
+        If this rank has joined before it ever used such a device, open the device that it would choose by itself.
         """
         name = label_of_stream(label)
         while name not in self._streams:
@@ -227,17 +227,23 @@ class Devices:
         self.untidy = True
 
     def tidy(self) -> None:
-        """Release memory that devices no longer use, and note whether more is left. Engine's thread only."""
+        """Release memory that devices no longer use, and store in ``untidy`` whether they still keep more.
+
+        Only the engine's thread may call this.
+        """
         left = [stream.tidy() for stream in self.streams]  # a list, so that ``tidy`` is called for each of them
         self.untidy = any(left)
 
     @property
     def streams(self) -> list[DeviceStream]:
-        """Return all open devices as they are now: a user thread may open another one at any moment."""
+        """Return the streams of all devices that are open now. A user thread may open another device at any moment."""
         return list(self._streams.values())
 
     def close(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` for all devices, and close them. Engine's thread only, after its last bucket."""
+        """Wait at most ``timeout_s`` for all devices, and close them.
+
+        Only the engine's thread may call this, after its last bucket.
+        """
         with self._lock:
             streams, self._streams = list(self._streams.values()), {}
             self._make = _refuse

@@ -27,21 +27,21 @@ Entries = Sequence[Entry | None]
 
 
 class DeviceExecutor:
-    """Runs the device buckets of one rank; only the engine's thread uses it.
+    """The part of a rank that runs buckets of tensors on devices. Only the engine's thread uses it.
 
     ``compressor(name, kernels)`` makes a compressor that uses a device's kernels. Results are complete when the device
-    has reached the events of the outcomes; no handle waits for that.
+    has reached the events of the outcomes. Handles are completed earlier, without waiting for that.
     """
 
     def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor], host: HostRuns) -> None:
-        """Create it. ``host`` runs what is staged on the host."""
+        """Create the executor. ``host`` runs the buckets that are staged on the host."""
         self._routes = routes
         self._compressor = compressor
         self._staging = Staging(host)
         self._told: set[tuple[int, str]] = set()  # (process set, compressor) that were logged as staged on the host
 
     def execute(self, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> list[Outcome | None]:
-        """Run a negotiated bucket. It cannot be void, because every rank brings real data or has joined."""
+        """Run a negotiated bucket. It cannot be void, because every rank takes part with real data or has joined."""
         route = self._routes.route(bucket.set_id, specs[0].device)
         if not self._on_queue(route, bucket.kind, specs[0]):
             return self._staging.execute(route, bucket, entries, specs)
@@ -50,7 +50,7 @@ class DeviceExecutor:
         return one.run(entries)
 
     def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run:
-        """Return how a bucket of a schedule is run."""
+        """Return a function that runs the bucket ``planned`` of a schedule each time it is launched."""
         route = self._routes.route(planned.set_id, specs[0].device)
         if not self._on_queue(route, planned.kind, specs[0]):
             return self._staging.arranged(route, planned, specs)
@@ -73,9 +73,9 @@ class DeviceExecutor:
         return run(route, self._queued(route, kind, specs, launch.bucket, again=False), launch, use)
 
     def _confirmed(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Deliver:
-        """Run a bucket after the ranks' hosts have told each other that all bring real data.
+        """Run a bucket after the hosts have told each other that all ranks take part with real data.
 
-        Only then the device exchanges it.
+        The device exchanges data only if that is so. Otherwise the bucket is void.
         """
         assert route.confirm is not None
         entries = launch.entries if use != "dummy" else None
@@ -92,10 +92,10 @@ class DeviceExecutor:
         return partial(same, outcomes)
 
     def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
-        """Have the device exchange data in transport memory before it is known whether any of it is dummy data.
+        """Have the device exchange data in transport memory before it is known whether some of it is dummy data.
 
-        After the last bucket for which a user may wait, the hosts tell each other that no rank used dummy data. Before
-        that bucket, and if the hosts cannot do this, the device's event decides.
+        After the last bucket of a segment, for which users usually wait, the hosts tell each other whether any rank
+        used dummy data. For the earlier buckets, and if the hosts cannot tell each other, the device's event decides.
         """
         entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
         if launch.entries is not None:
@@ -112,7 +112,7 @@ class DeviceExecutor:
         return later
 
     def _on_queue(self, route: OnDevice, kind: Kind, spec: Spec) -> bool:
-        """Return whether the device's own transport serves the bucket. Its capabilities are the same on all ranks."""
+        """Return whether the device's own transport can run the bucket. All ranks get the same answer."""
         if route.transport is None:
             return False
         if kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):

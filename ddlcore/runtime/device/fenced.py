@@ -1,6 +1,7 @@
-"""Defines handles of tensors on devices: complete when their work is queued; an event tells when the values are.
+"""Defines handles of tensors on devices: they are complete when their work is queued, perhaps before it is done.
 
-The host never waits for that event. Instead, ``wait`` makes the thread's current stream wait for it.
+An event shows when the values are complete. The host never waits for that event: ``wait`` makes the thread's current
+stream wait for it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FAILURE_WAIT_S = 2.0  # how long to wait for the news that a peer died, which ex
 
 
 def _follow(failure: JobFailure, event: Event, after: After, tensors: Sequence[Any]) -> None:
-    """Make the caller's stream wait for ``event``. Raises why the event will never come, if that is known."""
+    """Make the caller's stream wait for ``event``. If it is known that the event will never come, raise the reason."""
     try:
         done = event.done()
         if done or not failure.given:
@@ -64,7 +65,7 @@ class FencedHandle(Handle):
         self._events: list[Event] = []
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return immediately and the device has also completed everything."""
+        """Return whether ``wait`` would return or raise at once and the device has completed the operation as well."""
         self._waiter.polled(self._left > 0)
         if self._left > 0 or not all(map(_is_over, self._events)):
             return False
@@ -72,9 +73,9 @@ class FencedHandle(Handle):
         return True
 
     def wait(self) -> Any:
-        """Wait as Handle.wait does.
+        """Wait as Handle.wait does, until the operation's work is queued.
 
-        What the calling thread does with the result comes after it on its current stream.
+        The calling thread's current stream runs further work only after the result is complete.
         """
         if self._left > 0:
             self._waiter.wait_for_device(self)
@@ -91,7 +92,7 @@ class FencedHandle(Handle):
 
 
 class FencedPersistentRequest(PersistentRequest):
-    """A PersistentRequest for a tensor on a device. ``mark_ready`` is called before each start."""
+    """A PersistentRequest for a tensor on a device. ``mark_ready`` must be called before each start."""
 
     __slots__ = ("_after", "event")
 
@@ -111,7 +112,7 @@ class FencedPersistentRequest(PersistentRequest):
         self.event: Event | None = None  # the event after which the last result is complete
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return immediately and the device has also completed everything."""
+        """Return whether ``wait`` would return or raise at once and the device has completed the operation as well."""
         self.waiter.polled(self.state != IDLE)
         if self.state != IDLE or not (self.event is None or _is_over(self.event)):
             return False
@@ -119,10 +120,10 @@ class FencedPersistentRequest(PersistentRequest):
         return True
 
     def arrive(self) -> Event | None:
-        """Wait as ``wait`` does, but without the stream: the caller must order its work after the returned event.
+        """Wait as ``wait`` does, but leave the current stream as it is, and return the event of the result.
 
-        Many requests often share one last event, so the caller can wait for that alone. Returns None if the operation
-        needed no event. Raises what ``wait`` raises.
+        The caller must order its work after the event. Many requests often share one event, so the caller can wait for
+        this event only once. Returns None if the operation needed no event. Raises what ``wait`` raises.
         """
         if self.state != IDLE:
             self.waiter.wait_for_device(self)
@@ -130,9 +131,9 @@ class FencedPersistentRequest(PersistentRequest):
         return self.event
 
     def wait(self) -> None:
-        """Wait as PersistentRequest.wait does.
+        """Wait as PersistentRequest.wait does, until the operation's work is queued.
 
-        What the calling thread does next comes after the result on its current stream.
+        The calling thread's current stream runs further work only after the result is complete.
         """
         event = self.arrive()
         if event is not None:

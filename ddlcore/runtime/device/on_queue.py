@@ -1,8 +1,9 @@
-"""Puts one bucket on its device's queue: it starts after the events of its tensors and ends with an event of its own.
+"""Puts one bucket on its device's queue, after the events of its tensors; an event of its own shows when it is done.
 
 There are three steps, all of which only queue work. ``pack`` reads the user's tensors and writes transport memory.
-``run`` calls the transport and writes the user's tensors; it is called only if all ranks bring real data. ``run_apart``
-calls the transport on transport memory alone, and returns a function that writes the user's tensors.
+``run`` calls the transport and writes the user's tensors; it is called only if all ranks take part with real data.
+Otherwise ``run_apart`` is called: it calls the transport on transport memory alone, and returns a function that writes
+the user's tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HALVES = (DType.F16, DType.BF16)
 
 
 class _Tensors:
-    """A bucket's own tensors, looked up once because there may be hundreds."""
+    """The sources and targets of a bucket's tensors, looked up once because there may be hundreds."""
 
     __slots__ = ("all", "sources", "targets", "whole")
 
@@ -55,9 +56,9 @@ class _Tensors:
 
 
 class Queued(ABC):
-    """How one bucket is put on its queue; used once, or again and again for a bucket of a schedule.
+    """An object that puts one bucket on its queue: once, or in each period if the bucket is part of a schedule.
 
-    ``specs`` are those of its tensors.
+    ``specs`` are those of the bucket's tensors.
     """
 
     def __init__(self, route: OnDevice, specs: Sequence[Spec]) -> None:
@@ -70,9 +71,9 @@ class Queued(ABC):
         self._tensors = _Tensors(())
 
     def pack(self, entries: Entries) -> None:
-        """Wait for the user's tensors on the queue, and copy them if needed.
+        """Make the queue wait for the user's tensors, and copy the tensors to transport memory if that is needed.
 
-        Afterwards the entries may still become pending again.
+        Afterwards the bucket may still turn out void, so that the entries become pending again.
         """
         self._tensors = tensors = _Tensors(entries)
         self.stream.after(tensors.all)
@@ -86,26 +87,30 @@ class Queued(ABC):
 
     @abstractmethod
     def run(self, entries: Entries) -> Outcomes:
-        """Run the bucket.
+        """Run the bucket on the user's tensors, and return one outcome for each entry.
 
-        All ranks bring real data, except that a None in ``entries`` stands for a rank that has joined.
+        The executor calls this only if every rank takes part with real data or has joined. If an entry is None, this
+        rank has joined.
         """
 
     def run_apart(self, entries: Entries) -> Later:
-        """Run the bucket in transport memory. ``entries`` are None if this rank takes part with dummy data."""
+        """Run the bucket in transport memory, and return what delivers its results later.
+
+        The entries are None if this rank takes part with dummy data.
+        """
         outcomes = self.run(entries)  # ``run`` writes to fresh memory here, so nothing of the user's changes
         events = [outcome.event for outcome in outcomes if outcome is not None and outcome.event is not None]
         return Later(events[-1], lambda: outcomes)
 
     def _done(self, *kept: object) -> Outcome:
-        """Return an outcome with an event after everything queued.
+        """Return an outcome with an event that comes after everything queued so far.
 
-        All memory that this uses is kept alive until then.
+        The bucket's tensors and ``kept`` stay alive until the device has reached this event.
         """
         return Outcome(event=self.stream.mark((self._tensors.owners(), kept)))
 
     def _fresh(self, count: int, dtype: DType) -> Buffer:
-        """Allocate memory that becomes a tensor of the user."""
+        """Allocate device memory for ``count`` elements that becomes a tensor of the user."""
         memory = self.stream.runtime.allocate(max(count * dtype.itemsize, 1))
         return Buffer(memory.address, count, dtype, (count,), device=self.stream.device, owner=memory)
 
@@ -121,9 +126,10 @@ class Queued(ABC):
 
 
 class _Allreduce(Queued):
-    """An allreduce.
+    """An allreduce on a device's queue.
 
-    ``joined``: some rank brings the identity element, which scaling inside the transport would change.
+    ``again`` says that this object is used in each period of a schedule. ``joined`` says that some of the ranks may
+    have joined: such a rank contributes the identity element, which scaling inside the transport would change.
     """
 
     def __init__(
@@ -245,7 +251,10 @@ class _Allreduce(Queued):
         self._give(fused)
 
     def _absent(self, entries: Entries) -> list[Buffer | None]:
-        """Return memory with the identity element for the tensors for which this rank, having joined, did not ask."""
+        """Return, for each entry that is None, memory that holds the identity element; for the other entries None.
+
+        An entry is None because this rank has joined and did not ask for that tensor.
+        """
         absent = [None if e is not None else self._taken(count, self.wire) for e, count in zip(entries, self.counts)]
         for part in absent:
             if part is not None:
@@ -299,7 +308,7 @@ class _Broadcast(Queued):
 
 
 class _Ragged(Queued):
-    """An allgather or alltoall, whose sizes ``bucket`` contains."""
+    """An allgather or alltoall on a device's queue. The negotiated sizes are in ``bucket``."""
 
     def __init__(self, route: OnDevice, specs: Sequence[Spec], bucket: Bucket) -> None:
         super().__init__(route, specs)
@@ -372,10 +381,10 @@ def queued(
     bucket: Bucket | None,
     again: bool,
 ) -> Queued:
-    """Return how a bucket is put on its queue.
+    """Return the object that puts a bucket of this kind on its queue.
 
-    ``bucket``: the negotiated bucket, if there is one. ``again``: the result is used again in each period of a
-    schedule.
+    ``bucket`` is the negotiated bucket, or None for a bucket of a schedule whose sizes are fixed. ``again`` says that
+    the returned object is used in each period of a schedule.
     """
     if kind is Kind.ALLREDUCE:
         return _Allreduce(route, specs, compressor, again, joined=bucket is not None and bool(bucket.specs))

@@ -1,6 +1,6 @@
 """Decides how a process set's tensors on one kind of device are reduced: on the device's queue, or by the host.
 
-Every rank contributes the facts that only it knows (its device, the transports it can use). One rank decides for all.
+Every rank reports the facts that only it knows (its device, the transports that it can use). One rank decides for all.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ T = TypeVar("T")
 
 
 class Fact(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank reports: the identity of its device, and for each transport why it cannot be used there."""
+    """The report of one rank: the identity of its device, and for each transport why it cannot be used there."""
 
     identity: str
     missing: dict[str, str]
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """The decision for all ranks. An empty ``name``: staged on the host.
+    """The decision for all ranks. If ``name`` is empty, the tensors are staged on the host.
 
-    ``error``: what was asked for cannot be used.
+    ``error`` says that the transport that the user asked for cannot be used.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """How one process set's buckets on one of a rank's devices are run.
+    """The route of one process set on one of a rank's devices: everything that is needed to run its buckets there.
 
-    If ``transport`` is None, they are staged on the host.
+    If ``transport`` is None, the buckets are staged on the host.
     """
 
     stream: DeviceStream
@@ -68,13 +68,16 @@ class OnDevice:
     reason: str
     transport: Transport | None = None
     pool: Pool | None = None  # memory that the transport prefers to send from
-    confirm: Confirm | None = None  # None: buckets are queued before it is known whether all ranks bring real data
+    confirm: Confirm | None = None  # None: buckets are queued before it is known whether all ranks have real data
     commit: Commit | None = None  # used without ``confirm``. None: only the device can tell that all ranks took part
     prepared: dict[Plan, Prepared] = field(default_factory=dict)
 
 
 class Confirm:
-    """A collective by which all ranks of a process set learn on the host whether each of them came with real data."""
+    """A collective by which the hosts of a process set learn whether every member takes part with real data.
+
+    It runs before the device exchanges any data.
+    """
 
     def __init__(self, communicator: Communicator) -> None:
         self._alone = len(communicator.ranks) == 1
@@ -84,11 +87,14 @@ class Confirm:
 
     @staticmethod
     def is_possible(communicator: Communicator) -> bool:
-        """Return whether the set's transport between hosts can run a collective all or nothing."""
+        """Return whether the set's transport between hosts can run an atomic allreduce."""
         return len(communicator.ranks) == 1 or communicator.transport.capabilities_for(Kind.ALLREDUCE).atomic
 
     def __call__(self, real: bool) -> bool:
-        """Return True on every rank or on none. Blocks until all ranks have come or the job is aborted."""
+        """Return True on all ranks if every rank called this with ``real`` True; otherwise return False on all ranks.
+
+        This blocks until all ranks have called it or the job is aborted.
+        """
         if self._alone:
             return real
         place = [self._byte.address] if real else []
@@ -98,7 +104,8 @@ class Confirm:
 class Commit:
     """A collective by which the hosts of a process set tell each other what was launched: an allreduce of one byte.
 
-    All members call it after the same bucket. It is a minimum, which no rank can know before all ranks have come.
+    All members call it after the same bucket. Its operation is Min: no rank can have the result before all ranks have
+    called it.
     """
 
     def __init__(self, communicator: Communicator, meter: Meter) -> None:
@@ -115,7 +122,10 @@ class Commit:
         return DType.U8 in capabilities.dtypes and ReduceOp.Min in capabilities.ops
 
     def __call__(self, real: bool) -> bool:
-        """Return whether every rank came with ``real`` True. Blocks until all ranks have come or the job is aborted."""
+        """Return whether every rank called this with ``real`` True.
+
+        This blocks until all ranks have called it or the job is aborted.
+        """
         begun_ns = now_ns()
         self._view[0] = real
         work = self._transport.allreduce(self._byte, self._byte, ReduceOp.Min)
@@ -134,9 +144,11 @@ def choose(
     facts: Sequence[Fact],
     launcher: str = "",
 ) -> Choice:
-    """Return the best of ``providers`` that all members can use, or why none can be used.
+    """Return the best of ``providers`` that all members can use. If there is none, return why each cannot be used.
 
-    ``wanted``: auto, cpu, or a transport's name. ``facts``: those of each member, in order.
+    ``kind`` is the kind of device. ``wanted`` is ``auto``, ``cpu``, or a transport's name. ``facts`` are the facts of
+    each member, in the order of ``members``. ``launcher`` is the launcher that started the ranks; ``auto`` skips
+    transports that need another launcher.
     """
     if wanted == STAGED_ON_HOST:
         return Choice("", "asked for")
@@ -178,7 +190,7 @@ def _objection(provider: TransportProvider, members: Sequence[Member], facts: Se
 
 @dataclass(frozen=True)
 class DeviceOpener:
-    """What is needed to open a transport for devices in addition to the host's opener; job.py provides it."""
+    """The functions that are needed, in addition to the host's opener, to open a transport for devices; see job.py."""
 
     providers: Callable[[], Iterable[TransportProvider]]  # all installed transports
     missing: Callable[[TransportProvider], str]
@@ -187,10 +199,10 @@ class DeviceOpener:
     launcher: str = ""
 
     def choose(self, opener: Opener, host: Communicator, label: str, stream: DeviceStream) -> Choice:
-        """Return one choice for all members, who all call this at the same point in the total order of buckets.
+        """Return one choice for all members. They all call this at the same point in the total order of buckets.
 
-        Raises DeadlineExceeded or PeerLost if a member does not answer, and Unserved if what was asked for cannot be
-        used; after Unserved the job continues.
+        Raises DeadlineExceeded or PeerLost if a member does not answer. Raises Unserved if the transport that the user
+        asked for cannot be used; after Unserved the job continues.
         """
         kind = stream.device.kind
         if label.endswith(ON_HOST):
@@ -213,7 +225,7 @@ class DeviceOpener:
 def _agree(
     store: Store, rank: int, size: int, fact: Fact, decide: Callable[[Sequence[Fact]], Choice], timeout_s: float
 ) -> Choice:
-    """Return what rank 0 decides from the facts of all ranks."""
+    """Return the choice that rank 0 makes by calling ``decide`` with the facts of all ranks. All ranks call this."""
     if rank != 0:
         store.set(f"fact{rank}", msgspec.msgpack.encode(fact))
         return _decoded(Choice, store.get("choice", timeout_s))
@@ -231,7 +243,7 @@ def _decoded(kind: type[T], data: bytes) -> T:
 class DeviceRoutes:
     """The routes of one rank's process sets on its devices.
 
-    The engine opens and closes them; any thread may abort them.
+    The engine opens and closes them. Any thread may abort them.
     """
 
     def __init__(
@@ -248,9 +260,9 @@ class DeviceRoutes:
         self._aborted = False
 
     def route(self, set_id: int, label: str) -> OnDevice:
-        """Return how the set's buckets on that device are run. The first call opens it on all members.
+        """Return the route of process set ``set_id`` on the device ``label``. The first call opens it, on all members.
 
-        Engine's thread only.
+        Only the engine's thread may call this.
         """
         found = self._open.get((set_id, label))
         if found is None:
@@ -298,14 +310,17 @@ class DeviceRoutes:
         transport.close()
 
     def remove(self, set_id: int) -> None:
-        """Close the routes of a process set that is about to be closed. Engine's thread only."""
+        """Close the routes of process set ``set_id``, because the set is about to be closed.
+
+        Only the engine's thread may call this.
+        """
         for key in [key for key in self._open if key[0] == set_id]:
             self._shut(key)
 
     def shut(self) -> list[tuple[int, str]]:
-        """Close all routes because every communicator will be opened anew.
+        """Close all routes, because every communicator will be opened anew.
 
-        Returns the routes that must be opened again.
+        Returns the process set and the label of each route, for ``reopen``.
         """
         keys = list(self._open)
         for key in keys:
@@ -322,30 +337,36 @@ class DeviceRoutes:
                 self._end(route.transport)
 
     def reopen(self, opener: Opener, routes: Sequence[tuple[int, str]]) -> None:
-        """Decide and open again what ``shut`` closed. Engine's thread only.
+        """Decide on the routes that ``shut`` closed, and open them again. Only the engine's thread may call this.
 
-        This happens immediately, and not at the first bucket, because all ranks are here now.
+        This happens immediately, and not at the first bucket, because all ranks call this now.
         """
         self._opener = opener
         for set_id, label in routes:
             self.route(set_id, label)
 
     def abort(self) -> None:
-        """Make every collective in flight raise, on the host or on a queue; from any thread."""
+        """Make every collective in flight raise an error, on the host or on a queue. Any thread may call this."""
         with self._lock:
             self._aborted = True
             transports = list(self._transports)
         abort_all(transports)
 
     def check(self) -> None:
-        """Raise an error if queued work was aborted, because its results would be garbage. Engine's thread only."""
+        """Raise an error if queued work was aborted, because its results would be garbage.
+
+        Only the engine's thread may call this. It does nothing after ``abort``.
+        """
         if not self._aborted:
             for route in self._open.values():
                 if route.transport is not None:
                     route.transport.check_queued()
 
     def close(self, patience_s: float) -> None:
-        """Let queued work end within ``patience_s`` seconds in total, and close everything. Engine's thread only."""
+        """Wait until queued work has ended, at most ``patience_s`` seconds in total, and close all routes and devices.
+
+        Only the engine's thread may call this.
+        """
         with self._lock:
             routes = list(self._open.values())
             self._open.clear()
@@ -369,7 +390,7 @@ class DeviceRoutes:
         self._devices.close(min(left_s, ABORTED_S) if self._aborted else left_s)
 
     def _has_ended(self, stream: DeviceStream, deadline_s: float) -> bool:
-        """Return whether the queued work ends before the deadline. Does not wait if the job is over."""
+        """Return whether the work on ``stream`` ends before the deadline. Do not wait once the job is aborted."""
         event, begun_s, told = stream.mark(()), time.monotonic(), False
         while not event.wait(0.0 if self._aborted else max(min(deadline_s - time.monotonic(), LEAVE_SLICE_S), 0.0)):
             now_s = time.monotonic()
@@ -381,15 +402,18 @@ class DeviceRoutes:
         return True
 
     def transports(self, set_id: int) -> frozenset[str]:
-        """Return the names of the transports that the process set has open for devices. Any thread may call this."""
+        """Return the names of the transports that process set ``set_id`` has open for devices.
+
+        Any thread may call this.
+        """
         with self._lock:
             found = list(self._open.items())
         return frozenset(one.name for (of, _), one in found if of == set_id and one.transport is not None)
 
     def routes(self) -> dict[int, str]:
-        """Return for each process set how its tensors on devices are reduced, and why.
+        """Return in words, for each process set, how its tensors on devices are reduced, and why.
 
-        Any thread; this takes no lock.
+        Any thread may call this, because it takes no lock.
         """
         found = sorted(self._open.copy().items())
         told: dict[int, str] = {}

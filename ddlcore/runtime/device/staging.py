@@ -35,7 +35,7 @@ class HostRuns(Protocol):
 
 @dataclass
 class _Below:
-    """A bucket's tensors in host memory."""
+    """Copies of a bucket's tensors in pinned host memory."""
 
     entries: list[Entry | None]
     pinned: Memory
@@ -43,18 +43,18 @@ class _Below:
 
 
 class Staging:
-    """Stages device buckets on the host, where ``host`` runs them."""
+    """The part that stages device buckets on the host, where ``host`` runs them."""
 
     def __init__(self, host: HostRuns) -> None:
         self._host = host
 
     def execute(self, route: OnDevice, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> Outcomes:
-        """Run a negotiated bucket."""
+        """Run a negotiated bucket of device tensors on the host, and return its outcomes."""
         below = self._down(route, bucket.kind, entries)
         return self._up(route, bucket.kind, entries, below, self._host.execute_on_host(bucket, below.entries, specs))
 
     def arranged(self, route: OnDevice, planned: Planned, specs: Sequence[Spec]) -> HostRun:
-        """Return how a bucket of a schedule is run: as a bucket in host memory, with a copy before and after it."""
+        """Return a function that runs a bucket of a schedule in host memory, with a copy before and after it."""
         inner = self._host.arranged_on_host(planned, specs)
 
         def run(launch: Launch[Entry], use: str) -> Deliver:
@@ -76,7 +76,10 @@ class Staging:
         return run
 
     def _down(self, route: OnDevice, kind: Kind, entries: Entries) -> _Below:
-        """Copy what other ranks need of this rank's tensors to pinned memory, and wait for the copy."""
+        """Copy those of this rank's tensors that other ranks need to pinned memory, and wait for the copy.
+
+        Of a broadcast, only the root copies its tensor.
+        """
         stream = route.stream
         present = [entry for entry in entries if entry is not None]
         buffers = [_source(entry) for entry in present]
@@ -105,7 +108,7 @@ class Staging:
                 stream.queue.copy(buffer.address, pinned.address + at, buffer.nbytes)
 
     def _up(self, route: OnDevice, kind: Kind, entries: Entries, below: _Below, outcomes: Outcomes) -> Outcomes:
-        """Queue the copy of the results to where the user wants them."""
+        """Queue the copy of the results to the user's targets, or to new device memory, and return the outcomes."""
         stream = route.stream
         if kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
             stream.pinned.give(below.pinned)
@@ -132,7 +135,7 @@ class Staging:
         stream.pool.give(together)
 
     def _lifted(self, stream: DeviceStream, outcome: Outcome) -> Outcome:
-        """Copy a result that the host's transport has left in its own memory to the device, and return it."""
+        """Copy a result from the memory of the host's transport to new device memory, and return it as an outcome."""
         memory = outcome.memory
         assert memory is not None
         nbytes = memory.nbytes
@@ -164,7 +167,7 @@ def _offsets(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def _mirror(entry: Entry, pinned: Memory, address: int) -> Entry:
-    """Return the same operation on host memory, in place."""
+    """Return an entry for the same operation, in place on the copy of its tensor in pinned memory at ``address``."""
     source = _source(entry)
     copy = Buffer(address, source.count, source.dtype, source.shape, source.strides, owner=pinned)
     target = copy if entry.target is not None else None

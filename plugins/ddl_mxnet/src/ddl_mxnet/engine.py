@@ -358,9 +358,9 @@ def _brought_to_host(entry: TensorEntry) -> list[tuple[Any, Any]]:
 def _put_in_order(entry: TensorEntry) -> None:
     """Make the engine convert the source array to MXNet's usual layout, after the operators that still compute it.
 
-    oneDNN may keep the array in a layout of its own. That cannot be checked here: MXNet allocates the memory of an
-    array when the array is computed or first looked at, and if two threads do this at once they get two different
-    memories.
+    oneDNN may keep the array in a layout of its own. This thread cannot check whether it does: MXNet allocates an
+    array's memory when the array is computed or first accessed, and if two threads cause that at the same time, each
+    of them gets a different block of memory.
     """
     source = entry.source
     if _reorder is not None and source is not None and source.dtype in _ONEDNN and len(source.shape) > 1:

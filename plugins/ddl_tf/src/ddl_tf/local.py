@@ -12,7 +12,10 @@ from ddl_tf.reducer import Reducer
 
 
 class LocalVariables:
-    """The local variables of one tape or optimizer. ``scale``: divide their gradients by the number of ranks."""
+    """The variables of one tape or optimizer that each rank keeps for itself: their gradients are not reduced.
+
+    If ``scale`` is true, these gradients are divided by the number of ranks.
+    """
 
     def __init__(self, scale: bool) -> None:
         self._scale = scale

@@ -41,9 +41,9 @@ UNFINISHED = (
 
 
 class UnfinishedBackward(AssertionError, RuntimeError):
-    """The error for a call that is not allowed while the round of an interrupted backward pass is open.
+    """The error of calls that are not allowed after an interrupt has struck in or after a backward pass.
 
-    That pass had sent gradients; ``synchronize`` must end its round first.
+    Other ranks wait for the gradients of that pass. ``synchronize`` must complete or end their reduction first.
     """
 
 
@@ -51,8 +51,8 @@ class Reducer:
     """An object that reduces all gradients of one optimizer.
 
     Only the thread that trains may call it, but its hooks may run on autograd's threads. A reducer belongs to the job
-    that was current when it was created. After ``shutdown()`` and another ``init()`` it switches to the new job at the
-    next step, unless a round was open.
+    that was current when it was created. After ``shutdown()`` and another ``init()``, its next step uses the new
+    job. If its gradients were being reduced at ``shutdown()``, the next call raises NotInitialized instead.
     """
 
     def __init__(self, reduction: Reduction, passes_per_round: int) -> None:

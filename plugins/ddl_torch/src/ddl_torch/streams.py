@@ -49,9 +49,9 @@ class Streams(Protocol):
         """Return a new object that can record on a stream of ``device`` when a tensor is ready."""
 
     def hold(self, device: Device, owner: object) -> tuple[object, Mark]:
-        """Return an object that keeps ``owner`` alive, and a Mark from a pool for a tensor on ``device``.
+        """Return two things: an object that keeps ``owner`` alive, and a Mark from a pool for a tensor on ``device``.
 
-        When the object is freed, the Mark returns to the pool.
+        When that object is freed, the Mark goes back to the pool.
         """
 
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
