@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -170,14 +171,15 @@ def test_conform_lists_what_is_to_be_written(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1, and each method with its place."""
-    main(["plugins", "new", "compressor", "mine", "--into", str(tmp_path)])
-    monkeypatch.syspath_prepend(str(tmp_path / "ddl-mine/src"))
-    site.announce("ddl-mine", "0.1.0", "mine = ddl_mine.plugin")
+    name = f"mine{uuid.uuid4().hex[:8]}"  # no other test of this process has imported a module of this name
+    main(["plugins", "new", "compressor", name, "--into", str(tmp_path)])
+    monkeypatch.syspath_prepend(str(tmp_path / f"ddl-{name}/src"))
+    site.announce(f"ddl-{name}", "0.1.0", f"{name} = ddl_{name}.plugin")
     capsys.readouterr()
-    assert main(["conform", "mine"]) == 1
+    assert main(["conform", name]) == 1
     text = capsys.readouterr().out
     assert "wire_dtype() is still to be written" in text
-    methods = re.findall(r"^    MineCompressor\.(\w+)  \(.*ddl_mine/compressor.py:\d+\)$", text, re.MULTILINE)
+    methods = re.findall(r"^    Mine\w*Compressor\.(\w+)  \(.*/compressor.py:\d+\)$", text, re.MULTILINE)
     assert methods == ["wire_dtype", "encode", "decode"]
 
 

@@ -335,10 +335,10 @@ def test_an_agent_that_was_cut_off_before_it_was_answered_is_heard_again(
     tcp.until(lambda: tcp.told == [(2, b"here")])
     cut.set()
     relay.say(b"and more")
-    tcp.until(lambda: len(tcp.told) >= 3)
-    assert tcp.told == [(2, b"here"), (2, b"here"), (2, b"and more")], (
-        "in order, and what may not have been heard again"
-    )
+    again = [(2, b"here"), (2, b"and more")]
+    tcp.until(lambda: len(tcp.told) >= 3 and tcp.told[-2:] == again)
+    # The second word may have been heard before the cut, too: then it is heard again, as the first one is.
+    assert tcp.told in ([(2, b"here"), *again], [*again, *again]), "in order, and what may not have been heard again"
     tcp.server.tell(2, b"welcome")
     deadline_s = time.monotonic() + PATIENCE_S
     while not words and time.monotonic() < deadline_s:
