@@ -77,11 +77,11 @@ class MismatchError(DdlInternalError):
 
 
 class IncompleteGradients(RuntimeError):
-    """The error that a backward pass ended with an exception, so its gradients must not be used: compute them again."""
+    """Raised if a backward pass has ended with an exception. Its gradients must not be used; compute them again."""
 
 
 class ReplicasDiffer(DdlInternalError):
-    """The error that the ranks' copies of the parameters differ in at least one bit.
+    """Raised if the ranks' copies of the parameters are not equal, even if only one bit differs.
 
     The message says where they differ, and what to do. ``tensor`` is the first parameter that differs, in the order of
     the parameters ("" if the ranks do not have the same parameters). ``groups`` are groups of world ranks whose copies

@@ -22,7 +22,9 @@ def is_ours(uid: int) -> bool:
 
 
 def unix_uid(connection: socket.socket) -> int:
-    """Return the id of the user at the other end of ``connection``, a Unix socket; -1 if the system does not tell.
+    """Return the id of the user whose process holds the other end of the Unix socket ``connection``.
+
+    Returns -1 if the system does not tell.
 
     The other end may be a client that has connected, or the listener.
     """
@@ -33,7 +35,7 @@ def unix_uid(connection: socket.socket) -> int:
 
 
 def local_tcp_uid(connection: socket.socket) -> int:
-    """Return the id of the user who owns the other end of ``connection``, a TCP connection.
+    """Return the id of the user whose process holds the other end of the TCP connection ``connection``.
 
     Returns -1 if that end is on another host, or if the system does not tell.
     """

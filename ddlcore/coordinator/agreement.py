@@ -232,9 +232,10 @@ def differing(
 
 
 def distance(one: Sample, other: Sample) -> float | None:
-    """Return the largest absolute difference between elements of two samples; None if it cannot be computed.
+    """Return the largest absolute difference between elements at the same place of two samples.
 
-    The result is NaN if an element is NaN in only one of the two samples.
+    Returns None if the samples have different lengths, are empty, or have a type without known numbers. Returns NaN if
+    an element is NaN in one of the samples only.
     """
     mine, theirs = _numbers(one), _numbers(other)
     if not mine or not theirs or len(mine) != len(theirs):

@@ -40,7 +40,7 @@ class Events(Protocol):
         """Record that a bucket has run. ``place`` is its place in the schedule; -1 if it was negotiated by itself."""
 
     def waited(self, since_ns: int, until_ns: int) -> None:
-        """Record that a user thread has waited for an operation."""
+        """Record that a user thread has waited for an operation from ``since_ns`` to ``until_ns``."""
 
     def resumed(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
         """Record that ``schedule`` is replayed from now on, beginning with the bucket at place ``start``."""

@@ -439,10 +439,10 @@ class TensorQueue:
                 self._unanswered = False
 
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
-        """Remove the entries of a negotiated bucket from the tensor queue and return them in the order of ``names``.
+        """Return the entries of a negotiated bucket in the order of ``names``, and remove them from the tensor queue.
 
-        An entry is None if this rank has not submitted that tensor, because it has joined. A persistent request is not
-        removed, but marked as decided.
+        A persistent request is not removed; its state changes to DECIDED. An entry is None if this rank has not
+        submitted that tensor because it has joined.
         """
         with self.lock:
             if self.behind:

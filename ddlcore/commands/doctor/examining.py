@@ -69,9 +69,10 @@ def examine(subject: Subject, question: Question, tell: Tell) -> Report:
 
 
 def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> tuple[list[Told], Subject | None]:
-    """Run the ranks, and return what they report and the part of ``subject`` that was examined (None: no part).
+    """Run the ranks. Return their reports, and ``subject`` without the hosts that cannot take part.
 
-    Hosts that cannot take part are added to ``report`` as findings, and the ranks run again without these hosts.
+    The second value is None if no host is left. Hosts that cannot take part are added to ``report`` as findings, and
+    the ranks run again without these hosts.
     """
     wrong: list[Finding] = []
     left: Subject | None = subject

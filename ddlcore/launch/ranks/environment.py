@@ -137,7 +137,7 @@ def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: in
 
 
 def _workers(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[str]:
-    """Return, for each rank, an address with a free port at which another library may listen."""
+    """Return for each rank an "address:port" at which a library of the training script may listen; the port is free."""
     missing = sum(not places[host].ports for host in hosts)
     found = iter(free_ports(missing, avoid=(port,) if isinstance(port, int) else ()))
     ports = [iter(place.ports) for place in places]

@@ -25,9 +25,9 @@ class Shelf(Offers, Protocol):
     """An object that looks up the installed kernels and transports. The registry of ``plug`` implements it."""
 
     def kernels_for(self, kind: str) -> KernelsProvider:
-        """Return the provider of the kernels for a kind of device.
+        """Return the plugin that provides kernels for devices of ``kind``.
 
-        Raises PluginError, which says of each installed provider why it cannot be used.
+        Raises PluginError if no plugin can; the message says for each installed one why not.
         """
 
     def load(self, provider: Any) -> Any:

@@ -76,7 +76,7 @@ def find_library(python: str = sys.executable) -> MpiLibrary:
 
 
 def name_of(text: str) -> str:
-    """Return the name of an MPI, of which ``text`` is the version text that its library or its mpiexec prints."""
+    """Return the name of the MPI whose library or mpiexec prints ``text`` as its version; "unknown" for others."""
     text = text.lower()
     # MPIs derived from MPICH mention MPICH or hydra too, but after their own name, so the first word found counts.
     found = [(text.find(word), name) for word, name in NAMES.items() if word in text]

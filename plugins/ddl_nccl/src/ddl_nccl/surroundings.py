@@ -39,9 +39,10 @@ def identity(environ: Mapping[str, str], device: str) -> str:
 
 
 def chosen_interface(wanted: str) -> str:
-    """Return the name of the network interface that ``wanted`` stands for.
+    """Return the name of the network interface to use.
 
-    ``wanted`` lists names of interfaces or addresses of this host. The first entry that this host has is used.
+    ``wanted`` is a list, separated by commas, of names of interfaces or of addresses. The first entry that this host
+    has is used. Raises TransportError if it has none of them.
     """
     try:
         address = chosen_address(wanted)

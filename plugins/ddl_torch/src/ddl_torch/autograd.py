@@ -33,9 +33,9 @@ class TorchOperations(Operations):
 
     @contextmanager
     def noting(self, handles: list[Handle]) -> Iterator[None]:
-        """Return a context in which each operation of this thread appends its handle to ``handles``.
+        """Return a context manager. Inside it, this thread appends the handle of each operation to ``handles``.
 
-        The handle is appended just before the operation is submitted.
+        It appends the handle just before it submits the operation, so an interrupted caller can see what it submitted.
         """
         self._thread.noted = handles
         try:

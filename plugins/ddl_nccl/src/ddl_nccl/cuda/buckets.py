@@ -67,7 +67,10 @@ class Ground(ABC):
 
     @abstractmethod
     def copier(self, sizes: Sequence[int]) -> Callable[[Sequence[int], Sequence[int]], None]:
-        """Return a function, called with (sources, targets), that copies blocks of these sizes without a kernel."""
+        """Return a function that copies blocks of memory without a kernel, one block for each of ``sizes``, in bytes.
+
+        The function takes the addresses of the sources and the addresses of the targets.
+        """
 
 
 class Bucket:

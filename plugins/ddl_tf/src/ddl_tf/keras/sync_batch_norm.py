@@ -1,4 +1,4 @@
-"""Normalizes over the batches of all ranks, however many rows each has; the layer is for Keras 3 or tf_keras.
+"""Batch normalization over the batches of all ranks, which may differ in rows, for Keras 3 and tf_keras.
 
 The forward pass gathers (mean, squared deviations, count) from every rank and combines them in rank order (Chan, Golub
 and LeVeque 1979), so that no precision is lost in sums of squares. The backward pass adds two sums per channel over all
