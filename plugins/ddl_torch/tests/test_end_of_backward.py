@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ddl_torch as ddl
 import pytest
 import torch
-from ddl_torch.rounds import Round
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddlcore.testing import run_world
-from plugins.ddl_torch.tests.training import STEPS, Part, agree, backward
+from plugins.ddl_torch.tests.training import STEPS, Part, agree, backward, failing_at
 
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9}
 
@@ -263,14 +261,6 @@ def test_a_rank_that_skips_backward_takes_part_in_step(overlap: str) -> None:
     agree(train)
 
 
-def failing_at(param: torch.Tensor, when: Callable[[], bool]) -> None:
-    def fail(_: torch.Tensor) -> None:
-        if when():
-            raise ArithmeticError("planted")
-
-    param.register_hook(fail)
-
-
 def test_an_exception_in_backward(overlap: str) -> None:
     """All ranks skip a step whose backward has failed; if gradients were sent, the step must be completed first."""
 
@@ -378,150 +368,3 @@ def test_the_steady_loop_has_no_control_message(overlap: str) -> None:
         return found
 
     assert run_world(2, play) == [[0, 0, 0]] * 2
-
-
-def interrupting_first(method: Callable[..., None], calls: list[int]) -> Callable[..., None]:
-    """Return ``method`` such that its first call ends at once, as if a signal's handler had raised there."""
-
-    def interrupted(*args: Any) -> None:
-        calls.append(0)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        method(*args)
-
-    return interrupted
-
-
-def test_an_interrupt_just_as_a_pass_has_ended(overlap: str) -> None:
-    """The step goes on exactly, as all gradients are there: nobody raises IncompleteGradients or MismatchError."""
-
-    def train(part: Part) -> None:
-        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            if part.size > 1 and part.rank == step % 2:
-                passes = optimizer._ddl.passes
-                passes._end = interrupting_first(passes._end, [])
-                with pytest.raises(KeyboardInterrupt):
-                    backward(part.loss(step))
-                del passes._end
-                optimizer.synchronize()
-            else:
-                backward(part.loss(step))
-            optimizer.step()
-
-    agree(train)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_while_a_failed_pass_is_noted(overlap: str) -> None:
-    """Python drops the exception, but not the failure: the step is skipped as after any failed backward."""
-
-    def train(part: Part) -> None:
-        now = {"step": -1}
-        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
-        failing_at(part.model.body.weight, lambda: now["step"] in (2, 6))
-        for step in range(STEPS):
-            now["step"] = step
-            optimizer.zero_grad()
-            calls: list[int] = []
-            if part.size > 1:
-                passes = optimizer._ddl.passes
-                passes._give_up = interrupting_first(type(passes)._give_up.__get__(passes), calls)
-            try:
-                backward(part.loss(step))
-            except ArithmeticError:
-                if part.size > 1 and overlap == "on":
-                    with pytest.raises(ddl.IncompleteGradients, match=r"call optimizer.zero_grad\(\)"):
-                        optimizer.synchronize()
-                elif part.size > 1:
-                    with pytest.raises(ddl.IncompleteGradients, match=r"call optimizer.zero_grad\(\)"):
-                        optimizer.step()
-                assert part.size == 1 or len(calls) == 2
-                continue
-            optimizer.step()
-
-    agree(train)
-
-
-def test_an_interrupt_while_a_round_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each round of a step keeps its own names where an interrupt strikes between two parameters' exchange of requests."""
-    monkeypatch.setenv("DDL_OVERLAP", "off")
-
-    def train(part: Part) -> None:
-        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            for number in range(2):  # a second pass adds to the first one's gradients, which are reduced
-                struck = part.size > 1 and part.rank == step % 2 and number == 1
-                if struck:
-                    optimizer._ddl.round.begin = half_begun(optimizer._ddl.round)
-                try:
-                    backward(part.loss(10 * step + number))
-                except KeyboardInterrupt:
-                    assert struck
-                    optimizer.synchronize()
-            optimizer.step()
-
-    def half_begun(round: Any) -> Callable[..., None]:
-        def begin(slots: list[Any]) -> None:
-            del round.begin
-            slots[0].change_round(round.of_step)
-            raise KeyboardInterrupt
-
-        return begin
-
-    agree(train)
-
-
-def test_no_pass_begins_while_the_last_one_waits_for_its_round(overlap: str) -> None:
-    """After an interrupt at the end of a pass, another ``backward()`` raises; ``synchronize()`` goes on with the step."""
-
-    def train(part: Part) -> None:
-        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            if part.size > 1 and part.rank == step % 2:
-                passes = optimizer._ddl.passes
-                passes._end = interrupting_first(passes._end, [])
-                with pytest.raises(KeyboardInterrupt):
-                    backward(part.loss(step))
-                del passes._end
-                kept = [grad.clone() for grad in gradients(part)]
-                with pytest.raises(RuntimeError, match=r"call optimizer.synchronize\(\)"):
-                    backward(part.loss(step))
-                for grad, before in zip(gradients(part), kept):
-                    grad.copy_(before)  # autograd had added a part of what that backward has computed
-                optimizer.synchronize()
-            else:
-                backward(part.loss(step))
-            optimizer.step()
-
-    if overlap == "off":
-        agree(train)
-
-
-def test_a_round_that_was_half_opened_when_the_next_step_began() -> None:
-    """The slots take the requests of the right round, although the count of rounds began anew in between."""
-
-    class Exchanged:
-        def __init__(self, strikes: bool) -> None:
-            self.turns: list[int] = []
-            self.strikes = strikes
-
-        def change_round(self, turn: int) -> None:
-            self.turns.append(turn)
-            if self.strikes:
-                self.strikes = False
-                raise KeyboardInterrupt
-
-    round = Round()
-    slots: list[Any] = [Exchanged(False), Exchanged(True)]
-    round.begin(slots)
-    round.of_step = 1
-    with pytest.raises(KeyboardInterrupt):
-        round.begin(slots)
-    round.of_step = 0
-    round.begin(slots)
-    assert [slot.turns[-1] for slot in slots] == [0, 0]
-    assert round.name_of("x") == "x"

@@ -11,7 +11,7 @@ from torch import nn
 
 from ddlcore.testing import run_world
 
-__all__ = ["ROWS", "Network", "Part", "agree", "backward", "differences", "parameters"]
+__all__ = ["ROWS", "Network", "Part", "agree", "backward", "differences", "failing_at", "parameters"]
 
 ROWS = 8  # of a global batch
 STEPS = 10
@@ -124,3 +124,13 @@ def agree(
         assert distance <= tolerance, f"rank {rank} of {size} is {distance:.3g} away from one process"
         assert differences(found, results[0][1]) == 0.0, f"ranks 0 and {rank} differ"
     return [result for result, _ in results]
+
+
+def failing_at(param: torch.Tensor, when: Callable[[], bool]) -> None:
+    """Make the backward pass fail at the gradient of ``param`` whenever ``when()`` is true."""
+
+    def fail(_: torch.Tensor) -> None:
+        if when():
+            raise ArithmeticError("planted")
+
+    param.register_hook(fail)

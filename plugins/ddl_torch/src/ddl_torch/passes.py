@@ -36,7 +36,7 @@ class PassOwner(Protocol):
     def pass_begins(self) -> bool:
         """Prepare for a pass whose first gradient is complete; return whether gradients may be sent as they arrive.
 
-        An exception from this method makes ``backward()`` fail.
+        Autograd has already added that gradient to ``.grad``. An exception from this method makes ``backward()`` fail.
         """
 
     def pass_ended(self) -> None:
@@ -77,13 +77,16 @@ class BackwardPasses:
         # and empty ``arrived`` run no Python code either, so an interrupt at the end of a pass can make neither this
         # pass look failed nor the next one look begun.
         self._over: list[Any] = []
-        self._partial: list[tuple[Slot, torch.Tensor, int]] = []  # the gradients of a failed pass, and their versions
+        # The parameters of a failed pass, with the gradients that it has left there, and the versions of these.
+        self._partial: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._inner = False  # whether a nested pass has ended and its outer pass still runs
         self._before: list[Slot] = []  # the slots that nested passes have completed
 
-    def begin(self) -> None:
-        """Record that the first gradient of a pass is complete. ``Slot.on_gradient`` calls it."""
+    def begin(self, param: torch.Tensor) -> None:
+        """Record that the first gradient of a pass, that of ``param``, is complete. ``Slot.on_gradient`` calls it."""
         self.settle()
+        if not self.seen:  # ``settle`` has cleared it
+            self.seen.append(param)
         # Only a live reference means that a pass runs: when a pass fails, Python clears the reference before it calls
         # ``_failed``, so for a moment ``current`` refers to a pass that no longer exists.
         if self.current is not None and self.current() is not None:
@@ -111,9 +114,16 @@ class BackwardPasses:
         Raises IncompleteGradients if gradients of a failed pass are still in ``.grad``: this pass would add to them.
         """
         if self.incomplete:
-            if any(slot.param.grad is grad and grad._version == version for slot, grad, version in self._partial):
+            if any(param.grad is grad and grad._version == version for param, grad, version in self._partial):
                 raise IncompleteGradients(INCOMPLETE)
             self._partial = []
+        self.incomplete = True
+
+    def refuse(self) -> None:
+        """Count the last pass as failed, because a pass that must not begin has already added to its gradients."""
+        self._keep_partial([*(slot.param for slot in self.finished), *self.seen])
+        self.finished = []
+        self.unsent = False
         self.incomplete = True
 
     def forget(self) -> None:
@@ -204,9 +214,8 @@ class BackwardPasses:
 
     def _give_up(self) -> None:
         slots = [*(self._over[2] if self._over else self.arrived), *self._before]
-        grads = [(slot, slot.param.grad) for slot in slots]
-        if grads:
-            self._partial = [(slot, grad, grad._version) for slot, grad in grads if grad is not None]
+        if slots:
+            self._keep_partial([slot.param for slot in slots])
         self.owner.pass_failed()
         self.arrived.clear()
         self.finished = []
@@ -214,3 +223,7 @@ class BackwardPasses:
         self._inner = False
         self.current = None
         self._over.clear()
+
+    def _keep_partial(self, params: list[torch.Tensor]) -> None:
+        grads = [(param, param.grad) for param in params]
+        self._partial = [(param, grad, grad._version) for param, grad in grads if grad is not None]

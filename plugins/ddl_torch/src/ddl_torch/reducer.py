@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 
@@ -37,6 +38,11 @@ LOST = (
 UNFINISHED = (
     "the last backward() was interrupted after some of its gradients had been sent to the other ranks, which wait for "
     "the rest; call optimizer.synchronize() to complete or to end that step before the next backward()"
+)
+SPOILED = (
+    "backward() was called while the gradients of an interrupted backward() were still being reduced. It has added to "
+    "gradients that other ranks may be reading, so their results may be wrong: this rank has left the job. After an "
+    "interrupt, call optimizer.synchronize() before the next backward()"
 )
 
 
@@ -196,12 +202,12 @@ class Reducer:
     def pass_begins(self) -> bool:
         """Prepare for a pass whose first gradient is complete; return whether gradients may be sent as they arrive.
 
-        ``BackwardPasses`` calls it. Raises UnfinishedBackward if the round of an earlier pass is still open.
+        ``BackwardPasses`` calls it. Raises UnfinishedBackward if the round of an earlier pass has not ended.
         """
         if self.job.closed:
             self._rebind()
         if self.round.open or self.passes.unsent:
-            raise UnfinishedBackward(UNFINISHED)
+            self._refuse()
         self.passes.expect_end()
         self.failed = None
         sends = self.active and self._local == 0 and self._passes_left == 1
@@ -209,6 +215,21 @@ class Reducer:
             self._sender.begin_round()
         self.touched = True
         return sends
+
+    def _refuse(self) -> NoReturn:
+        """Raise UnfinishedBackward, and make sure that no rank takes the gradients of the last pass for right ones.
+
+        A pass has begun before the round of the last one has ended. torch has no hook that runs before autograd adds
+        to ``.grad`` and costs nothing in the usual case, so autograd has already added to at least one gradient.
+        """
+        passes, round = self.passes, self.round
+        if round.open and not self._sender.has_unsent():
+            # The other ranks have everything that they wait for, so they would go on with what they read.
+            self._forget()
+            self.job.shutdown(SPOILED)
+            raise UnfinishedBackward(SPOILED)
+        passes.refuse()  # so ``synchronize`` tells the other ranks, or they wait for the gradients of another pass
+        raise UnfinishedBackward(UNFINISHED)
 
     def pass_ended(self) -> None:
         """Send the gradients of the pass that has ended, unless the pass only accumulates gradients.

@@ -366,6 +366,13 @@ class Sender:
             grad = slot.param.grad
             self._try_to_send(slot, self._zeros(slot) if grad is None else grad)
 
+    def has_unsent(self) -> bool:
+        """Return whether other ranks still wait for a gradient of the open round."""
+        now = self.round.number
+        return any(group.round != now for group in self.groups) or any(
+            slot.round != now and slot.group is None and slot.param.requires_grad for slot in self.slots
+        )
+
     def _send_end(self, slot: Slot, name: str) -> None:
         """Tell the ranks that wait for the gradient of ``slot`` that this rank will not send it.
 

@@ -39,7 +39,7 @@ class Passes(Protocol):
     arrived: list[Slot]  # the slots whose gradients the pass has completed
     sends: bool  # whether gradients of the pass may be sent as they arrive
 
-    def begin(self) -> None:
+    def begin(self, param: torch.Tensor) -> None:
         """Record that the first gradient of a backward pass is complete."""
 
 
@@ -104,7 +104,7 @@ class Slot:
         self.holds_result = False  # ``.grad`` is a reduced result, to which the next backward pass must not add
         self.kept: torch.Tensor | None = None  # that result, while the gradient of the next pass is reduced
 
-    def on_gradient(self, _param: torch.Tensor) -> None:
+    def on_gradient(self, param: torch.Tensor) -> None:
         """Record that the gradient is complete, and send it if it may be sent now.
 
         Autograd calls this once for each parameter and backward pass, so it is kept as short as possible.
@@ -112,7 +112,7 @@ class Slot:
         passes = self.passes
         arrived = passes.arrived
         if not arrived:
-            passes.begin()
+            passes.begin(param)
         arrived.append(self)
         if passes.sends and self.submit is not None:
             self.submit(self)
