@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
+from ddlcore.build import build_sessions
 from ddlcore.config import Environment, Settings, load_settings
 from ddlcore.contracts.cluster import RankInfo
 from ddlcore.control.channel import Channel
@@ -25,7 +26,7 @@ from ddlcore.control.store import JobStore
 from ddlcore.control.surroundings import host_name, kin
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost, PluginError
-from ddlcore.job import Job, build_sessions
+from ddlcore.job import Job
 from ddlcore.messages import Arrivals, Arrive, FromCoordinator, Lost, Refused, ToCoordinator
 from ddlcore.plug.registry import Registry
 from ddlcore.search import build_search_driver

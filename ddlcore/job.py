@@ -20,25 +20,21 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ddlcore.builtin.by_kind import ByKindTransport
+from ddlcore.build import build_transport, patience_of
 from ddlcore.builtin.solo import QueuedSolo
-from ddlcore.config import Environment, Settings
+from ddlcore.config import Settings
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
-from ddlcore.contracts.transport import Context, Transport
+from ddlcore.contracts.transport import Context
 from ddlcore.control.channel import Channel
-from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
-from ddlcore.coordinator.sessions import Sessions
-from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized, ReplicasDiffer
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Digests, Done, Explain, Hello, Profile, Pulse, Sample, Settle
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
 from ddlcore.plug.registry import Registry
-from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.companion import C, Companions
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.control_thread import ControlThread
@@ -50,12 +46,11 @@ from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.outbox import Outbox
-from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import Ranges, in_use, ranges_of
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import Entry, PersistentRequest
-from ddlcore.runtime.routes import Route, choose_route
+from ddlcore.runtime.routes import choose_route
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.timeline_switch import TimelineSwitch
 from ddlcore.runtime.waiter import Waiter
@@ -637,24 +632,6 @@ def log_at(level: str) -> None:
         log.addHandler(handler)
 
 
-def build_transport(registry: Registry, route: Route) -> Transport:
-    """Return a transport for ``route`` that is not open yet.
-
-    Parts that only some ranks need are created later, on these ranks, by the transport itself.
-    """
-    make: Callable[..., Transport] = registry.load(route.provider)
-    if route.parts:
-        local, cross = route.parts
-        make_cross = partial(build_transport, registry, cross)
-        default = make(build_transport(registry, local), make_cross, cross.provider.attended)
-    else:
-        default = make()
-    if not route.kinds:
-        return default
-    made = {one.name: build_transport(registry, one) for one in route.kinds.values()}
-    return ByKindTransport(default, {kind: made[one.name] for kind, one in route.kinds.items()})
-
-
 class Verifying(Protocol):
     """An object that keeps the digests of one optimizer's parameters. ``Job.add_verifier`` takes it."""
 
@@ -675,90 +652,6 @@ class _SessionStore(PrefixStore):
     @property
     def _prefix(self) -> str:  # type: ignore[override]  # a property here, a constant in the base class
         return self._session() + "/"
-
-
-def build_sessions(
-    size: int, settings: Settings, registry: Registry, driver: SearchDriver | None = None, refuses: str = ""
-) -> Sessions:
-    """Return the coordinator's side of a launch of ``size`` ranks. The launcher gives it to its control server.
-
-    ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: "", or a reason why no world
-    can begin in this launch; every rank that calls ``init`` gets that reason. Raises ValueError or PluginError, with a
-    message of one line, for invalid settings.
-    """
-    name = settings.text("fusion_policy")
-    provider = registry.fusion_policies.get(name)
-    if provider is None:
-        raise ValueError(
-            f"no fusion policy is called {name!r}; there are {', '.join(sorted(registry.fusion_policies))}"
-        )
-    policy = registry.load(provider)()
-    compression = settings.text("compression")
-    registry.named(Registry.compressors, compression)  # raises an error for an unknown name, before any rank starts
-    return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), driver, compression, refuses)
-
-
-def patience_of(settings: Settings) -> Patience:
-    """Return the settings about stalls as a ``Patience``."""
-    return Patience(
-        settings.number("stall_warning_s"), settings.number("stall_shutdown_s"), bool(settings["stall_stacks"])
-    )
-
-
-def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
-    """Return this process's job in a world of ``ranks`` (None: all ranks) that ``ddl run`` has launched.
-
-    ``ordinal``: how many times this rank has asked for a world of these ranks, with this time.
-    """
-    from ddlcore.control.client import connect  # imports ZeroMQ, which a world of one does not need
-
-    settings, registry = settings_of(os.environ)
-    launched = environment.placement
-    everyone = tuple(range(launched.size))
-    return Job(
-        launched,
-        everyone if ranks is None else ranks,
-        ordinal,
-        lambda: connect(environment.job_file, launched.rank),
-        registry,
-        settings,
-        environment.address,
-        environment.launcher,
-        environment.timeline_dir,
-    )
-
-
-def lone_job(registry: Registry | None = None) -> Job:
-    """Return the job of a world of one rank, without a launcher.
-
-    ``registry``: the registry of the plugins if they have been loaded already; None loads them.
-    """
-    return local_jobs(1, backend="auto", registry=registry)[0]
-
-
-def local_jobs(
-    size: int,
-    *,
-    backend: str = "threads",
-    settings: Mapping[str, object] | None = None,
-    hosts: Sequence[int] | None = None,
-    registry: Registry | None = None,
-    driver: SearchDriver | None = None,
-) -> list[Job]:
-    """Return ``size`` jobs that form a world within this process: each is for one thread, and none is started yet.
-
-    ``hosts``: the host index of each rank; None: all are on one host. ``driver`` searches for better settings while the
-    jobs run.
-    """
-    given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
-    network = LocalNetwork(size, build_sessions(size, given, registry, driver))
-    placed = tuple(hosts) if hosts is not None else (0,) * size
-
-    def meet(rank: int) -> Callable[[], tuple[Channel, JobStore]]:
-        return lambda: (network.channel(rank), network.store(rank))
-
-    everyone = tuple(range(size))
-    return [Job(Placement(rank, placed), everyone, 1, meet(rank), registry, given) for rank in everyone]
 
 
 _jobs: weakref.WeakSet[Job] = weakref.WeakSet()

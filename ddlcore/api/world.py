@@ -16,7 +16,8 @@ from ddlcore.config import Environment
 from ddlcore.contracts.framework import JobService
 from ddlcore.detection import detect
 from ddlcore.errors import DdlInternalError, InvalidArgument, NotInitialized
-from ddlcore.job import Job, launched_job, lone_job
+from ddlcore.job import Job
+from ddlcore.jobs import launched_job, lone_job
 from ddlcore.messages import Spec, encode
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.settings import settings_of

@@ -178,8 +178,10 @@ class Position(Generic[T]):
         self.index = index
         self.planned = planned
         self.mine = mine
-        self.run: Any = None  # set by the dispatcher when the bucket runs for the first time: how to run it
-        self.nbytes = 0  # known with ``run``
+        # How to run it, and how many bytes it has. The dispatcher sets both at the first launch, not when the schedule
+        # begins: ranks often leave a schedule before its last bucket, and an error of arranging a bucket fails only it.
+        self.run: Any = None
+        self.nbytes = 0
         self.usual_s: float | None = None  # how long its first entry usually waits for the launch; None: not known yet
         self.set_id = planned.set_id
         self.missing = self.missing_when_empty = len(planned.names)

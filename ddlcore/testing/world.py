@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from ddlcore import api
 from ddlcore.coordinator.tuning import SearchDriver
-from ddlcore.job import Job, local_jobs
+from ddlcore.job import Job
+from ddlcore.jobs import local_jobs
 from ddlcore.plug.registry import Registry
 from ddlcore.testing.ranks import Ranks
 

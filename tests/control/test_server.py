@@ -15,6 +15,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddlcore.build import build_sessions
 from ddlcore.control import listener
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect, connect_with
@@ -23,7 +24,6 @@ from ddlcore.control.line import FLUSHED, Connection, Line
 from ddlcore.control.registration import Registration
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import build_sessions
 from ddlcore.messages import (
     PROTOCOL,
     Answer,

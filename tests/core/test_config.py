@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddlcore.build import build_sessions
 from ddlcore.config import SETTINGS, Environment, Setting, load_settings, read_toml
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import Job, build_sessions
+from ddlcore.job import Job
 from ddlcore.messages import FromCoordinator, Lost, Refused, ToCoordinator
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement

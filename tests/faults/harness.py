@@ -17,10 +17,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from ddlcore.build import build_sessions
 from ddlcore.config import Environment
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
-from ddlcore.job import build_sessions
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 

@@ -26,11 +26,11 @@ from typing import Any
 import ddl_torch as ddl
 import torch
 
+from ddlcore.build import build_sessions
 from ddlcore.config import Environment
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import build_sessions
 from ddlcore.plug.settings import settings_of
 from ddlcore.testing import World
 from ddlcore.types import Placement

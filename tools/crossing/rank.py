@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from ddlcore.build import build_transport
 from ddlcore.commands.bench.contenders import Call, finish
 from ddlcore.commands.bench.results import Row
 from ddlcore.commands.bench.timing import Together
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Context, Transport
-from ddlcore.job import build_transport
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.routes import choose_route

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 import ddlcore.api as ddl
+from ddlcore.build import build_transport
 from ddlcore.commands.bench.contenders import finish
 from ddlcore.commands.doctor.links import Clock, Links, Pair
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Transport
 from ddlcore.errors import DdlInternalError
 from ddlcore.hooks import TransportProvider
-from ddlcore.job import Job, build_transport
+from ddlcore.job import Job
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route
 from ddlcore.types import Buffer, DType

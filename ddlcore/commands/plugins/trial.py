@@ -25,7 +25,8 @@ from ddlcore.hooks import (
     TransportProvider,
     TunerProvider,
 )
-from ddlcore.job import Job, local_jobs
+from ddlcore.job import Job
+from ddlcore.jobs import local_jobs
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.plug import Registry
 from ddlcore.plug.settings import settings_of

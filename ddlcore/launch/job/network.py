@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from ddlcore.build import build_sessions
 from ddlcore.config import Settings
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
 from ddlcore.coordinator.tuning import SearchDriver
-from ddlcore.job import build_sessions
 from ddlcore.messages import Bye, Differ, Profile, Pulse, ToCoordinator
 from ddlcore.plug.registry import Registry
 

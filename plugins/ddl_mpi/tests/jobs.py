@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ddl_mpi.library import find_library
 
+from ddlcore.build import build_sessions
 from ddlcore.config import Environment
 from ddlcore.control.server import Server
-from ddlcore.job import build_sessions
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 

@@ -22,11 +22,12 @@ from typing import NoReturn
 import torch
 
 from ddl_torch.autograd import ADAPTER
+from ddl_torch.binding import bind
 from ddl_torch.memory import mark_written
 from ddl_torch.passes import INCOMPLETE, BackwardPasses, at_end_of_backward
 from ddl_torch.results import place, wait
 from ddl_torch.rounds import Round
-from ddl_torch.sending import Sender, bind
+from ddl_torch.sending import Sender
 from ddl_torch.slots import Group, Reduction, Slot
 from ddlcore.errors import IncompleteGradients, MismatchError, NotInitialized
 from ddlcore.types import CPU

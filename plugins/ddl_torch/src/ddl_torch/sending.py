@@ -8,22 +8,23 @@ into separate memory, or, if it is sparse, gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from ddl_torch.autograd import ADAPTER, OPERATIONS
+from ddl_torch.binding import Binding, bind
 from ddl_torch.memory import ALONE, is_alone, pin_size, use_count
 from ddl_torch.rounds import Attempt, Result, Round
 from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
 from ddl_torch.sparse import SparseHandle, start_sparse
-from ddlcore.api import Mapped, UserCompressor, Waitable, current_job, membership
-from ddlcore.contracts import JobService, PersistentRequest, RequestStart
+from ddl_torch.usual import UsualGradients, address_of, address_of_storage, storage_of
+from ddlcore.api import Mapped, UserCompressor
+from ddlcore.contracts import PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError, MismatchError
-from ddlcore.types import CPU, Average
+from ddlcore.types import CPU
 
 SPARSE = "a sparse gradient made dense"
 ENDED = "a backward pass that did not come to its end"  # what the other ranks read in the table of a MismatchError
@@ -32,92 +33,6 @@ ACCUMULATED_AGAIN = (
     "re-entrant checkpointing of a shared parameter does that. Use torch.utils.checkpoint(..., use_reentrant=False), "
     "or DDL_OVERLAP=off, which reduces gradients at the end of backward()"
 )
-
-
-@dataclass(frozen=True)
-class Binding:
-    """The names and functions with which one optimizer uses one job, and whether this rank takes part."""
-
-    job: JobService
-    active: bool  # this rank is a member of the process set, and the set has other members
-    prefix: str  # what the names of the gradients begin with in the job
-    repeatable: bool  # reducing a result again leaves it unchanged
-    allreduce: Callable[..., Waitable]
-    grouped_allreduce: Callable[..., Waitable]
-    persistent_allreduce: Callable[..., PersistentRequest]
-
-
-def bind(reduction: Reduction) -> Binding:
-    """Return the names and functions with which the optimizer of ``reduction`` uses the current job.
-
-    Raises NotInitialized if there is no current job, and ValueError if the process set is not registered.
-    """
-    job = current_job()
-    process_set = reduction.process_set
-    active = membership(job, process_set).active
-    # Two models, as those of a GAN, may have parameters of the same names, and both gradients may be in flight at once.
-    ordinal = job.next_ordinal(f"optimizer.{process_set.process_set_id}") if active else 0
-    compressor = job.compressor(reduction.compression)
-    allreduce = partial(
-        OPERATIONS.allreduce_async,
-        op=reduction.op,
-        prescale_factor=reduction.prescale_factor,
-        postscale_factor=reduction.postscale_factor,
-        compression=reduction.compression,
-        process_set=process_set,
-        job=job,
-        stage_on_host=reduction.stage_dense_on_host,
-    )
-    return Binding(
-        job,
-        active,
-        "gradient." if ordinal == 0 else f"gradient.{ordinal}.",
-        # The average of equal values is the same value, so averaging (result + new gradients) again gives result + the
-        # average of the new gradients. A sum would be multiplied by the number of ranks each time.
-        reduction.op is Average
-        and reduction.user_compressor is None
-        and (compressor.casts or reduction.compression == "none"),
-        allreduce,
-        partial(OPERATIONS.grouped_allreduce_async, **allreduce.keywords),
-        partial(OPERATIONS.persistent_allreduce, **allreduce.keywords),
-    )
-
-
-# These functions read the properties that ``looks_alike`` compares. They are implemented in C, and ``map`` calls them
-# for all gradients.
-_count_of, _is_contiguous, _is_neg = torch.Tensor.numel, torch.Tensor.is_contiguous, torch.Tensor.is_neg
-_dtype_of, _is_cpu, _is_sparse = (getattr(torch.Tensor, name).__get__ for name in ("dtype", "is_cpu", "is_sparse"))
-_storage_of, _address_of, _address_of_storage = (
-    torch.Tensor.untyped_storage,
-    torch.Tensor.data_ptr,
-    attrgetter("_cdata"),
-)
-
-
-class _Usual:
-    """The description of the last round's gradients, in the order in which they arrived.
-
-    It is empty unless all of them were row-major and were started together.
-    """
-
-    def __init__(self, slots: list[Slot]) -> None:
-        self.slots = slots if all(slot.strides is None for slot in slots) else []
-        self._counts = [slot.count for slot in self.slots]
-        self._dtypes = [slot.dtype for slot in self.slots]
-
-    def looks_alike(self, grads: list[Any]) -> bool:
-        """Return whether ``grads`` have last round's types and sizes, and are row-major tensors in host memory.
-
-        Raises TypeError if one of ``grads`` is None.
-        """
-        return (
-            list(map(_count_of, grads)) == self._counts
-            and list(map(_dtype_of, grads)) == self._dtypes
-            and all(map(_is_contiguous, grads))
-            and all(map(_is_cpu, grads))
-            and not any(map(_is_sparse, grads))
-            and not any(map(_is_neg, grads))
-        )
 
 
 class Sender:
@@ -131,7 +46,7 @@ class Sender:
         self.binding: Binding = bind(reduction)
         self.eager = False  # whether any gradient is sent while backward runs
         self._start: Callable[..., Any] = self.binding.job.start_request
-        self._usual = _Usual([])
+        self._usual = UsualGradients([])
 
     def begin_round(self) -> None:
         """Open the next round."""
@@ -295,7 +210,7 @@ class Sender:
             others.append((slot, grad))
         if bucket:
             self._start_all(bucket, written)
-        self._usual = _Usual(slots if len(bucket) == len(slots) else [])
+        self._usual = UsualGradients(slots if len(bucket) == len(slots) else [])
         for slot, grad in others:
             if slot.round != now:  # a slot may be in ``arrived`` twice
                 self._try_to_send(slot, grad)
@@ -317,15 +232,15 @@ class Sender:
         try:
             if not usual.looks_alike(grads):
                 return False
-            storages = list(map(_storage_of, grads))
+            storages = list(map(storage_of, grads))
         except TypeError:
             return False  # the user has removed a gradient since it arrived: it is None
-        if set(map(use_count, map(_address_of_storage, storages))) != {ALONE}:
+        if set(map(use_count, map(address_of_storage, storages))) != {ALONE}:
             return False
         now = self.round.number
         for slot, request in zip(slots, requests):
             slot.starts, slot.round = request.starts, now
-        self._start_all(list(zip(requests, map(_address_of, grads), storages)), grads)
+        self._start_all(list(zip(requests, map(address_of, grads), storages)), grads)
         return True
 
     def _start_all(self, started: Sequence[RequestStart], written: list[torch.Tensor]) -> None:

@@ -1,0 +1,61 @@
+"""Builds transports and the coordinator's sessions from the settings and the plugins' registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ddlcore.builtin.by_kind import ByKindTransport
+from ddlcore.config import Settings
+from ddlcore.contracts.transport import Transport
+from ddlcore.coordinator.sessions import Sessions
+from ddlcore.coordinator.tuning import SearchDriver
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.patience import Patience
+from ddlcore.runtime.routes import Route
+
+
+def build_transport(registry: Registry, route: Route) -> Transport:
+    """Return a transport for ``route`` that is not open yet.
+
+    Parts that only some ranks need are created later, on these ranks, by the transport itself.
+    """
+    make: Callable[..., Transport] = registry.load(route.provider)
+    if route.parts:
+        local, cross = route.parts
+        make_cross = partial(build_transport, registry, cross)
+        default = make(build_transport(registry, local), make_cross, cross.provider.attended)
+    else:
+        default = make()
+    if not route.kinds:
+        return default
+    made = {one.name: build_transport(registry, one) for one in route.kinds.values()}
+    return ByKindTransport(default, {kind: made[one.name] for kind, one in route.kinds.items()})
+
+
+def build_sessions(
+    size: int, settings: Settings, registry: Registry, driver: SearchDriver | None = None, refuses: str = ""
+) -> Sessions:
+    """Return the coordinator's side of a launch of ``size`` ranks. The launcher gives it to its control server.
+
+    ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: "", or a reason why no world
+    can begin in this launch; every rank that calls ``init`` gets that reason. Raises ValueError or PluginError, with a
+    message of one line, for invalid settings.
+    """
+    name = settings.text("fusion_policy")
+    provider = registry.fusion_policies.get(name)
+    if provider is None:
+        raise ValueError(
+            f"no fusion policy is called {name!r}; there are {', '.join(sorted(registry.fusion_policies))}"
+        )
+    policy = registry.load(provider)()
+    compression = settings.text("compression")
+    registry.named(Registry.compressors, compression)  # raises an error for an unknown name, before any rank starts
+    return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), driver, compression, refuses)
+
+
+def patience_of(settings: Settings) -> Patience:
+    """Return the settings about stalls as a ``Patience``."""
+    return Patience(
+        settings.number("stall_warning_s"), settings.number("stall_shutdown_s"), bool(settings["stall_stacks"])
+    )
