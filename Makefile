@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PLUGINS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
+# Many machines for tests forbid Python to keep compiled files. Hundreds of tests start processes, and each of these would
+# compile ddl again, which takes as long as all its other imports.
+export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 # The demo uses the full environment where there is one, else a small one of its own.
