@@ -18,13 +18,24 @@ from ddlcore.types import Placement, Value
 
 CHILD_MARK = "DDL_INIT_PID"  # set for the child processes of a rank, which are not ranks themselves
 
+# The groups of options in the help of a command, in this order, and what each is for.
+GROUPS: Mapping[str, str] = {
+    "job": "what is started, and with which settings",
+    "hosts": "where ranks run, and how they are reached",
+    "output": "what is shown and recorded",
+    "performance": "how tensors are reduced",
+    "faults": "when a wait or a difference is reported, or ends the job",
+    "tuning": "the search for better settings",
+}
+
 
 @dataclass(frozen=True)
 class Setting:
     """One row of the table of settings.
 
     ``name`` ends with the unit of the value, if there is one. The names of the variable and of the flag are derived
-    from ``name``.
+    from ``name``. ``group`` is a key of ``GROUPS``: where the help of a command shows the flag. The flag of a plugin's
+    setting without such a group is shown in a group of that plugin.
     """
 
     name: str
@@ -34,6 +45,8 @@ class Setting:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     former: str = ""  # an earlier name: still accepted, with a warning
+    group: str = ""
+    brief: str = ""  # what the short help says, in one line; empty: only --help-all shows the flag
 
     @property
     def env(self) -> str:
@@ -86,12 +99,15 @@ SETTINGS: tuple[Setting, ...] = (
         "auto",
         "transport: auto; the name of one (`ddl info` lists them); shm+NAME, one within and one across hosts; "
         "after any of these, exceptions for single operations, such as auto,allgather=NAME",
+        group="performance",
+        brief="Transport that reduces tensors.",
     ),
     Setting(
         "device_dense",
         str,
         "auto",
         "what reduces tensors on accelerators: auto; cpu, staged in host memory; or the name of a transport",
+        group="performance",
     ),
     Setting(
         "device_sparse",
@@ -99,9 +115,16 @@ SETTINGS: tuple[Setting, ...] = (
         "auto",
         "what reduces sparse gradients on accelerators: auto, as device_dense; or cpu, staged in host memory",
         choices=("auto", "cpu"),
+        group="performance",
     ),
     Setting(
-        "fusion_bytes", int, 8 << 20, "largest bucket that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
+        "fusion_bytes",
+        int,
+        8 << 20,
+        "largest bucket that tensors are fused into, in bytes; 0 fuses nothing",
+        minimum=0,
+        group="performance",
+        brief="Largest bucket, in bytes.",
     ),
     Setting(
         "first_bucket_bytes",
@@ -110,6 +133,7 @@ SETTINGS: tuple[Setting, ...] = (
         "in replay, largest first and last bucket of a step, in bytes; 0: fusion_bytes applies",
         minimum=0,
         former="first_batch_bytes",
+        group="performance",
     ),
     Setting(
         "overlap",
@@ -117,18 +141,21 @@ SETTINGS: tuple[Setting, ...] = (
         "auto",
         "in replay, when buckets in host memory are reduced: on, while the step still computes; off, at its end; "
         "auto: off on one host, where they would take cores from the computation, unless a bucket size is set",
+        group="performance",
     ),
     Setting(
         "replay",
         bool,
         True,
         "1: steps that repeat run without control messages; 0: every bucket is negotiated",
+        group="performance",
     ),
     Setting(
         "control_address",
         str,
         "",
         "where the launcher listens for its ranks: tcp://IP:PORT, port 0 for any free one; empty: within the host",
+        group="hosts",
     ),
     Setting(
         "network_interface",
@@ -136,6 +163,8 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "network interface of the ranks, or this host's own address; of several, separated by commas, the first that "
         "the host has; empty: the one on the route to the launcher",
+        group="hosts",
+        brief="Network of the ranks, such as eth0.",
     ),
     Setting(
         "rendezvous_dir",
@@ -143,33 +172,92 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "directory, shared by all hosts, where ranks that another launcher has started find each other; "
         "empty: SLURM_SUBMIT_DIR, else ~/.ddl",
+        group="hosts",
     ),
-    Setting("launcher", str, "auto", "what starts ranks on other hosts: auto, or a name that `ddl info` lists"),
-    Setting("launcher_args", str, "", "more arguments for the program that starts ranks on other hosts"),
+    Setting(
+        "launcher",
+        str,
+        "auto",
+        "what starts ranks on other hosts: auto, or a name that `ddl info` lists",
+        group="hosts",
+    ),
+    Setting("launcher_args", str, "", "more arguments for the program that starts ranks on other hosts", group="hosts"),
     Setting(
         "silence_s",
         float,
         3.0,
         "how long another host may be silent before its ranks count as lost, in seconds",
         minimum=1.5,
+        group="faults",
     ),
     Setting(
         "compression",
         str,
         "none",
         "compression of float32 gradients if the script names none: none, fp16, bf16, or a plugin's",
+        group="performance",
+        brief="Send gradients as fp16 or bf16.",
     ),
-    Setting("autotune", bool, False, "1: search for better settings while training, and continue with the best"),
-    Setting("autotune_log", str, "", "CSV file with one line for each sample of the search; empty: none"),
-    Setting("autotune_trials", int, 20, "samples that the search takes before it compares the best", minimum=1),
-    Setting("autotune_steps", int, 10, "steps that are measured for a sample; more if they are very short", minimum=3),
-    Setting("autotune_warmup_steps", int, 2, "steps after each change that are not measured", minimum=0),
-    Setting("autotune_compression", bool, False, "1: the search may try compression, which changes values"),
-    Setting("tuner", str, "auto", "search algorithm: bayes, grid or a plugin's; auto: bayes if it is installed"),
-    Setting("fusion_policy", str, "threshold", "policy that decides which tensors share a bucket"),
-    Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
-    Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),
-    Setting("leave_timeout_s", float, 10.0, "how long shutdown waits for announced buckets, in seconds", minimum=0.0),
+    Setting(
+        "autotune",
+        bool,
+        False,
+        "1: search for better settings while training, and continue with the best",
+        group="tuning",
+        brief="Search for better settings while training.",
+    ),
+    Setting(
+        "autotune_log", str, "", "CSV file with one line for each sample of the search; empty: none", group="tuning"
+    ),
+    Setting(
+        "autotune_trials",
+        int,
+        20,
+        "samples that the search takes before it compares the best",
+        minimum=1,
+        group="tuning",
+    ),
+    Setting(
+        "autotune_steps",
+        int,
+        10,
+        "steps that are measured for a sample; more if they are very short",
+        minimum=3,
+        group="tuning",
+    ),
+    Setting(
+        "autotune_warmup_steps", int, 2, "steps after each change that are not measured", minimum=0, group="tuning"
+    ),
+    Setting(
+        "autotune_compression", bool, False, "1: the search may try compression, which changes values", group="tuning"
+    ),
+    Setting(
+        "tuner",
+        str,
+        "auto",
+        "search algorithm: bayes, grid or a plugin's; auto: bayes if it is installed",
+        group="tuning",
+    ),
+    Setting("fusion_policy", str, "threshold", "policy that decides which tensors share a bucket", group="performance"),
+    Setting(
+        "start_timeout_s",
+        float,
+        60.0,
+        "how long init waits for the other ranks, in seconds",
+        minimum=0.1,
+        group="faults",
+    ),
+    Setting(
+        "open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1, group="faults"
+    ),
+    Setting(
+        "leave_timeout_s",
+        float,
+        10.0,
+        "how long shutdown waits for announced buckets, in seconds",
+        minimum=0.0,
+        group="faults",
+    ),
     Setting(
         "stall_warning_s",
         float,
@@ -177,6 +265,8 @@ SETTINGS: tuple[Setting, ...] = (
         "after how long a wait for other ranks is reported, with the tensors, the missing ranks and whether these "
         "still answer, in seconds; 0: never",
         minimum=0,
+        group="faults",
+        brief="Report a wait that is longer, in seconds.",
     ),
     Setting(
         "stall_shutdown_s",
@@ -185,6 +275,8 @@ SETTINGS: tuple[Setting, ...] = (
         "after how long a stall ends the job, in seconds; the error on every rank says what waits for which ranks, and "
         "ranks that do not answer are killed; 0: never",
         minimum=0,
+        group="faults",
+        brief="End a job that waits longer, in seconds.",
     ),
     Setting(
         "verify_every",
@@ -193,6 +285,8 @@ SETTINGS: tuple[Setting, ...] = (
         "N: compare the ranks' parameters bit by bit after every N steps of an optimizer; "
         "a difference ends the job with ReplicasDiffer on every rank; 0: never",
         minimum=0,
+        group="faults",
+        brief="Compare the parameters every N steps.",
     ),
     Setting(
         "verify_first_step",
@@ -200,21 +294,38 @@ SETTINGS: tuple[Setting, ...] = (
         True,
         "after the first step of each optimizer, warn if the ranks' parameters differ: then the script probably lacks "
         "a broadcast_parameters or a DistributedOptimizer",
+        group="faults",
     ),
-    Setting("stall_stacks", bool, False, "a stall report includes the Python stacks of the ranks that others wait for"),
+    Setting(
+        "stall_stacks",
+        bool,
+        False,
+        "a stall report includes the Python stacks of the ranks that others wait for",
+        group="faults",
+    ),
     Setting(
         "flight_dir",
         str,
         "",
         "directory where each rank writes its last actions as JSON, if the job fails or stalls, or on flight_signal; "
         "empty: none",
+        group="faults",
+        brief="Write each rank's last actions if it fails.",
     ),
-    Setting("flight_records", int, 1024, "buckets and decisions that a rank keeps for flight_dir; 0: none", minimum=0),
+    Setting(
+        "flight_records",
+        int,
+        1024,
+        "buckets and decisions that a rank keeps for flight_dir; 0: none",
+        minimum=0,
+        group="faults",
+    ),
     Setting(
         "flight_signal",
         str,
         "SIGUSR1",
         "with flight_dir, the signal on which a rank writes its file, unless the script handles it; empty: none",
+        group="faults",
     ),
     Setting(
         "timeline",
@@ -222,20 +333,30 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "file for a timeline of all ranks, as a Chrome trace (read it by `ddl timeline summary FILE`); "
         "NAME.zip: a part for each rank, with a manifest for Perfetto; empty: none",
+        group="output",
+        brief="Write a timeline of all ranks to FILE.",
     ),
     Setting(
         "profiler_ranges",
         bool,
         False,
         "show buckets by name in the framework's own profiler while that runs, on the thread that runs them",
+        group="output",
     ),
-    Setting("timeline_mark_cycles", bool, False, "in the timeline, mark where each period of a schedule begins"),
+    Setting(
+        "timeline_mark_cycles",
+        bool,
+        False,
+        "in the timeline, mark where each period of a schedule begins",
+        group="output",
+    ),
     Setting(
         "grace_s",
         float,
         5.0,
         "how long other ranks may go on after a rank has failed, before they are ended, in seconds",
         minimum=0,
+        group="faults",
     ),
     Setting(
         "metrics_port",
@@ -243,14 +364,23 @@ SETTINGS: tuple[Setting, ...] = (
         0,
         "port at which the first rank of each host serves metrics to Prometheus; 0: none",
         minimum=0,
+        group="output",
+        brief="Serve metrics to Prometheus at this port.",
     ),
-    Setting("metrics_address", str, "127.0.0.1", "address that metrics_port listens at; 0.0.0.0: all, for everyone"),
+    Setting(
+        "metrics_address",
+        str,
+        "127.0.0.1",
+        "address that metrics_port listens at; 0.0.0.0: all, for everyone",
+        group="output",
+    ),
     Setting(
         "pulse_s",
         float,
         0.0,
         "how often each rank sends load and progress to the launcher, in seconds, as `ddl run --top` asks; 0: never",
         minimum=0,
+        group="output",
     ),
     Setting(
         "sample_ms",
@@ -258,18 +388,40 @@ SETTINGS: tuple[Setting, ...] = (
         0.0,
         "how often to sample the stack of a rank's main thread, in ms, as `ddl doctor -- COMMAND` asks; 0: never",
         minimum=0,
+        group="output",
     ),
-    Setting("log_level", str, "WARNING", "lowest level that is logged", choices=("DEBUG", "INFO", "WARNING", "ERROR")),
-    Setting("cache_dir", str, "", "directory for compiled kernels; empty: the first usual place that is writable"),
+    Setting(
+        "log_level",
+        str,
+        "WARNING",
+        "lowest level that is logged: DEBUG, INFO, WARNING or ERROR",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        group="output",
+        brief="Lowest level that is logged.",
+    ),
+    Setting(
+        "cache_dir",
+        str,
+        "",
+        "directory for compiled kernels; empty: the first usual place that is writable",
+        group="performance",
+    ),
     Setting(
         "switch_interval_ms",
         float,
         0.0,
         "thread switch interval of the Python interpreter while a job runs, in ms; 0: unchanged",
         minimum=0,
+        group="performance",
     ),
-    Setting("plugins", str, "", "comma-separated names of the only plugins to load; empty: all that are installed"),
-    Setting("plugins_off", str, "", "comma-separated names of plugins not to load"),
+    Setting(
+        "plugins",
+        str,
+        "",
+        "comma-separated names of the only plugins to load; empty: all that are installed",
+        group="job",
+    ),
+    Setting("plugins_off", str, "", "comma-separated names of plugins not to load", group="job"),
 )
 
 

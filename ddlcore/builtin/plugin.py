@@ -23,6 +23,7 @@ HIERARCHICAL_SETTINGS = (
         1 << 20,
         "across hosts: how much is reduced within a host, crosses, and is spread at a time, in bytes",
         minimum=4096,
+        group="performance",
     ),
     Setting(
         "hierarchical_shares",
@@ -30,6 +31,7 @@ HIERARCHICAL_SETTINGS = (
         2,
         "across hosts: how many ranks of each host send and receive, each a share; 0: as many as every host has",
         minimum=0,
+        group="performance",
     ),
 )
 
@@ -46,6 +48,7 @@ SHM_SETTINGS = (
         "in shared memory: how much a rank publishes at a time, in bytes, a power of two from 32768 to 1048576; "
         "0: by the numbers of ranks and cores",
         minimum=0,
+        group="performance",
     ),
 )
 SHM_KNOBS = (
@@ -220,8 +223,12 @@ def ddl_launchers() -> list[LauncherProvider]:
             doc="ssh, or the remote shell that OMPI_MCA_plm_rsh_agent names",
             suite="ddlcore.testing.builtin:SshSuite",
             settings=(
-                Setting("ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0),
-                Setting("ssh_identity_file", str, "", "private key for ssh; empty: as ssh is configured"),
+                Setting(
+                    "ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0, group="hosts"
+                ),
+                Setting(
+                    "ssh_identity_file", str, "", "private key for ssh; empty: as ssh is configured", group="hosts"
+                ),
             ),
         ),
         LauncherProvider(

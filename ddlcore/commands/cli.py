@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddlcore.commands.help import examples
+
 if TYPE_CHECKING:
     from ddlcore.plug.registry import Registry
 
@@ -58,7 +60,16 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
         ctx.exit()
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+# Both settings hold for the subcommands, too, as click takes them from the context above.
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples(
+        ("ddl info", "what is installed, and what is missing"),
+        ("ddl run -np 4 python train.py", "4 ranks on this host"),
+        ("ddl run --help", "the options of a command"),
+    ),
+)
 @click.option(
     "-V",
     "--version",
@@ -84,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(error.format_message())
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "ddl"
-        return _refuse(f"{where}: {error.format_message()} (`{where} --help` lists what there is)")
+        return _refuse(f"{where}: {error.format_message()} (`{where} {_whole_help(error.ctx)}` lists what there is)")
     except click.ClickException as error:
         return _refuse(error.format_message())
     except (click.Abort, KeyboardInterrupt):
@@ -92,6 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ddl info | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _whole_help(ctx: click.Context | None) -> str:
+    """Return the option that shows all options of the command."""
+    shown = [name for one in ctx.command.params for name in one.opts] if ctx else []
+    return "--help-all" if "--help-all" in shown else "--help"
 
 
 def _refuse(text: str) -> int:

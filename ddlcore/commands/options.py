@@ -2,37 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import click
 
-from ddlcore.config import SETTINGS, Setting
+from ddlcore.commands import completion
+from ddlcore.commands.help import CORE, PLUGINS_PLACE, Command, Group, Option, shows_whole
+from ddlcore.config import GROUPS, SETTINGS, Setting
 
 _ALSO = {"network_interface": ("--network-interfaces",)}  # its name in horovodrun
+_OF_PLUGINS = "ddl.options_of_plugins"  # in click's context
+# What the value of a setting is, where its type does not say so, and how a shell completes it.
+_VALUES: Mapping[str, tuple[str, Any]] = {
+    "backend": ("NAME", completion.backends),
+    "device_dense": ("NAME", completion.devices),
+    "overlap": ("auto|on|off", completion.words("auto", "on", "off")),
+    "network_interface": ("NAME", None),
+    "rendezvous_dir": ("DIR", completion.directories),
+    "launcher": ("NAME", completion.providers("launchers", "auto")),
+    "compression": ("NAME", completion.providers("compressors")),
+    "autotune_log": ("FILE", completion.files),
+    "tuner": ("NAME", completion.providers("tuners", "auto")),
+    "fusion_policy": ("NAME", completion.providers("fusion_policies")),
+    "flight_dir": ("DIR", completion.directories),
+    "timeline": ("FILE", completion.files),
+    "cache_dir": ("DIR", completion.directories),
+    "log_level": ("LEVEL", None),
+    "plugins": ("NAMES", completion.plugins),
+    "plugins_off": ("NAMES", completion.plugins),
+}
 
 
-def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add one option for each of the core's settings. The value of an option that is not given is None."""
-    for row in reversed(SETTINGS):
-        function = _option(row)(function)
-    return function
+def setting_options(in_brief: Collection[str] = tuple(GROUPS)) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds one option for each of the core's settings.
+
+    The value of an option that is not given is None. ``in_brief`` are the groups of settings that may appear in the
+    short help of the command; it shows no setting of another group.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for row in reversed(SETTINGS):
+            names, described = _declared(row, CORE[row.group])
+            brief = described["brief"] if row.group in in_brief else ""
+            function = click.option(*names, cls=Option, **{**described, "brief": brief})(function)
+        return function
+
+    return add
 
 
-def _option(row: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    default = f"default {row.default}" if row.default != "" else "default: none"
+class SettingsCommand(Command):
+    """A command that takes the settings as options: the core's, and those that installed plugins define.
+
+    The plugins are loaded only if an option is given that the core does not know, for --help-all and for a shell that
+    completes a word. So the other command lines are read as quickly as without plugins.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters of the command, and the options of plugins if they have been asked for."""
+        known = super().get_params(ctx)
+        if _OF_PLUGINS not in ctx.meta and (shows_whole(ctx) or ctx.resilient_parsing):
+            ctx.meta[_OF_PLUGINS] = _plugin_options(known)
+        return [*known, *ctx.meta.get(_OF_PLUGINS, ())]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line ``args``, which may hold options of plugins."""
+        self.find_plugin_options(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def find_plugin_options(self, ctx: click.Context, args: list[str]) -> None:
+        """Add the options of plugins if ``args`` has an option that is unknown without them."""
+        known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+        given = (word.partition("=")[0] for word in args[: self.command_at(ctx, args)] if word.startswith("--"))
+        if _OF_PLUGINS not in ctx.meta and not known.issuperset(given):
+            ctx.meta[_OF_PLUGINS] = _plugin_options(self.get_params(ctx))
+
+    def command_at(self, ctx: click.Context, args: Sequence[str]) -> int:
+        """Return the index of the first word in ``args`` that is certainly no option of ours, or ``len(args)``."""
+        return args.index("--") if "--" in args else len(args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> completion.Items:
+        """Return completions of an option's name; after the command of the ranks has begun, of a file."""
+        if completion.follows_command(ctx):
+            return completion.path(incomplete)
+        return super().shell_complete(ctx, incomplete)
+
+
+def _plugin_options(known: Sequence[click.Parameter]) -> list[Option]:
+    """Return an option for each setting of the installed plugins, if no option in ``known`` has its name."""
+    registry = completion.installed()
+    if registry is None:
+        return []
+    names = {one.name for one in known}
+    flags = {flag for one in known for flag in (*one.opts, *one.secondary_opts)}
+    found: dict[str, Option] = {}
+    for _, provider in registry.offers():
+        plugin = registry.distribution(provider).name
+        own = Group(f"Plugin {plugin}", "its settings", PLUGINS_PLACE)
+        for row in provider.settings:
+            words, described = _declared(row, CORE.get(row.group, own))
+            if row.name not in names and not flags & set(_flags(words)):
+                found[row.name] = Option(words, **{**described, "brief": ""})  # the short help is that of the core
+    return list(found.values())
+
+
+def _flags(names: Sequence[str]) -> list[str]:
+    return [flag for name in names if name.startswith("-") for flag in name.split("/")]
+
+
+def _declared(row: Setting, group: Group) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of a setting's option, as click takes them, and its further arguments."""
+    described: dict[str, Any] = {"default": None, "group": group, "help": _text(row), "brief": _brief(row)}
     if row.type is bool:
-        return click.option(
-            f"{row.flag}/--no-{row.flag[2:]}", row.name, default=None, help=f"{row.doc} [{default}; {row.env}]"
-        )
+        return [f"{row.flag}/--no-{row.flag[2:]}", row.name], described
     kinds = {int: "N", float: "NUMBER", str: "TEXT"}
-    metavar = "|".join(row.choices) if row.choices else kinds[row.type]
-    return click.option(
-        row.flag,
-        *_ALSO.get(row.name, ()),
-        *(["--" + row.former.replace("_", "-")] if row.former else []),
-        row.name,
-        default=None,
-        metavar=metavar,
-        help=f"{row.doc} [{default}; {row.env}]",
-    )
+    metavar, complete = _VALUES.get(row.name, (kinds[row.type], None))
+    if row.choices:
+        metavar = metavar if row.name in _VALUES else "|".join(row.choices)
+        complete = completion.words(*row.choices)
+    former = ["--" + row.former.replace("_", "-")] if row.former else []
+    names = [row.flag, *_ALSO.get(row.name, ()), *former, row.name]
+    return names, {**described, "metavar": metavar, "shell_complete": complete}
+
+
+def _text(row: Setting) -> str:
+    default = "default: none" if row.default == "" else f"default {_default(row)}"
+    return f"{row.doc[:1].upper()}{row.doc[1:]}. [{default}; {row.env}]"
+
+
+def _brief(row: Setting) -> str:
+    """Return the text of the short help, with the default if it says more than that the setting is off."""
+    return f"{row.brief} [default {_default(row)}]" if row.brief and row.default else row.brief
+
+
+def _default(row: Setting) -> str:
+    if row.type is bool:
+        return "on" if row.default else "off"
+    return f"{row.default:g}" if isinstance(row.default, float) else str(row.default)

@@ -138,7 +138,7 @@ class TensorEntry(Protocol):
 
 
 class JobSettings(Protocol):
-    """The settings of a job by name, with those of plugins. ``ddl run --help`` lists them.
+    """The settings of a job by name, with those of plugins. ``ddl run --help-all`` lists them.
 
     While a search runs, settings may change from step to step, so read a setting each time you need it.
     """

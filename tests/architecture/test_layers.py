@@ -33,6 +33,7 @@ FOLDERS = {
     "testing": ({OWN}, {"conform"}),
     "launch": ({"output"}, {"ranks"}, {"agents"}, {"job"}),
     "commands": (
+        {"completion", "help"},
         {"options"},
         {"info"},
         {"bench", "conform", "plugins", "timeline"},

@@ -130,7 +130,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Both exit with 0; every setting has its flag in the help."""
     from ddlcore.config import SETTINGS
 
-    assert main(["run", "--help"]) == 0
+    assert main(["run", "--help-all"]) == 0
     text = capsys.readouterr().out
     assert all(row.flag in text for row in SETTINGS)
     assert main(["--version"]) == 0

@@ -24,8 +24,10 @@ from ddlcore.commands.bench.plan import (
 )
 from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row, ratio
 from ddlcore.commands.bench.tables import closing, heading, line
+from ddlcore.commands.completion import providers, words
+from ddlcore.commands.help import CORE, Group, examples, option
 from ddlcore.commands.info.facts import machine_facts
-from ddlcore.commands.options import setting_options
+from ddlcore.commands.options import SettingsCommand, setting_options
 from ddlcore.config import Settings
 from ddlcore.errors import DdlInternalError, PluginError, RankFailed
 from ddlcore.launch.job.launcher import check_route
@@ -34,25 +36,84 @@ from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.text.numbers import exact_size
 
+_MEASURED = Group("Benchmark", "what is measured, and where the times are written")
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("-np", "--num-proc", type=int, default=2, metavar="N", help="How many ranks to start. [default 2]")
-@click.option(
-    "--against", default="", metavar="NAMES", help="Peers to compare ddl with; `ddl info` lists them. [default: none]"
+
+@click.command(
+    cls=SettingsCommand,
+    epilog=examples(
+        ("ddl bench -np 4", "every collective, on 4 ranks"),
+        ("ddl bench --ops allreduce --sizes 4,64K,1M --plot times.png", "one of them, with a chart"),
+    ),
 )
-@click.option(
-    "--ops", default=",".join(OPERATIONS), metavar="NAMES", help=f"Which collectives. [default {','.join(OPERATIONS)}]"
+@option(
+    "-np",
+    "--num-proc",
+    type=int,
+    default=2,
+    metavar="N",
+    group=CORE["job"],
+    brief="How many ranks to start. [default 2]",
 )
-@click.option(
-    "--sizes", default=SIZES, metavar="SIZES", help=f"Bytes of the whole tensor, such as 4,64K,1M. [default {SIZES}]"
+@option(
+    "--against",
+    default="",
+    metavar="NAMES",
+    shell_complete=providers("bench_peers", many=True),
+    group=_MEASURED,
+    brief="Peers to compare ddl with. [default: none]",
+    help="Peers to compare ddl with; `ddl info` lists them. [default: none]",
 )
-@click.option("--dtype", default="f32", metavar="TYPE", help=f"{', '.join(DTYPES)}, or a long name. [default f32]")
-@click.option("--rounds", type=click.IntRange(min=1), default=9, metavar="N", help="Rounds of turns. [default 9]")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write all times to FILE."
+@option(
+    "--ops",
+    default=",".join(OPERATIONS),
+    metavar="NAMES",
+    shell_complete=words(*OPERATIONS, many=True),
+    group=_MEASURED,
+    brief="Which collectives. [default: all]",
+    help=f"Which collectives. [default {','.join(OPERATIONS)}]",
 )
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw them to a .png, .svg or .pdf.")
-@setting_options
+@option(
+    "--sizes",
+    default=SIZES,
+    metavar="SIZES",
+    group=_MEASURED,
+    brief="Bytes of the whole tensor, such as 4,64K,1M.",
+    help=f"Bytes of the whole tensor, such as 4,64K,1M. [default {SIZES}]",
+)
+@option(
+    "--dtype",
+    default="f32",
+    metavar="TYPE",
+    shell_complete=words(*DTYPES),
+    group=_MEASURED,
+    brief="Type of the elements. [default f32]",
+    help=f"{', '.join(DTYPES)}, or a long name. [default f32]",
+)
+@option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=9,
+    metavar="N",
+    group=_MEASURED,
+    brief="Rounds of turns. [default 9]",
+)
+@option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    group=_MEASURED,
+    brief="Also write all times to FILE.",
+)
+@option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    group=_MEASURED,
+    brief="Also draw them to a .png, .svg or .pdf.",
+)
+@setting_options(in_brief=("performance",))
 def bench(
     num_proc: int,
     against: str,
@@ -122,11 +183,11 @@ def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Set
 
 
 def _check_files(json_file: Path | None, plot: Path | None) -> None:
-    for option, path in (("--json", json_file), ("--plot", plot)):
+    for flag, path in (("--json", json_file), ("--plot", plot)):
         if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{option} {path}: there is no directory {path.parent}; make it first")
+            raise ValueError(f"{flag} {path}: there is no directory {path.parent}; make it first")
         if path is not None and path.is_dir():
-            raise ValueError(f"{option} {path}: it is a directory; name a file in it")
+            raise ValueError(f"{flag} {path}: it is a directory; name a file in it")
     if plot is not None:
         from ddlcore.commands.bench.chart import require_matplotlib
 

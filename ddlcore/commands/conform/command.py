@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlcore.commands.completion import installed, items
+from ddlcore.commands.help import Command, examples
 from ddlcore.errors import PluginError
 from ddlcore.plug.settings import settings_of
 from ddlcore.testing.conform.kinds import KINDS, Subject, subjects
@@ -19,12 +21,31 @@ from ddlcore.testing.conform.report import as_json, as_text, succeeded
 from ddlcore.testing.conform.watch import Run
 from ddlcore.testing.conform.watch import conform as run_suite
 
+if TYPE_CHECKING:
+    from ddlcore.commands.completion import Items
+
 NEEDED = ("pytest", "hypothesis", "ml_dtypes")
 TEST_S = 60.0
 
 
-@click.command()
-@click.argument("name")
+def _testable(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """Return completions of the name of a plugin that has a suite, or of its distribution."""
+    registry = installed()
+    if registry is None:
+        return []
+    tested = [one for row in KINDS.values() for one in registry.of(row.kind()).values()]
+    docs = {one.name: one.doc for one in tested}
+    return items({**dict.fromkeys((registry.distribution(one).name for one in tested), ""), **docs}, incomplete)
+
+
+@click.command(
+    cls=Command,
+    epilog=examples(
+        ("ddl conform shm", "all suites for what is called shm"),
+        ("ddl conform ddl-example", "everything that a distribution offers"),
+    ),
+)
+@click.argument("name", shell_complete=_testable)
 @click.option("--kind", "--door", "kind", type=click.Choice(list(KINDS)), help="The kind, if several share that name.")
 @click.option("--only", multiple=True, metavar="TEST", help="Run only this test; may be given several times.")
 @click.option(

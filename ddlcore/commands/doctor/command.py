@@ -11,61 +11,103 @@ from pathlib import Path
 
 import click
 
+from ddlcore.commands.completion import directories, files, script
 from ddlcore.commands.doctor.examining import examine, examine_recorded
 from ddlcore.commands.doctor.report import Report, text_lines
 from ddlcore.commands.doctor.subject import Question, subject_of
-from ddlcore.commands.options import setting_options
+from ddlcore.commands.help import CORE, Group, examples, option
+from ddlcore.commands.options import SettingsCommand, setting_options
 from ddlcore.errors import DdlInternalError, PluginError, RankFailed
 from ddlcore.launch.ranks.command import ranks_path, resolve_command
 from ddlcore.launch.ranks.exit_status import NotStarted
 
+_REPORT = Group("Examination", "what is measured, and how it is reported")
+
 
 @click.command(
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-    },
+    cls=SettingsCommand,
+    context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
+    epilog=examples(
+        ("ddl doctor", "this host"),
+        ("ddl doctor -H node1:4,node2:4 --plot links.png", "two hosts and the links between them"),
+        ("ddl doctor -np 4 -- python train.py", "what the steps of a script wait for"),
+    ),
 )
-@click.option(
-    "-np", "--num-proc", type=int, metavar="N", help="How many ranks. [default: all slots; else one a GPU, at least 2]"
+@option(
+    "-np",
+    "--num-proc",
+    type=int,
+    metavar="N",
+    group=CORE["job"],
+    brief="How many ranks. [default: all slots]",
+    help="How many ranks. [default: all slots; else one a GPU, at least 2]",
 )
-@click.option(
-    "-H", "--hosts", metavar="HOST:SLOTS,…", help="The hosts, and the largest number of ranks on each. [default: here]"
+@option(
+    "-H",
+    "--hosts",
+    metavar="HOST:SLOTS,…",
+    group=CORE["hosts"],
+    brief="The hosts, and the most ranks on each.",
+    help="The hosts, and the largest number of ranks on each. [default: here]",
 )
-@click.option("--hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the matrices, to a .png, .svg or .pdf."
+@option(
+    "--hostfile",
+    metavar="FILE",
+    shell_complete=files,
+    group=CORE["hosts"],
+    brief="The same as a file: lines of HOST slots=N.",
+    help="The same as a file: lines of the form HOST slots=N.",
 )
-@click.option(
+@option("--json", "as_json", is_flag=True, group=_REPORT, brief="Print the report as JSON.")
+@option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    group=_REPORT,
+    brief="Also draw the matrices, to a .png, .svg or .pdf.",
+)
+@option(
     "--model-mb",
     type=click.FloatRange(min=0, min_open=True),
     default=100.0,
     metavar="N",
+    group=_REPORT,
+    brief="Size of a step's gradients in 10⁶ bytes. [default 100]",
     help="Size of a step's gradients in 10⁶ bytes, to say what a slow link costs. [default 100]",
 )
-@click.option(
-    "--links/--no-links", default=True, help="Measure latency and bandwidth between ranks, or do not. [default --links]"
+@option(
+    "--links/--no-links",
+    default=True,
+    group=_REPORT,
+    brief="Measure the links between ranks. [default --links]",
+    help="Measure latency and bandwidth between ranks, or do not. [default --links]",
 )
-@click.option(
+@option(
     "--steps",
     type=click.IntRange(min=3),
     default=30,
     metavar="N",
-    help="With COMMAND: how many of its steps to watch. [default 30]",
+    group=_REPORT,
+    brief="With COMMAND: how many of its steps to watch. [default 30]",
 )
-@click.option(
+@option(
     "--seconds",
     type=click.FloatRange(min=1),
     default=120.0,
     metavar="N",
-    help="With COMMAND: how long to wait for these steps. [default 120]",
+    group=_REPORT,
+    brief="With COMMAND: how long to wait for these steps. [default 120]",
 )
-@click.option("--root", metavar="DIR", help="Examine a recorded host: the proc/, sys/ and gpus.json below DIR.")
-@setting_options
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@option(
+    "--root",
+    metavar="DIR",
+    shell_complete=directories,
+    group=_REPORT,
+    help="Examine a recorded host: the proc/, sys/ and gpus.json below DIR.",
+)
+@setting_options(in_brief=("hosts",))
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=script)
 @click.pass_context
 def doctor(
     ctx: click.Context,

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ddlcore.commands.help import Command, examples
 from ddlcore.commands.info.facts import all_facts
 from ddlcore.plug.settings import settings_of
 from ddlcore.text.columns import aligned, indented, table
@@ -25,7 +26,13 @@ def _text(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    epilog=examples(
+        ("ddl info", "tables"),
+        ("ddl info --json | jq .transports", "the same for a program"),
+    ),
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def info(as_json: bool) -> None:
     """Show machine, frameworks, transports and the rest, and what is missing to use them."""

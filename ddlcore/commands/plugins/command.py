@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from ddlcore.commands.completion import directories
+from ddlcore.commands.help import Command, examples
 from ddlcore.commands.plugins.listing import READY, Row, rows
 from ddlcore.commands.plugins.package import KINDS, write_package
 from ddlcore.commands.plugins.trials import FAILED, tried
@@ -19,7 +21,13 @@ from ddlcore.plug.settings import settings_of
 from ddlcore.text.columns import table
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    invoke_without_command=True,
+    epilog=examples(
+        ("ddl plugins --probe", "try each plugin"),
+        ("ddl plugins new transport mine", "a package to begin with"),
+    ),
+)
 @click.option("--probe", is_flag=True, help="Try each one with three elements.")
 @click.option("--json", "for_machines", is_flag=True, help="Print the list as JSON.")
 @click.pass_context
@@ -74,10 +82,12 @@ def _progress(count: int) -> Iterator[Any]:
         yield lambda row: bar.update(task, advance=1, description=escape(f"{row.kind} {row.name}"))
 
 
-@plugins.command()
+@plugins.command(cls=Command)
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
-@click.option("--into", default=".", metavar="DIR", help="Where to create its folder. [default: here]")
+@click.option(
+    "--into", default=".", metavar="DIR", shell_complete=directories, help="Where to create its folder. [default: here]"
+)
 def new(kind: str, name: str, into: str) -> None:
     """Write a package for a new plugin: KIND is what it adds, NAME is what users will call it.
 

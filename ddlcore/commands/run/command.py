@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ddlcore.commands.options import setting_options
+from ddlcore.commands.completion import directories, files, script
+from ddlcore.commands.help import CORE, HELP, examples, option
+from ddlcore.commands.options import SettingsCommand, setting_options
 from ddlcore.commands.run.horovod import Answers, answers_of, horovod_options, log_level, read_variables
 from ddlcore.commands.run.top import PULSE_S, Top
-from ddlcore.config import Settings, read_toml
+from ddlcore.config import GROUPS, Settings, read_toml
 from ddlcore.control.ports import is_free
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
@@ -27,85 +29,157 @@ from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 
-_HELP = ("-h", "--help")
 
-
-class JobCommand(click.Command):
-    """A click command whose options end at the first word that is not an option.
+class JobCommand(SettingsCommand):
+    """A command whose options end at the first word that is not an option.
 
     That word and all after it are the command of the ranks. ``-m`` also begins the command of the ranks.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._mark_command(args))
+        """Read the command line ``args``."""
+        self.find_plugin_options(ctx, args)  # where the command begins depends on which options take a value
+        at = self.command_at(ctx, args)
+        return super().parse_args(ctx, [*args[:at], "--", *args[at:]] if args[at : at + 1] == ["-m"] else args)
 
-    def _mark_command(self, args: list[str]) -> list[str]:
+    def command_at(self, ctx: click.Context, args: Sequence[str]) -> int:
+        """Return the index in ``args`` at which our options end. An option that is unknown is taken to have a value."""
         words = {
             name: 0 if option.is_flag else option.nargs
-            for option in self.params
+            for option in self.get_params(ctx)
             if isinstance(option, click.Option)
             for name in (*option.opts, *option.secondary_opts)
         }
         at = 0
-        while at < len(args) and args[at].startswith("-") and args[at] != "--":
-            if args[at] == "-m":
-                return [*args[:at], "--", *args[at:]]
-            at += 1 if "=" in args[at] or args[at] in _HELP else 1 + words.get(args[at], 1)
-        return args
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("--", "-m"):
+            at += 1 if "=" in args[at] else 1 + words.get(args[at], 1)
+        return at
 
 
-def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that ``ddl run`` and ``ddl tune`` share: placement, settings, and the command of the ranks."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
-    click.option("-np", "--num-proc", type=int, metavar="N", help="How many ranks to start."),
-    click.option("-H", "--hosts", metavar="HOST:SLOTS,…", help="The hosts, and the largest number of ranks on each."),
-    click.option("--hostfile", "-hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N."),
-    click.option("-p", "--ssh-port", metavar="N", help="Port of every other host's sshd. [DDL_SSH_PORT]"),
-    click.option("-i", "--ssh-identity-file", metavar="FILE", help="Private key for ssh. [DDL_SSH_IDENTITY_FILE]"),
-    click.option(
+def job_options(in_brief: Collection[str] = tuple(GROUPS)) -> _Decorator:
+    """Return a decorator for the options that ``ddl run`` and ``ddl tune`` share.
+
+    These are placement, settings, and the command of the ranks. ``in_brief`` is explained at ``setting_options``.
+    """
+    command = click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=script)
+    decorators: tuple[_Decorator, ...] = (*_OPTIONS, setting_options(in_brief), horovod_options, command)
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for one in reversed(decorators):
+            function = one(function)
+        return function
+
+    return add
+
+
+_JOB, _HOSTS, _OUTPUT = CORE["job"], CORE["hosts"], CORE["output"]
+_OPTIONS: tuple[_Decorator, ...] = (
+    option("-np", "--num-proc", type=int, metavar="N", group=_JOB, brief="How many ranks to start."),
+    option(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,…",
+        group=_HOSTS,
+        brief="The hosts, and the most ranks on each.",
+        help="The hosts, and the largest number of ranks on each.",
+    ),
+    option(
+        "--hostfile",
+        "-hostfile",
+        metavar="FILE",
+        shell_complete=files,
+        group=_HOSTS,
+        brief="The same as a file: lines of HOST slots=N.",
+        help="The same as a file: lines of the form HOST slots=N.",
+    ),
+    option(
+        "-p",
+        "--ssh-port",
+        metavar="N",
+        group=_HOSTS,
+        help="Port of every other host's sshd. [DDL_SSH_PORT]",
+    ),
+    option(
+        "-i",
+        "--ssh-identity-file",
+        metavar="FILE",
+        shell_complete=files,
+        group=_HOSTS,
+        help="Private key for ssh. [DDL_SSH_IDENTITY_FILE]",
+    ),
+    option(
         "--config",
         "--config-file",
         metavar="FILE",
+        shell_complete=files,
+        group=_JOB,
+        brief="TOML file with settings.",
         help="TOML file with settings; flags and DDL_* variables win over it.",
     ),
-    click.option(
-        "--output-dir", "--output-filename", metavar="DIR", help="Also write DIR/rank.N/stdout and DIR/rank.N/stderr."
+    option(
+        "--output-dir",
+        "--output-filename",
+        metavar="DIR",
+        shell_complete=directories,
+        group=_OUTPUT,
+        brief="Also write each rank's output to files in DIR.",
+        help="Also write DIR/rank.N/stdout and DIR/rank.N/stderr.",
     ),
-    click.option(
+    option(
         "--prefix-output-with-timestamp",
         "-prefix-timestamp",
         "stamped",
         is_flag=True,
+        group=_OUTPUT,
         help="Put the time before every line of output.",
     ),
-    click.option("--verbose", is_flag=True, help="Show what is started, where, and with which settings."),
-    setting_options,
-    horovod_options,
-    click.argument("command", nargs=-1, type=click.UNPROCESSED),
+    option(
+        "--verbose",
+        is_flag=True,
+        group=_OUTPUT,
+        brief="Show what is started, and with which settings.",
+        help="Show what is started, where, and with which settings.",
+    ),
 )
 
 
 @click.command(
     cls=JobCommand,
-    context_settings={"allow_interspersed_args": False, "help_option_names": list(_HELP), "max_content_width": 110},
+    context_settings={"allow_interspersed_args": False},
     options_metavar="-np N [OPTIONS]",
+    epilog=examples(
+        ("ddl run -np 4 python train.py", "4 ranks on this host"),
+        ("ddl run -H node1:4,node2:4 python train.py", "8 ranks on two hosts"),
+        ("ddl run -np 4 --dry-run python train.py", "what would be started"),
+        ("ddl run -np 4 --top -m package.train", "a module, and a live table"),
+    ),
 )
-@click.option("--dry-run", is_flag=True, help="Show ranks, environment and commands, and start nothing.")
-@click.option("--top", is_flag=True, help="Show a live table of all ranks; without a terminal, lines every 10 s.")
-@click.option("--check-build", "-cb", is_flag=True, help="Show `ddl info` and exit.")
-@click.option("-v", "--version", is_flag=True, help="Show the version and exit.")
-@job_options
+@job_options()
+@option(
+    "--dry-run",
+    is_flag=True,
+    group=_JOB,
+    brief="Show what would be started, and start nothing.",
+    help="Show ranks, environment and commands, and start nothing.",
+)
+@option(
+    "--top",
+    is_flag=True,
+    group=_OUTPUT,
+    brief="Show a live table of all ranks.",
+    help="Show a live table of all ranks; without a terminal, lines every 10 s.",
+)
+@option("--check-build", "-cb", is_flag=True, group=HELP, help="Show `ddl info` and exit.")
+@option("-v", "--version", is_flag=True, group=HELP, help="Show the version and exit.")
 @click.pass_context
 def run(ctx: click.Context, /, dry_run: bool, check_build: bool, version: bool, **given: Any) -> None:
     """Start COMMAND on N ranks, such as: ddl run -np 4 python train.py --epochs 3
 
     COMMAND is `python SCRIPT …`, `SCRIPT.py …`, `-m MODULE …` or any program. The exit code is that of
-    the first rank that fails. Every flag of horovodrun is accepted, or a message says what to use instead.
+    the first rank that fails. Every flag of horovodrun is accepted or explained.
     """
     if version:
         click.echo(f"ddl {VERSION}")

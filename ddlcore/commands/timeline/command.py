@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from ddlcore.commands.help import Command, examples
 from ddlcore.observe.merge import merge as merge_parts
 from ddlcore.observe.merge import parts_in, read_trace
 from ddlcore.observe.page import page, sentences, tables
@@ -17,12 +18,17 @@ from ddlcore.observe.summary import summarise
 from ddlcore.text.columns import aligned
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    epilog=examples(
+        ("ddl timeline summary trace.json", "where the time of the steps goes"),
+        ("ddl timeline merge -o trace.zip trace.json", "one file for Perfetto"),
+    ),
+)
 def timeline() -> None:
     """Read what `ddl run --timeline FILE` has written."""
 
 
-@timeline.command()
+@timeline.command(cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--html", "target", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with charts."
@@ -51,7 +57,7 @@ def summary(file: Path, target: Path | None, as_json: bool) -> None:
         click.echo(f"wrote {target}", err=True)
 
 
-@timeline.command()
+@timeline.command(cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file. [default: FILE]")
 def merge(file: Path, output: Path | None) -> None:

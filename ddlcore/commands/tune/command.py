@@ -13,10 +13,11 @@ from typing import Any
 
 import click
 
+from ddlcore.commands.help import Group, examples, option
 from ddlcore.commands.run.command import JobCommand, job_options, prepare
 from ddlcore.commands.tune.report import write_report
 from ddlcore.commands.tune.results import about_text, kept_beside, settings_found, values_of, write_config
-from ddlcore.config import read_toml
+from ddlcore.config import GROUPS, read_toml
 from ddlcore.contracts.tuner import Value
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.launch.job.launcher import EndEarly, Launch, prepare_directory, run_job
@@ -28,35 +29,59 @@ from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.log import read_log
 from ddlcore.tune.session import Phase, Sample, Session, Values
 
+_SEARCH = Group("Search", "how long it takes, and what it writes")
+
 
 @click.command(
     cls=JobCommand,
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-    },
+    context_settings={"allow_interspersed_args": False},
     options_metavar="-np N [OPTIONS]",
+    epilog=examples(
+        ("ddl tune -np 4 --out tuned.toml python train.py", "search, and write the best settings"),
+        ("ddl run -np 4 --config tuned.toml python train.py", "train with them"),
+    ),
 )
-@click.option(
-    "--trials", type=click.IntRange(min=1), metavar="N", help="Samples to take. [default 20; DDL_AUTOTUNE_TRIALS]"
+@option(
+    "--trials",
+    type=click.IntRange(min=1),
+    metavar="N",
+    group=_SEARCH,
+    brief="Samples to take. [default 20]",
+    help="Samples to take. [default 20; DDL_AUTOTUNE_TRIALS]",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("tuned.toml"), metavar="FILE",
-    help="Config file for `ddl run --config`. [default tuned.toml]",
-)  # fmt: skip
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE", help="HTML report. [default: OUT with .html, and .png]"
+@option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("tuned.toml"),
+    metavar="FILE",
+    group=_SEARCH,
+    brief="Config file for `ddl run --config`. [default tuned.toml]",
 )
-@click.option(
-    "--warm-start", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
+@option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    group=_SEARCH,
+    brief="HTML report. [default: OUT with .html, and .png]",
+)
+@option(
+    "--warm-start",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    group=_SEARCH,
+    brief="Try first the settings of an earlier search.",
     help="Try first the settings of an earlier config file or --autotune-log.",
-)  # fmt: skip
-@click.option(
-    "--runs", type=click.IntRange(min=1), metavar="N",
+)
+@option(
+    "--runs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    group=_SEARCH,
+    brief="Run the command at most N times.",
     help="Run the command at most N times if it ends before the search does. [default: until the search ends]",
-)  # fmt: skip
-@job_options
+)
+@job_options(in_brief=set(GROUPS) - {"tuning"})  # the search is what the command is for
 @click.pass_context
 def tune(
     ctx: click.Context,
@@ -70,8 +95,8 @@ def tune(
 ) -> None:
     """Find good settings for COMMAND, such as: ddl tune -np 4 --out tuned.toml python train.py
 
-    The training runs as under `ddl run` while its steps are timed with one setting after another. It is ended when the
-    search is over. A setting is written only if its gain is certain beyond noise.
+    The training runs as under `ddl run` while its steps are timed with one setting after another, until the
+    search is over. A setting is written only if its gain is certain.
     """
     try:
         flags = {**given, "autotune": True}

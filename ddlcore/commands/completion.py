@@ -1,0 +1,161 @@
+"""Tell a shell the words that may follow on a command line: names of what is installed, settings' values, and files.
+
+click calls the completers of this module only for a shell that completes a word, which sets ``_DDL_COMPLETE``. A
+completer never raises: the shell would print the error into the line that its user is typing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from ddlcore.plug.registry import Registry
+
+    Items = list[CompletionItem[str]]
+    Completer = Callable[[click.Context, click.Parameter, str], Items]
+
+
+def installed() -> Registry | None:
+    """Return what is installed; None if a variable ``DDL_*`` has no valid value, which the command itself will say."""
+    from ddlcore.plug.settings import settings_of
+
+    try:
+        return settings_of(os.environ)[1]
+    except ValueError:
+        return None
+
+
+def items(names: Mapping[str, str] | Iterable[str], incomplete: str, before: str = "") -> Items:
+    """Return the ``names`` that begin with ``incomplete``, each with ``before`` in front.
+
+    If ``names`` is a mapping, its values are texts about the names, which some shells show.
+    """
+    from click.shell_completion import CompletionItem
+
+    texts = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
+    return [
+        CompletionItem(before + name, help=text or None) for name, text in texts.items() if name.startswith(incomplete)
+    ]
+
+
+def path(incomplete: str, kind: str = "file") -> Items:
+    """Tell the shell to complete a path by itself: that of any file, or of a directory if ``kind`` is "dir"."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type=kind)]
+
+
+def follows_command(ctx: click.Context) -> bool:
+    """Return whether the command of the ranks has begun, so that all further words belong to it."""
+    return bool(ctx.params.get("command"))
+
+
+def _completer(offer: Callable[[str], Items]) -> Completer:
+    """Return a completer of an option's values from a function of the incomplete word."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+        return path(incomplete) if follows_command(ctx) else offer(incomplete)
+
+    return complete
+
+
+def words(*choices: str, many: bool = False) -> Completer:
+    """Return a completer for an option that takes one of ``choices``; if ``many``, several, separated by commas."""
+    names = dict.fromkeys(choices, "")
+    return _completer(lambda incomplete: _listed(names, incomplete) if many else items(names, incomplete))
+
+
+def providers(kind: str, *more: str, many: bool = False) -> Completer:
+    """Return a completer for the names of installed providers.
+
+    ``kind`` is an attribute of the registry, such as "tuners". ``more`` are words that are valid besides. ``many``: the
+    option takes several names, separated by commas.
+    """
+
+    def offer(incomplete: str) -> Items:
+        registry = installed()
+        if registry is None:
+            return []
+        names = {
+            **dict.fromkeys(more, ""),
+            **{one.name: one.doc for one in registry.of(registry.kinds()[kind]).values()},
+        }
+        return _listed(names, incomplete) if many else items(names, incomplete)
+
+    return _completer(offer)
+
+
+def _listed(names: Mapping[str, str], incomplete: str) -> Items:
+    """Return completions of the last name in a list with commas. Names that the list has already are left out."""
+    before, comma, last = incomplete.rpartition(",")
+    given = before.split(",")
+    return items({name: text for name, text in names.items() if name not in given}, last, before + comma)
+
+
+def _backends(incomplete: str) -> Items:
+    """Return completions of a transport's name, and of both names in LOCAL+CROSS.
+
+    Transports that no user selects for processes are left out.
+    """
+    registry = installed()
+    if registry is None:
+        return []
+    before, plus, last = incomplete.rpartition("+")
+    names = {
+        one.name: one.doc
+        for one in registry.transports.values()
+        if not one.in_process and not one.composes and one.sizes[1] is None and one.name != before
+    }
+    return items(names if plus else {"auto": "the fastest that can be used", **names}, last, before + plus)
+
+
+def _devices(incomplete: str) -> Items:
+    """Return completions of what may reduce the tensors on accelerators."""
+    registry = installed()
+    if registry is None:
+        return []
+    serving = {one.name: one.doc for one in registry.transports.values() if set(one.devices) - {"cpu"}}
+    return items({"auto": "", "cpu": "staged in host memory", **serving}, incomplete)
+
+
+def _plugins(incomplete: str) -> Items:
+    """Return completions of the names of installed plugins, those included that the user's lists leave out."""
+    registry = installed()
+    if registry is None:
+        return []
+    names = registry.distributions() | {one.origin.name for one in registry.refusals}
+    return _listed(dict.fromkeys(sorted(names - {"ddlcore"}), ""), incomplete)
+
+
+backends = _completer(_backends)
+devices = _completer(_devices)
+plugins = _completer(_plugins)
+files = _completer(path)
+directories = _completer(lambda incomplete: path(incomplete, "dir"))
+
+
+def script(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """Return completions for the command of the ranks: Python files, directories and ``python``, then any file."""
+    if follows_command(ctx):
+        return path(incomplete)
+    folder, slash, start = incomplete.rpartition("/")
+    try:
+        found = sorted(Path(folder + slash or ".").expanduser().iterdir())
+    except (OSError, RuntimeError):  # no such directory, no such user
+        return []
+    hidden = start.startswith(".")
+    matching = [one for one in found if one.name.startswith(start) and (hidden or not one.name.startswith("."))]
+    inner = [one.name for one in matching if one.is_dir()]
+    scripts = [one.name for one in matching if one.suffix == ".py" and one.is_file()]
+    programs = ["python"] if not slash and "python".startswith(start) else []
+    if not scripts and not programs:
+        # The shell itself continues after the slash of a directory. It would end the word after one of our names.
+        return path(incomplete, "dir")
+    return items([*scripts, *(f"{name}/" for name in inner), *programs], start, folder + slash)
