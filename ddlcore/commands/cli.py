@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddlcore.commands.help import examples
+from ddlcore.commands.help import HELP_NAMES, examples
 
 if TYPE_CHECKING:
     from ddlcore.plug.registry import Registry
@@ -63,7 +63,7 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
 # Both settings hold for the subcommands, too, as click takes them from the context above.
 @click.group(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": HELP_NAMES, "max_content_width": 100},
     epilog=examples(
         ("ddl info", "what is installed, and what is missing"),
         ("ddl run -np 4 python train.py", "4 ranks on this host"),

@@ -11,6 +11,7 @@ from ddlcore.config import GROUPS
 
 _COLUMN = 32  # greatest width of the names: the text of an option with longer names begins on the next line
 _WHOLE = "ddl.whole_help"  # in click's context
+HELP_NAMES = ["-h", "--help"]
 
 
 class Group(NamedTuple):
@@ -64,6 +65,8 @@ class Command(click.Command):
 
     def __init__(self, *given: Any, **rest: Any) -> None:
         super().__init__(*given, **rest)
+        # click keeps the option --help as the command's first context makes it, even one without the parent `ddl`.
+        self.context_settings.setdefault("help_option_names", HELP_NAMES)
         if any(isinstance(one, Option) and not one.hidden and not one.brief for one in self.params):
             self.params.append(
                 Option(

@@ -109,7 +109,7 @@ def _objection(words: list[str]) -> str:
 
 def _ddl_objection(words: list[str]) -> str:
     group: click.Command = _ddl
-    context = click.Context(_ddl, info_name="ddl")
+    context = click.Context(_ddl, info_name="ddl", **_ddl.context_settings)
     while isinstance(group, click.Group) and words and not words[0].startswith("-"):
         found = group.get_command(context, words[0])
         if found is None and group is not _ddl:  # of a group that is a command itself
@@ -118,7 +118,8 @@ def _ddl_objection(words: list[str]) -> str:
             return f"`ddl {words[0]}` does not exist"
         group, words = found, words[1:]
     try:
-        group.make_context("ddl", list(words))
+        # click keeps the option --help as a command's first context makes it, here with the names that `ddl` gives it.
+        group.make_context("ddl", list(words), parent=context if group is not _ddl else None)
     except click.exceptions.Exit:
         pass  # --version, say
     except click.UsageError as error:
