@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ddlcore.types import DType, Kind, ReduceOp
+from ddlcore.types import CPU, DType, Kind, ReduceOp
 
-PROTOCOL = 2  # version of the protocol; ranks and coordinator must have the same
+PROTOCOL = 3  # version of the protocol; ranks and coordinator must have the same
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 
 
@@ -32,6 +32,17 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     group: int = 0  # number of tensors in the grouped call, whose name is the tensor's up to the last "["
     ranks: tuple[int, ...] | None = None  # for ADD_SET the members; for REMOVE_SET (set id,)
     part_of: str = ""  # caller's text that says of what the tensor is a part; must be equal on all ranks
+    is_object: bool = False  # the bytes of an object, whose digest is announced over the control network
+
+    @property
+    def is_negotiated(self) -> bool:
+        """Whether the coordinator has to be asked in every step, even in replay.
+
+        It hands on the digests of objects. For tensors on devices, it hands on the sizes of ragged kinds: memory for
+        the result is allocated before the device's queue reaches the collective. On the host, the ranks exchange these
+        sizes by the transport.
+        """
+        return self.kind.is_ragged and (self.is_object or self.device != CPU.kind)
 
     def nbytes(self, rows: tuple[int, ...] = ()) -> int:
         """Return the size of the tensor in bytes.
@@ -350,15 +361,15 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 class Planned(msgspec.Struct, frozen=True, array_like=True):
     """One bucket of a schedule.
 
-    If ``ragged`` is true, only its place in the schedule is fixed: the bucket is negotiated in every step, because the
-    sizes of its tensors, or the contents of the objects that it carries, differ from step to step.
+    If ``negotiated`` is true, only its place in the schedule is fixed: the bucket is negotiated in every step, see
+    ``Spec.is_negotiated``.
     """
 
     set_id: int
     kind: Kind
     names: tuple[str, ...]  # "" for calls without a name, which are recognized by their specs
     specs: tuple[bytes, ...]
-    ragged: bool = False
+    negotiated: bool = False
     compressor: str = ""  # compressor of the bucket, if the compressor of its specs is BY_SETTING
     commit: bool = False  # a set's last device bucket in a segment: then the hosts tell each other that all launched it
 

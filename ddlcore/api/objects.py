@@ -91,7 +91,7 @@ def broadcast_object(
     set_id, ranks = process_set.resolve(job)
     check_root(root_rank, ranks, set_id)
     payload = _pickled(obj) if job.rank == root_rank else b""
-    spec = Spec(Kind.ALLGATHER, DType.U8, root=root_rank)
+    spec = Spec(Kind.ALLGATHER, DType.U8, root=root_rank, is_object=True)
     parts = _exchange(job, set_id, ranks, name, spec, payload, [root_rank])
     return obj if job.rank == root_rank else pickle.loads(parts[0])
 
@@ -102,7 +102,7 @@ def allgather_object(
     """Return the objects of all members, in rank order. Their digests are checked as in ``broadcast_object``."""
     job = job or current_job()
     set_id, ranks = process_set.resolve(job)
-    spec = Spec(Kind.ALLGATHER, DType.U8)
+    spec = Spec(Kind.ALLGATHER, DType.U8, is_object=True)
     return [pickle.loads(part) for part in _exchange(job, set_id, ranks, name, spec, _pickled(obj), ranks)]
 
 

@@ -386,7 +386,7 @@ class Coordinator:
     ) -> Outgoing:
         """Handle requests that come while a schedule is replayed.
 
-        A ragged slot runs when all members have requested it. If all members have a tensor ready that is not in the
+        A negotiated slot runs when all members have requested it. If all members have a tensor ready that is not in the
         schedule, a freeze interrupts the replay, so that the tensor can run.
         """
         insert = bool(self.table.joined)
@@ -396,7 +396,7 @@ class Coordinator:
                 self._diverged = insert = True
             elif text:
                 items += self._fail(pending, "mismatch", text)
-            elif self.replay_controller.is_ragged_slot(self.table.key(pending)) and not self.table.joined:
+            elif self.replay_controller.is_negotiated_slot(self.table.key(pending)) and not self.table.joined:
                 self.table.take(pending)
                 items.append(self._run([pending]))
             elif self.table.complete_group(pending):

@@ -60,12 +60,12 @@ class KnownSchedule:
         self.after = dict.fromkeys({planned.set_id for planned in self.arranged.buckets}, self.until - 1)
 
     @property
-    def ragged_slots(self) -> frozenset[TensorKey]:
+    def negotiated_slots(self) -> frozenset[TensorKey]:
         """Return the tensors of the schedule whose sizes are negotiated each time."""
         return frozenset(
             TensorKey(planned.set_id, name, spec)
             for planned in self.arranged.buckets
-            if planned.ragged
+            if planned.negotiated
             for name, spec in zip(planned.names, planned.specs)
         )
 
@@ -215,9 +215,9 @@ class ReplayController:
         known.until = (start // known.size + periods) * known.size if periods else -1
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())), known.until)
 
-    def is_ragged_slot(self, key: TensorKey) -> bool:
-        """Return whether the tensor has a ragged slot in the schedule that is replayed now."""
-        return self.replaying is not None and key in self.replaying.ragged_slots
+    def is_negotiated_slot(self, key: TensorKey) -> bool:
+        """Return whether the tensor has a negotiated slot in the schedule that is replayed now."""
+        return self.replaying is not None and key in self.replaying.negotiated_slots
 
     # --- leaving
 

@@ -32,6 +32,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("group", lambda spec: f"{spec.group} tensors" if spec.group else "none"),
     ("ranks", lambda spec: "-" if spec.ranks is None else _tuple(spec.ranks)),
     ("part of", lambda spec: spec.part_of or "-"),
+    ("content", lambda spec: "an object" if spec.is_object else "a tensor"),
 )
 
 

@@ -67,7 +67,7 @@ class Dispatcher:
         run: Run | None = launch.position.run
         if run is None:
             run = launch.position.run = self._arranged(launch.planned)
-            if not launch.planned.ragged:
+            if not launch.planned.kind.is_ragged:
                 launch.position.nbytes = sum(decode_spec(spec).nbytes() for spec in launch.planned.specs)
         return run(launch, use)
 

@@ -549,10 +549,10 @@ class Engine:
             return
         self._meter.replayed += 1
         position = launch.position
-        if launch.bucket is None:
-            self._meter.nbytes[position.planned.kind] += position.nbytes
-        else:
+        if position.planned.kind.is_ragged:  # of another size in each step
             self._meter.nbytes[position.planned.kind] += _brought(launch.entries)
+        else:
+            self._meter.nbytes[position.planned.kind] += position.nbytes
         self._tensor_queue.delivered(launch)
         self._deliver(launch.entries, outcomes, -1)
 

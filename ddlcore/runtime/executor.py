@@ -6,6 +6,7 @@ itself does them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.device import Event
 from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.memory import view
 from ddlcore.contracts.transport import Capabilities, Memory, Plan, Prepared, Transport, Work
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Bucket, Planned, Spec
@@ -120,8 +122,8 @@ class HostExecutor:
     def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun:
         """Return a function that runs a bucket of a schedule each time it is launched, see ``Dispatcher.replay``."""
         communicator = self._sets.communicator(planned.set_id)
-        if planned.ragged:
-            return partial(self._run_ragged_slot, communicator, specs)
+        if planned.negotiated:
+            return partial(self._run_negotiated_slot, communicator, specs)
         if planned.kind is Kind.BARRIER:
             return partial(_run_barrier, communicator)
         if planned.kind is Kind.ALLREDUCE:
@@ -131,7 +133,7 @@ class HostExecutor:
                 return AtomicAllreduce(prepared, len(specs), resumable)
         return partial(self._run_packed, communicator, specs)
 
-    def _run_ragged_slot(
+    def _run_negotiated_slot(
         self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
     ) -> Deliver:
         assert launch.bucket is not None and launch.entries is not None
@@ -155,9 +157,9 @@ class HostExecutor:
         elif planned.kind is Kind.BROADCAST:
             deliver = self._replay_broadcast(communicator, entries[0], specs[0], use)
         else:
-            index = Bucket(-1, planned.set_id, planned.kind, planned.names)
-            scattered = self._run[planned.kind](communicator, index, entries, specs)
-            deliver = partial(same, scattered)
+            rows = tuple(self._rows(communicator, planned.kind, entry) for entry in entries)
+            bucket = Bucket(-1, planned.set_id, planned.kind, planned.names, rows)
+            deliver = partial(same, self._run[planned.kind](communicator, bucket, entries, specs))
         # A broadcast may return on its root before any other rank has entered, and any collective may on a rank that
         # receives nothing. A bucket that has returned may be delivered, so it must not turn out void on other ranks
         # afterwards. The barrier makes sure that it returns only after all members have entered.
@@ -340,6 +342,29 @@ class HostExecutor:
 
     # --- the other collectives
 
+    def _rows(self, communicator: Communicator, kind: Kind, entry: Entry | None) -> tuple[tuple[int, ...], ...]:
+        """Exchange with the other ranks how many rows of a ragged tensor each of them sends, and return all rows.
+
+        Item [r] is what rank r announces: the number of its rows (allgather), or how many go to each rank (alltoall).
+        A rank that takes part with dummy data, and has no ``entry``, announces none. For other kinds of collectives,
+        nothing is exchanged and the result is empty.
+        """
+        if not kind.is_ragged:
+            return ()
+        size, me = len(communicator.ranks), communicator.rank
+        columns = size if kind is Kind.ALLTOALL else 1
+        mine = entry.rows if entry is not None else (0,) * columns
+        source = communicator.buffers.get("rows", columns, DType.I64)
+        target = communicator.buffers.get("all rows", size * columns, DType.I64)
+        view(source.address, source.nbytes)[:] = array("q", mine).tobytes()
+        _finish(communicator.transport.allgatherv(source, target, (columns,) * size))
+        told = view(target.address, target.nbytes).cast("q").tolist()
+        rows = tuple(tuple(told[r * columns : (r + 1) * columns]) for r in range(size))
+        # From these numbers follows how much memory is read and written below, so they are not simply believed.
+        if rows[me] != tuple(mine) or min(told) < 0:
+            raise TransportError(f"the transport delivered wrong sizes: {rows} where this rank announced {mine}")
+        return rows
+
     def _allgather(
         self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
@@ -457,7 +482,7 @@ def _owner(buffer: Buffer) -> Memory:
 
 
 def _outcome(bucket: Bucket, i: int, target: Buffer) -> Outcome:
-    return Outcome(_owner(target), rows=bucket.rows[i], digests=bucket.digests[i])
+    return Outcome(_owner(target), rows=bucket.rows[i], digests=bucket.digests[i] if bucket.digests else ())
 
 
 def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:

@@ -28,7 +28,7 @@ class Stats(TypedDict):
       control messages.
     - ``steps``: launched periods of a schedule. Before a schedule is found, nothing is counted.
     - ``buckets_negotiated``: buckets that the coordinator decided and this rank ran.
-    - ``buckets_replayed``: delivered buckets of a schedule, with its ragged slots, which are negotiated at their place.
+    - ``buckets_replayed``: delivered buckets of a schedule, with its negotiated slots, which are negotiated at their place.
     - ``buckets_void``: buckets that were launched in vain and ran again later.
     - ``divergences``: how often this rank asked to leave replay.
     - ``bytes``: by operation, the bytes of this rank's tensors in delivered buckets, as the user gave them. This does

@@ -88,7 +88,7 @@ def _lay_out(
             specs[group[0]].kind,
             tuple(segment[i].key.name for i in group),
             tuple(segment[i].key.spec for i in group),
-            specs[group[0]].kind.is_ragged,
+            specs[group[0]].is_negotiated,
         )
         for group in groups
     ]
@@ -192,14 +192,14 @@ class Position(Generic[T]):
 class Launch(Generic[T]):
     """One launch of a bucket, at its place in the replay; it never changes.
 
-    ``entries`` is None if this rank takes part with dummy memory. A ragged slot that is drained keeps its real entries
+    ``entries`` is None if this rank takes part with dummy memory. A negotiated slot that is drained keeps its real entries
     if it has them: its sizes were negotiated, and the bucket is void in any case.
     """
 
     place: int
     position: Position[T]
     entries: Sequence[T] | None
-    bucket: Bucket | None = None  # for a ragged slot: the bucket that was negotiated
+    bucket: Bucket | None = None  # for a negotiated slot: the bucket that was negotiated
     number: int = -1  # counts the launches of this rank, over all schedules
 
     @property
@@ -231,7 +231,7 @@ class Replay(Generic[T]):
         self._after = dict(after)
         self._idle = not any(schedule.mine)
         self.next = self._start = start  # the place of the next bucket
-        self.ragged_slots: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
+        self.negotiated_slots: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
         self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous entries that wait for a slot
         self._turn: dict[tuple[int, bytes], int] = {}  # how many anonymous entries got a slot
         self.next, self.current, self.paused = self._from(start)
@@ -245,10 +245,10 @@ class Replay(Generic[T]):
     def slot(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
         """Return the bucket and the slot that the named tensor has in every period.
 
-        Returns None if the schedule has no slot for this name and spec, or if the slot is ragged.
+        Returns None if the schedule has no slot for this name and spec, or if the slot is negotiated.
         """
         found = self.schedule.named.get((set_id, name))
-        if found is None or found[2] != spec or self.schedule.buckets[found[0]].ragged:
+        if found is None or found[2] != spec or self.schedule.buckets[found[0]].negotiated:
             return None
         return self.positions[found[0]], found[1]
 
@@ -259,7 +259,7 @@ class Replay(Generic[T]):
         """
         if anonymous:
             places = self.schedule.anonymous.get((set_id, spec))
-            if not places or self.schedule.buckets[places[0][0]].ragged:
+            if not places or self.schedule.buckets[places[0][0]].negotiated:
                 return Offer.ALIEN
             self._queues.setdefault((set_id, spec), deque()).append(entry)
             self._refill(set_id, spec)
@@ -269,7 +269,7 @@ class Replay(Generic[T]):
             return Offer.ALIEN
         if found[2] != spec:
             return Offer.CONFLICT
-        if self.schedule.buckets[found[0]].ragged:
+        if self.schedule.buckets[found[0]].negotiated:
             return Offer.ALIEN
         self.put(self.positions[found[0]], found[1], entry)
         return Offer.TAKEN
@@ -318,25 +318,25 @@ class Replay(Generic[T]):
         self.filled += 1
 
     def fill(self, bucket: Bucket, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
-        """Fill a ragged slot with its negotiated bucket, and return True.
+        """Fill a negotiated slot with its negotiated bucket, and return True.
 
-        Returns False, and does nothing, if no ragged slot of this schedule is for ``bucket``.
+        Returns False, and does nothing, if no negotiated slot of this schedule is for ``bucket``.
         """
         if anonymous:
             places = [position for position, _ in self.schedule.anonymous.get((bucket.set_id, spec), ())]
         else:
             found = self.schedule.named.get((bucket.set_id, bucket.names[0]))
             places = [found[0]] if found is not None else []
-        ragged_slots = [position for position in places if self.schedule.buckets[position].ragged]
-        if not ragged_slots:
+        negotiated_slots = [position for position in places if self.schedule.buckets[position].negotiated]
+        if not negotiated_slots:
             return False
         # Take the first slot with the fewest waiting buckets: negotiation may be a period ahead of launching, so the
         # slot that is next in order may already hold the bucket of the present period.
         size = len(self.positions)
         ahead = sorted(
-            ragged_slots, key=lambda place: (len(self.ragged_slots.get(place, ())), (place - self.next) % size)
+            negotiated_slots, key=lambda place: (len(self.negotiated_slots.get(place, ())), (place - self.next) % size)
         )
-        self.ragged_slots.setdefault(ahead[0], deque()).append((bucket, tuple(entries)))
+        self.negotiated_slots.setdefault(ahead[0], deque()).append((bucket, tuple(entries)))
         return True
 
     @property
@@ -351,19 +351,21 @@ class Replay(Generic[T]):
         return self.next // size - self._start // size
 
     @property
-    def filled_ragged_slots(self) -> bool:
-        """Return whether a filled ragged slot has not been launched yet."""
-        return bool(self.ragged_slots) and any(self.ragged_slots.values())
+    def filled_negotiated_slots(self) -> bool:
+        """Return whether a filled negotiated slot has not been launched yet."""
+        return bool(self.negotiated_slots) and any(self.negotiated_slots.values())
 
     def waits(self) -> bool:
-        """Return whether an entry in a slot, or a filled ragged slot, has not been launched yet."""
-        return self.filled > 0 or any(self.ragged_slots.values())
+        """Return whether an entry in a slot, or a filled negotiated slot, has not been launched yet."""
+        return self.filled > 0 or any(self.negotiated_slots.values())
 
     def ready(self) -> bool:
         """Return whether the next bucket can be launched: it has all its entries, and this replay is not frozen."""
         if self.frozen:
             return False
-        return self.current.missing == 0 or bool(self.ragged_slots and self.ragged_slots.get(self.current.index))
+        return self.current.missing == 0 or bool(
+            self.negotiated_slots and self.negotiated_slots.get(self.current.index)
+        )
 
     def launch(self, number: int = -1) -> Launch[T]:
         """Launch the next bucket in order and return it. Call this only if ``ready`` returns True.
@@ -381,7 +383,7 @@ class Replay(Generic[T]):
             self.turned = True
             self.turn_at = turn_at
         if launch.bucket is not None:
-            self.take_ragged_slot(position)
+            self.take_negotiated_slot(position)
         self.refill()
         return launch
 
@@ -402,8 +404,8 @@ class Replay(Generic[T]):
         fresh: list[T | None] = []
         if alone is not None:
             entries = [alone]
-        elif position.planned.ragged:
-            bucket, entries = self.ragged_slots[position.index][0]
+        elif position.planned.negotiated:
+            bucket, entries = self.negotiated_slots[position.index][0]
         else:
             entries = cast("list[T]", position.entries)  # all slots are filled
             fresh = [None] * len(entries)
@@ -412,9 +414,9 @@ class Replay(Generic[T]):
         turn_at = self._period_end(following) if following >= self.turn_at else -1
         return launch, fresh, following, current, paused, turn_at
 
-    def take_ragged_slot(self, position: Position[T]) -> None:
-        """Remove the first negotiated bucket from the ragged slot at ``position``, because it has been launched."""
-        self.ragged_slots[position.index].popleft()
+    def take_negotiated_slot(self, position: Position[T]) -> None:
+        """Remove the first negotiated bucket from the negotiated slot at ``position``, because it has been launched."""
+        self.negotiated_slots[position.index].popleft()
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
         """Stop launching, and return pairs of a process set and the place of its bucket that was launched last."""
@@ -433,7 +435,7 @@ class Replay(Generic[T]):
         while self.next <= until:
             position = self.current
             if position.mine and self.next <= highest[position.planned.set_id]:
-                waiting = self.ragged_slots.get(position.index)
+                waiting = self.negotiated_slots.get(position.index)
                 bucket, entries = waiting.popleft() if waiting else (None, None)
                 dummies.append(Launch(self.next, position, entries, bucket))
             self.next, self.current, self.paused = self._from(self.next + 1)

@@ -474,7 +474,7 @@ class TensorQueue:
         return self._schedules[schedule].buckets
 
     def fill(self, bucket: Bucket) -> bool:
-        """Fill a ragged slot of the schedule that is replayed with the negotiated ``bucket``.
+        """Fill a negotiated slot of the schedule that is replayed with the negotiated ``bucket``.
 
         Returns False if that schedule has no such slot, or if no schedule is replayed now.
         """
@@ -676,14 +676,14 @@ class TensorQueue:
             at_ns = int(now_s * 1e9)
             if self._waits_since_s is not None:
                 usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
-            leaves_room = replay.queued or replay.filled_ragged_slots
-        elif replay.filled or (replay.ragged_slots and replay.filled_ragged_slots):  # mostly neither: no call
+            leaves_room = replay.queued or replay.filled_negotiated_slots
+        elif replay.filled or (replay.negotiated_slots and replay.filled_negotiated_slots):  # mostly neither: no call
             waits_since_s = time.monotonic()
         launch, fresh, following, current, paused, turn_at = replay.step(number, alone)
         # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
         # completely or not at all. ``own`` and ``running`` belong to the same sequence of stores. If they came later,
         # an interrupt in between would leave a launched bucket that no thread runs, and all peers would wait for it.
-        # The exception is a ragged slot at the end, which only the engine's thread launches, and signal handlers do not
+        # The exception is a negotiated slot at the end, which only the engine's thread launches, and signal handlers do not
         # run there.
         if alone is not None:
             alone.stamp = observed
@@ -719,7 +719,7 @@ class TensorQueue:
             self.own = launch
             self.running = runner
         if launch.bucket is not None:
-            replay.take_ragged_slot(position)
+            replay.take_negotiated_slot(position)
         if self.behind:
             self.catch_up()
         return launch
@@ -777,7 +777,7 @@ class TensorQueue:
     def delivered(self, launch: Launch[Entry]) -> None:
         """Record that a bucket has ended, with or without an error, so that the names of its entries may be used again.
 
-        ``launch`` need not be in ``launches``: a ragged slot that was drained is not. This takes no lock: only the
+        ``launch`` need not be in ``launches``: a negotiated slot that was drained is not. This takes no lock: only the
         thread that runs buckets calls it, and no other thread removes these names.
         """
         in_flight = self._in_flight

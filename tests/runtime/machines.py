@@ -365,7 +365,7 @@ class _Node:
         contents: tuple[Content, ...] = (None,) * len(planned.names)
         if launch.entries is not None:
             contents = tuple(self.content[id(entry)] for entry in launch.entries)
-        assert (launch.bucket is not None) == planned.ragged or launch.entries is None
+        assert (launch.bucket is not None) == planned.negotiated or launch.entries is None
         signature = ("replayed", self.tensor_queue._epoch, launch.place, launch.bucket.index if launch.bucket else -1)
         number = self.world.wire.enter(planned.set_id, self.rank, signature, contents)
         drained = self.verdict is not None
@@ -401,7 +401,7 @@ class _Node:
         held, self.held = self.held, []
         for launch, real in held:
             valid = launch.place <= lowest[launch.planned.set_id]
-            if not launch.planned.ragged:
+            if not launch.planned.negotiated:
                 assert valid == real, "the verdict of Drain is not the truth"
             if valid:
                 self._hand_over(launch)

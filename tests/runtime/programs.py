@@ -131,9 +131,9 @@ def random_tensors(rng: random.Random, sets: dict[int, tuple[int, ...]], count: 
         name = f"{prefix}{i}" if rng.random() < 0.8 else ""
         shape = () if kind.is_ragged else (rng.randint(1, 3) if name else 4,)
         group = rng.choice([2, 3]) if name and kind is Kind.ALLREDUCE and rng.random() < 0.2 else 0
-        spec = encode(
-            Spec(kind, rng.choice([DType.F32, DType.F64]) if name else DType.F32, shape, root=root, group=group)
-        )
+        dtype = rng.choice([DType.F32, DType.F64]) if name else DType.F32
+        is_object = kind is Kind.ALLGATHER and rng.random() < 0.5  # negotiated in every step
+        spec = encode(Spec(kind, dtype, shape, root=root, group=group, is_object=is_object))
         names = [f"{name}[{k}]" for k in range(group)] if group else [name]
         tensors.append(Tensor(f"{prefix}{i}", set_id, tuple((one, spec) for one in names)))
     return tensors

@@ -143,9 +143,9 @@ def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
     assert not tensor_queue.is_ready()
 
 
-def test_a_ragged_slot_that_waits_behind_a_tensor_is_watched_when_that_is_launched_alone() -> None:
+def test_a_negotiated_slot_that_waits_behind_a_tensor_is_watched_when_that_is_launched_alone() -> None:
     """Its bucket may have to wait for a tensor that comes only after it: the wait must be noticed."""
-    completion, ragged = Completion(), Spec(Kind.ALLGATHER, DType.F32, ())
+    completion, ragged = Completion(), Spec(Kind.ALLGATHER, DType.U8, (), is_object=True)
     tensor_queue = TensorQueue(completion, Outbox(lambda: None))
     waiter = waiter_of(completion)
     planned = (

@@ -57,10 +57,10 @@ class DeviceExecutor:
         run: Callable[[OnDevice, Queued, Launch[Entry], str], Deliver | Later]
         run = self._confirmed if route.confirm is not None else self._apart
         if planned.kind.is_ragged:
-            return partial(self._ragged_slot, route, planned.kind, specs, run)
+            return partial(self._negotiated_slot, route, planned.kind, specs, run)
         return partial(run, route, self._queued(route, planned.kind, specs, None, again=True))
 
-    def _ragged_slot(
+    def _negotiated_slot(
         self,
         route: OnDevice,
         kind: Kind,
