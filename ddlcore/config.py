@@ -14,9 +14,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlcore.text.nearest import nearest
 from ddlcore.types import Placement, Value
 
 CHILD_MARK = "DDL_INIT_PID"  # set for the child processes of a rank, which are not ranks themselves
+
+# Variables that the launcher sets for its processes. They are not settings.
+NOT_SETTINGS = frozenset(
+    {
+        CHILD_MARK,
+        "DDL_ADDRESS",
+        "DDL_AGENT",
+        "DDL_HOST_INDEXES",
+        "DDL_JOB_FILE",
+        "DDL_LAUNCHED_BY",
+        "DDL_RANK",
+        "DDL_TIMELINE_DIR",
+    }
+)
 
 # The groups of options in the help of a command, in this order, and what each is for.
 GROUPS: Mapping[str, str] = {
@@ -500,9 +515,7 @@ def load_settings(
     flags = {name: value for name, value in (flags or {}).items() if value is not None}
     unknown = sorted(set(file) - set(table))
     if unknown:
-        raise ValueError(
-            f"config file: no setting is called {', '.join(unknown)}; there are {', '.join(sorted(table))}"
-        )
+        raise ValueError("; ".join(_unknown_key(file, name, table) for name in unknown))
     values: dict[str, Value] = {}
     sources: dict[str, str] = {}
     for name, row in table.items():
@@ -511,10 +524,16 @@ def load_settings(
         elif row.env in environ:
             values[name], sources[name] = row.parse(environ[row.env], row.env), "env"
         elif name in file:
-            values[name], sources[name] = row.parse(file[name], f"config file, {name}"), "file"
+            values[name], sources[name] = row.parse(file[name], where_in(file, name)), "file"
         else:
             values[name], sources[name] = row.default, "default"
     return Settings(values, sources)
+
+
+def _unknown_key(file: Mapping[str, object], name: str, table: Iterable[str]) -> str:
+    near = nearest(name, table)
+    what_next = f"did you mean {near}?" if near else f"there are {', '.join(sorted(table))}"
+    return f"{where_in(file, name)}: no setting is called {name}; {what_next}"
 
 
 def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mapping[str, object]:
@@ -525,6 +544,8 @@ def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mappin
     former = {row.former: row.name for row in table.values() if row.former in file}
     for old, new in former.items():
         _warn_former(f"config file: {old}", new)
+    if not former:
+        return file
     return {former.get(key, key): value for key, value in sorted(file.items(), key=lambda item: item[0] not in former)}
 
 
@@ -544,7 +565,28 @@ def _warn_former(old: str, new: str) -> None:
     warnings.warn(f"{old} is called {new} now; the old name will go in a later version", FutureWarning, stacklevel=4)
 
 
-def read_toml(path: str | Path) -> dict[str, object]:
+class ConfigFile(dict[str, object]):
+    """The keys and values of a config file. ``where(key)`` tells file and line of a key, for messages."""
+
+    def __init__(self, values: Mapping[str, object], path: str | Path, text: str) -> None:
+        super().__init__(values)
+        self._path = path
+        self._lines = text.splitlines()
+
+    def where(self, key: str) -> str:
+        """Return "FILE:LINE" of ``key``, or only the file if the key is not at the beginning of a line."""
+        for number, line in enumerate(self._lines, 1):
+            if line.partition("=")[0].strip().strip("'\"") == key:
+                return f"{self._path}:{number}"
+        return str(self._path)
+
+
+def where_in(file: Mapping[str, object], key: str) -> str:
+    """Return how messages name the place of ``key`` in a config file, of which ``file`` are the keys and values."""
+    return file.where(key) if isinstance(file, ConfigFile) else f"config file, {key}"
+
+
+def read_toml(path: str | Path) -> ConfigFile:
     """Return the keys and values of a config file.
 
     Raises ValueError with a message of one line if the file cannot be read or is not valid TOML.
@@ -554,10 +596,12 @@ def read_toml(path: str | Path) -> dict[str, object]:
     else:
         import tomli as tomllib
     try:
-        with open(path, "rb") as handle:
-            return dict(tomllib.load(handle))
+        text = Path(path).read_text("utf-8")
+        return ConfigFile(tomllib.loads(text), path, text)
     except OSError as error:
         raise ValueError(f"config file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"config file {path}: it is not encoded in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         if str(path).endswith((".yaml", ".yml")):
             raise ValueError(

@@ -7,6 +7,7 @@ import os
 from ddlcore.api.world import current_job
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.settings import settings_of
+from ddlcore.text.installing import pip_install
 
 __all__ = ["built", "built_version", "enabled", "threads_supported"]
 
@@ -52,11 +53,11 @@ def threads_supported(library: str) -> bool:
     """
     job = current_job()
     provider = job.registry.communicators.get(library)
-    missing = (
-        f"it is not installed; {ALIASES['transport'].get(library, 'no plugin of that name is known')}"
-        if provider is None
-        else job.registry.missing(provider)
-    )
+    if provider is None:
+        plugin = ALIASES["transport"].get(library)
+        missing = f"it is not installed; {pip_install(plugin) if plugin else 'no plugin of that name is known'}"
+    else:
+        missing = job.registry.missing(provider)
     if provider is None or missing:
         raise ValueError(f"this job does not use {library}: {missing}")
     return job.registry.load(provider)().threads_supported(job.size)

@@ -25,6 +25,7 @@ from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import ANONYMOUS, Entry
+from ddlcore.text.installing import pip_install
 from ddlcore.types import Kind, Placement
 
 if TYPE_CHECKING:
@@ -298,10 +299,14 @@ def _ranks_of_communicator(comm: Any, launched: Placement | RankInfo) -> Sequenc
     provider = registry.communicators_of(comm)
     if provider is None:
         library = type(comm).__module__.partition(".")[0]
-        line = ALIASES["library of communicators"].get(library)
+        plugin = ALIASES["library of communicators"].get(library)
         raise InvalidArgument(
             f"init: comm is of type {type(comm).__name__}; expected a list of ranks, or a communicator of another "
-            + (f"library; for {library}'s: {line}" if line else "library, for which that library's plugin is needed")
+            + (
+                f"library; for {library}'s: {pip_install(plugin)}"
+                if plugin
+                else "library, for which that library's plugin is needed"
+            )
         )
     ranks: Sequence[int] = registry.load(provider)().ranks_of(comm, launched.rank, launched.size)
     return ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # a notebook's stream has none
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # as stderr does: a path may hold bytes that cannot be decoded
+    format_warning = warnings.formatwarning
+    warnings.formatwarning = _line  # users of a command do not look for its source
+    try:
+        return _main(arguments)
+    finally:
+        warnings.formatwarning = format_warning
+
+
+def _line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    return f"ddl: {message}\n"
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     try:
         code = _ddl.main(args=None if arguments is None else list(arguments), prog_name="ddl", standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddlcore.observe.http import bounded_server
-
-INSTALL = "pip install ddlcore[metrics]"
+from ddlcore.text.installing import pip_install
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Exporter:
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
-            raise ValueError(f"metrics need prometheus-client; {INSTALL}") from None
+            raise ValueError(f"metrics need prometheus-client; {pip_install('ddlcore[metrics]')}") from None
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:

@@ -1,33 +1,33 @@
-"""List the plugins and frameworks that the core knows, and the commands that install them. No other module names them."""
+"""List the plugins and frameworks that the core knows, and the distributions that have them. No other module names them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the command that installs it
+ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution that has it
     "transport": {
-        "gloo": "pip install ddl-gloo",
-        "mpi": "pip install ddl-mpi",
-        "nccl": "pip install ddl-nccl",
+        "gloo": "ddl-gloo",
+        "mpi": "ddl-mpi",
+        "nccl": "ddl-nccl",
     },
     "adapter": {
-        "torch": "pip install ddl-torch",
-        "tensorflow": "pip install ddl-tf",
-        "keras": "pip install ddl-tf",
-        "mxnet": "pip install ddl-mxnet",
+        "torch": "ddl-torch",
+        "tensorflow": "ddl-tf",
+        "keras": "ddl-tf",
+        "mxnet": "ddl-mxnet",
     },
     "kernels": {  # by kind of device
-        "cuda": "pip install ddl-nccl",
+        "cuda": "ddl-nccl",
     },
     "launcher": {
-        "mpi": "pip install ddl-mpi",
+        "mpi": "ddl-mpi",
     },
     "library of communicators": {
-        "mpi4py": "pip install ddl-mpi",
+        "mpi4py": "ddl-mpi",
     },
     "bench peer": {
-        "gloo": "pip install ddl-torch",
-        "mpi": "pip install ddl-mpi",
+        "gloo": "ddl-torch",
+        "mpi": "ddl-mpi",
     },
 }
 

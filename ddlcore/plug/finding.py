@@ -5,8 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+
+_CALLERS = ("finding.py", "loader.py", "registry.py")
+# What lies between a call of the registry and a plugin's own code.
+_OWN = frozenset({importlib.__file__, *(__file__.replace("finding.py", name) for name in _CALLERS)})
 
 
 def find(name: str) -> ModuleSpec | None:
@@ -48,3 +53,16 @@ def run_alone(name: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def raised_at(error: BaseException) -> str:
+    """Return an error that came up in a plugin in one line, with the plugin's file and line where that is known."""
+    said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    if isinstance(error, SyntaxError):  # says the file and the line itself, and no frame of that file exists
+        return said
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ") and frame.filename not in _OWN
+    ]
+    return f"{said} ({frames[-1].filename}:{frames[-1].lineno})" if frames else said

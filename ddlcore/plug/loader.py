@@ -20,8 +20,9 @@ from ddlcore.config import Settings
 from ddlcore.contracts import API_VERSION
 from ddlcore.errors import PluginError
 from ddlcore.hooks import ENTRY_POINT_GROUP, FORMER_GROUPS, Hooks, Provider
-from ddlcore.plug.finding import run_alone
+from ddlcore.plug.finding import raised_at, run_alone
 from ddlcore.plug.registry import Distribution, Refusal, Registry
+from ddlcore.text.nearest import nearest
 
 _Found = tuple[Distribution, EntryPoint]
 _BUILTIN = "ddlcore.builtin.plugin"
@@ -44,8 +45,8 @@ def load_plugins(settings: Settings) -> Registry:
             with redirect_stdout(sys.stderr):  # a plugin's output must not mix with the output of a command
                 _introduce(_plugin(entry), origin, registry)
         except (Exception, SystemExit) as error:  # plugins may raise anything; KeyboardInterrupt passes
-            what_next = f"pip install --upgrade {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={entry.name}"
-            registry.refuse(origin, entry.name, f"{_one_line(error)}; {what_next}")
+            what = raised_at(error) if not isinstance(error, PluginError) else f"PluginError: {error}"
+            registry.refuse(origin, entry.name, f"{what}; keep it from loading by DDL_PLUGINS_OFF={entry.name}")
     return registry
 
 
@@ -106,10 +107,8 @@ def _introduce(plugin: object, origin: Distribution, registry: Registry) -> None
 
 
 def _unknown(hook: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(hook, _HOOKS, n=1) or sorted(_HOOKS)
-    return f"unknown hook '{hook}'; did its author mean {' or '.join(near)}?"
+    near = nearest(hook, _HOOKS, 0.6) or " or ".join(sorted(_HOOKS))
+    return f"unknown hook '{hook}'; did its author mean {near}?"
 
 
 def _checked(provider: object, hook: str, kind: type[Provider]) -> Provider:
@@ -160,7 +159,3 @@ def _core() -> Distribution:
         return Distribution("ddlcore", installed_version("ddlcore"))
     except PackageNotFoundError:
         return Distribution("ddlcore", "from source")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -44,7 +44,9 @@ from ddlcore.hooks import (
     TunerProvider,
 )
 from ddlcore.plug.aliases import ALIASES
-from ddlcore.plug.finding import find, run_alone
+from ddlcore.plug.finding import find, raised_at, run_alone
+from ddlcore.text.installing import as_installed, pip_install
+from ddlcore.text.nearest import nearest
 
 if TYPE_CHECKING:
     import click
@@ -142,8 +144,12 @@ class Registry:
         table = self.of(kind)
         if name in table:
             return table[name]
-        line = ALIASES.get(kind.word, {}).get(name)
-        what_next = f"install it: {line}" if line else f"there are {', '.join(sorted(table)) or 'none'}"
+        known = ALIASES.get(kind.word, {})
+        what_next = f"there are {', '.join(sorted(table)) or 'none'}"
+        if name in known:
+            what_next = f"install it: {pip_install(known[name])}"
+        elif near := nearest(name, {*table, *known}):
+            what_next = f"did you mean '{near}'?"
         raise PluginError(f"no {kind.word} is called '{name}'; {what_next}{self.left_out(name)}")
 
     def transport(self, name: str) -> TransportProvider:
@@ -163,8 +169,10 @@ class Registry:
             if not missing:
                 return one
             objections.append(f"{one.name}: {missing}")
-        line = ALIASES["kernels"].get(kind, "")
-        known = "; ".join(objections) or "no installed plugin serves it" + (f"; install one: {line}" if line else "")
+        name = ALIASES["kernels"].get(kind)
+        known = "; ".join(objections) or "no installed plugin serves it" + (
+            f"; install one: {pip_install(name)}" if name else ""
+        )
         raise PluginError(f"memory of {kind} cannot be used ({known}); or pass a copy in host memory")
 
     def communicators_of(self, comm: object) -> CommunicatorsProvider | None:
@@ -210,15 +218,15 @@ class Registry:
         if not absent:
             return self._probed(provider)
         line = provider.install or f"pip install {' '.join(module.partition('.')[0] for module in absent)}"
-        return f"{', '.join(absent)} not installed; {line}"
+        return f"{', '.join(absent)} not installed; {as_installed(line)}"
 
     def _probed(self, provider: Provider) -> str:
         if not provider.probe:
             return ""
         try:
-            return str(_function(provider.probe)())
+            return as_installed(str(_function(provider.probe)()))
         except Exception as error:  # a plugin's probe may raise anything
-            return f"{provider.probe} failed ({type(error).__name__}: {error}); {self._repair(provider)}"
+            return f"{provider.probe} failed: {raised_at(error)}"
 
     def library(self, provider: Provider) -> Library | None:
         """Return the external library that ``provider`` is made for, in the version that this process loads.
@@ -276,15 +284,11 @@ class Registry:
             for part in attribute.split("."):
                 found = getattr(found, part)
         except Exception as error:  # a plugin's module may raise anything while it is imported
-            what = f"{provider.target} cannot be loaded ({type(error).__name__}: {error})"
-            raise PluginError(f"{who}: {what}; {self._repair(provider)}") from error
+            raise PluginError(f"{who}: {provider.target} cannot be loaded: {raised_at(error)}") from error
         contract = _KINDS[type(provider)].contract
         if contract is not None and not (isinstance(found, type) and issubclass(found, contract)):
-            raise PluginError(f"{who}: {provider.target} is no {contract.__name__}; {self._repair(provider)}")
+            raise PluginError(f"{who}: {provider.target} is no {contract.__name__}")
         return found
-
-    def _repair(self, provider: Provider) -> str:
-        return provider.install or f"pip install --force-reinstall {self.distribution(provider).name}"
 
     # --- filling; only the loader calls these
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 
-from ddlcore.config import SETTINGS, Setting, Settings, load_settings
+from ddlcore.config import NOT_SETTINGS, SETTINGS, Setting, Settings, load_settings
+from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Registry
+from ddlcore.text.nearest import nearest
+
+_LIKE = 0.88  # two wrong letters in ten or so: less, and a variable of somebody else would be taken for ours
+_JOB = "DDL_JOB_FILE"  # set for ranks; what is misspelt was told by their launcher
 
 
 def settings_of(
@@ -26,7 +32,33 @@ def settings_of(
     rows: list[Setting] = list(SETTINGS)
     for _, provider in registry.offers():
         rows += provider.settings
+    if _JOB not in environ:
+        # A warning, not an error: the variable may be one of another version, or of a program of the user.
+        for line in misspelt_variables(environ, rows):
+            warnings.warn(line, stacklevel=2)
     return load_settings(environ, file, flags, rows), registry
+
+
+def misspelt_variables(environ: Mapping[str, str], rows: Iterable[Setting]) -> list[str]:
+    """Return a line for each variable in ``environ`` that is no setting but resembles one.
+
+    ``rows``: the settings of the core and of the loaded plugins. The variables of a known plugin that is not loaded are
+    left out, since they may be right.
+    """
+    rows = list(rows)
+    known = {row.env for row in rows} | {f"DDL_{row.former.upper()}" for row in rows if row.former}
+    absent = {
+        prefix
+        for names in ALIASES.values()
+        for plugin in names.values()
+        if not any(one.startswith(prefix := f"DDL_{plugin.removeprefix('ddl-').upper()}_") for one in known)
+    }
+    return [
+        f"{name} is no setting and has no effect; did you mean {near}?"
+        for name in sorted(environ)
+        if name.startswith("DDL_") and name not in known and name not in NOT_SETTINGS
+        if not name.startswith(tuple(absent)) and (near := nearest(name, known, _LIKE))
+    ]
 
 
 def _known(flags: Mapping[str, object] | None, rows: Sequence[Setting]) -> dict[str, object]:

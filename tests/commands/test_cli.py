@@ -86,7 +86,7 @@ def test_flags_win_over_environment_over_file_over_default(
         (["-np", "2", "--hostfile", "absent", "true"], "--hostfile absent: No such file"),
         (["-np", "2", "--launcher", "pigeon", "-H", "h:2", "true"], "no launcher is called 'pigeon'; there are "),
         (["-np", "2", "--backend", "nonsense", "true"], "no transport is called 'nonsense'"),
-        (["-np", "2", "--plugins-off", "ddl-nccl", "--backend", "nccl", "true"], "pip install ddl-nccl"),
+        (["-np", "2", "--plugins-off", "ddl-nccl", "--backend", "nccl", "true"], "plugins/ddl_nccl; ddl-nccl"),
         (["-np", "2", "--backend", "threads", "true"], "threads of one process"),
         (["-np", "2", "--backend", "threads+threads", "true"], "threads of one process"),
         (["-np", "2", "--backend", "shm,alltoall=threads", "true"], "threads of one process"),

@@ -62,7 +62,7 @@ def test_json_has_the_same(ddl: Ddl) -> None:
 
 def test_what_is_known_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row with the line that brings it; none for what is installed and switched off."""
-    known = {"transport": {"pigeon": "pip install ddl-pigeon", "shm": "pip install pytest"}}
+    known = {"transport": {"pigeon": "ddl-pigeon", "shm": "pytest"}}
     monkeypatch.setattr("ddlcore.commands.info.facts.ALIASES", known)
     facts = all_facts(load_settings({}), Registry())
     assert [(row["name"], row["state"], row["missing"]) for row in facts["transports"]] == [

@@ -15,6 +15,7 @@ from ddlcore.plug.settings import settings_of
 from ddlcore.testing.conform.kinds import KINDS, _named
 from ddlcore.testing.killed import KilledSuite
 from ddlcore.testing.levels import LEVELS, Result, reached
+from ddlcore.text.installing import pip_install
 from tests.conformance.shm_mutants import MUTANTS
 from tests.plug.conftest import Site
 
@@ -199,7 +200,7 @@ def test_without_pytest_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, caps
     """Exit code 2."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pytest" else object())
     assert main(["conform", "threshold"]) == 2
-    assert "pytest not installed; pip install 'ddlcore[testing]'" in capsys.readouterr().err
+    assert f"pytest not installed; {pip_install('ddlcore[testing]')}" in capsys.readouterr().err
 
 
 def test_an_adapter_without_a_suite_is_told_what_to_write(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,3 +212,21 @@ def test_what_a_launcher_has_set_stays(bare: dict[str, str]) -> None:
     bare.clear()
     Environment.announce(Placement(0, (0, 0)), [(1, 2), ()], ["127.0.0.1"] * 2)
     assert bare == {}
+
+
+def test_a_key_that_is_no_setting_is_named_with_its_line(tmp_path: Path) -> None:
+    """And with the setting that was probably meant."""
+    path = tmp_path / "job.toml"
+    path.write_text('# settings\nbackend = "shm"\n"fusion_bites" = 5\n')
+    with pytest.raises(
+        ValueError, match=r"job\.toml:3: no setting is called fusion_bites; did you mean fusion_bytes\?"
+    ):
+        load_settings({}, read_toml(path))
+    path.write_text("\n\nfusion_bytes = -5\n")
+    with pytest.raises(ValueError, match=r"job\.toml:3: -5 is below"):
+        load_settings({}, read_toml(path))
+    with pytest.raises(ValueError, match=r"config file, qqq: no setting is called qqq; there are "):
+        load_settings({}, {"qqq": 1})
+    path.write_bytes(b'backend = "\xff"')
+    with pytest.raises(ValueError, match="not encoded in UTF-8"):
+        read_toml(path)

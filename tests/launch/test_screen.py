@@ -18,7 +18,7 @@ def shown(events: list[tuple[int, Pieces]], *, is_terminal: bool = False, colour
     out = bytearray()
     screen = Screen(out.extend, is_terminal=is_terminal, colour=colour)
     for rank, pieces in events:
-        screen.show(rank, pieces, screen.prefix(rank))
+        screen.show(rank, pieces, screen.prefix(str(rank)))
     screen.end_line()
     return bytes(out)
 

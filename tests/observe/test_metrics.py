@@ -21,6 +21,7 @@ from ddlcore.observe.http import MOST_AT_ONCE
 from ddlcore.observe.metrics import Exporter, Family
 from ddlcore.observe.pulse import Pace
 from ddlcore.testing.world import World
+from ddlcore.text.installing import pip_install
 
 pytest.importorskip("prometheus_client", reason="prometheus-client serves the metrics")
 
@@ -119,7 +120,7 @@ def test_only_where_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("port", "there", "words"),
     [
-        ("free", False, "prometheus-client is not installed; pip install ddlcore[metrics]"),
+        ("free", False, f"prometheus-client is not installed; {pip_install('ddlcore[metrics]')}"),
         ("taken", True, "it is taken"),
         ("66000", True, "no port"),
     ],
@@ -139,7 +140,7 @@ def test_what_is_refused_before_anything_starts(
 def test_a_rank_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says what to install."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ValueError, match=r"metrics need prometheus-client; pip install ddlcore\[metrics\]"):
+    with pytest.raises(ValueError, match=r"metrics need prometheus-client; pip install .*\[metrics\]"):
         Exporter(lambda: [], {}).open("127.0.0.1", 0)
 
 

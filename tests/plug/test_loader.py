@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -257,3 +258,11 @@ def test_launchers_are_offered_through_their_hook(site: Site) -> None:
         "DDL_SSH_PORT",
         "DDL_SSH_IDENTITY_FILE",
     ]
+
+
+def test_a_plugin_that_fails_says_where(site: Site) -> None:
+    """File and line of its own code; it is installed, so nothing is said of pip."""
+    site.install("ddl-broken", "import os\n\ndef deep():\n    raise OSError('wet')\n\ndeep()\n", entry="broken")
+    (problem,) = site.load().problems
+    assert re.search(r"OSError: wet \(\S+\.py:5\)", problem), problem
+    assert "pip install" not in problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ddlcore.errors import PluginError
 from ddlcore.hooks import BenchPeerProvider, CheckProvider, CommandProvider, TransportProvider
 from ddlcore.plug import ALIASES, Distribution, Registry
 from ddlcore.plug.registry import Refusal
+from ddlcore.text.installing import pip_install
 
 ORIGIN = Distribution("ddl-pigeon", "2.5")
 
@@ -64,9 +66,11 @@ def test_a_probe_says_what_else_is_missing(loft: str) -> None:
     registry, provider = probed(loft + "hawk")
     with pytest.raises(PluginError, match="cannot be used: a hawk is about; wait"):
         registry.load(provider)
-    for name, cause in (("broken", "OSError: no eyes"), ("absent", "AttributeError")):
-        registry, provider = probed(loft + name)
-        assert cause in registry.missing(provider) and "pip install corn" in registry.missing(provider)
+    registry, provider = probed(loft + "broken")
+    assert "failed: OSError: no eyes (" in registry.missing(provider)
+    assert "answers.py:4)" in registry.missing(provider)  # where somebody has to look
+    registry, provider = probed(loft + "absent")
+    assert "AttributeError" in registry.missing(provider)
 
 
 def test_a_check_is_loaded_without_its_package(loft: str) -> None:
@@ -106,15 +110,15 @@ def test_load_follows_a_dotted_name() -> None:
         ("ddlcore.contracts:API_VERSION", "is no Transport"),
     ],
 )
-def test_load_names_distribution_cause_and_remedy(target: str, cause: str) -> None:
-    """What cannot be loaded is a PluginError with who, why and the line that repairs it."""
+def test_load_names_distribution_and_cause(target: str, cause: str) -> None:
+    """What cannot be loaded is a PluginError with who and why."""
     provider = TransportProvider("pigeon", target)
     with pytest.raises(PluginError) as caught:
         registry_with(provider).load(provider)
     text = str(caught.value)
     assert text.startswith("transport 'pigeon' of ddl-pigeon 2.5")
     assert cause in text
-    assert "pip install --force-reinstall ddl-pigeon" in text
+    assert "pip install" not in text  # to install it again would not change it
 
 
 def test_load_says_what_is_missing_before_importing() -> None:
@@ -173,7 +177,10 @@ def test_missing_knows_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ALIASES["transport"])
 def test_a_known_transport_that_is_not_installed_has_its_pip_line(name: str) -> None:
     """Asking for a transport of a plugin that is not there answers with the line that installs it."""
-    with pytest.raises(PluginError, match=f"no transport is called '{name}'; install it: pip install ddl-"):
+    with pytest.raises(
+        PluginError,
+        match=f"no transport is called '{name}'; install it: {re.escape(pip_install(ALIASES['transport'][name]))}",
+    ):
         Registry().transport(name)
 
 
@@ -222,5 +229,7 @@ def test_an_unknown_bench_peer_is_named_with_what_there_is() -> None:
     registry.offer(BenchPeerProvider("pigeon", "coop:Pigeon"), ORIGIN)
     with pytest.raises(PluginError, match="no bench peer is called 'owl'; there are pigeon"):
         registry.named(Registry.bench_peers, "owl")
-    with pytest.raises(PluginError, match="no bench peer is called 'mpi'; install it: pip install ddl-mpi"):
+    with pytest.raises(
+        PluginError, match=f"no bench peer is called 'mpi'; install it: {re.escape(pip_install('ddl-mpi'))}"
+    ):
         registry.named(Registry.bench_peers, "mpi")

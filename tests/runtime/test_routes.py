@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -11,6 +12,7 @@ from ddlcore.hooks import TransportProvider
 from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.runtime.backend import Backend, Choice, parse_backend
 from ddlcore.runtime.routes import Route, choose_route
+from ddlcore.text.installing import pip_install
 from ddlcore.types import Kind, Member
 
 PROVIDERS = (
@@ -185,7 +187,9 @@ def test_what_cannot_serve_is_refused(backend: str, hosts: tuple[int, ...], comp
 @pytest.mark.parametrize("hosts", [(0,), ONE_HOST, TWO_HOSTS])
 def test_a_name_that_is_not_installed_has_its_pip_line(backend: str, hosts: tuple[int, ...]) -> None:
     """Wherever it stands, and also where it would not be needed: a wrong name is never passed over."""
-    with pytest.raises(PluginError, match="no transport is called 'gloo'; install it: pip install ddl-gloo"):
+    with pytest.raises(
+        PluginError, match=f"no transport is called 'gloo'; install it: {re.escape(pip_install('ddl-gloo'))}"
+    ):
         route(backend, hosts, registry_of("solo", "shm", "hierarchical"))
 
 

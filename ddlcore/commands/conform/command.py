@@ -20,6 +20,7 @@ from ddlcore.testing.conform.kinds import KINDS, Subject, subjects
 from ddlcore.testing.conform.report import as_json, as_text, succeeded
 from ddlcore.testing.conform.watch import Run
 from ddlcore.testing.conform.watch import conform as run_suite
+from ddlcore.text.installing import pip_install
 
 if TYPE_CHECKING:
     from ddlcore.commands.completion import Items
@@ -60,7 +61,8 @@ def conform(name: str, kind: str | None, only: tuple[str, ...], test_timeout: fl
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
-        raise click.ClickException(f"ddl conform: {', '.join(missing)} not installed; pip install 'ddlcore[testing]'")
+        install = pip_install("ddlcore[testing]")
+        raise click.ClickException(f"ddl conform: {', '.join(missing)} not installed; {install}")
     try:
         registry = settings_of(os.environ)[1]
         found = subjects(registry, name, kind or "")

@@ -142,9 +142,7 @@ def _meaning(problem: str) -> str:
 
 def _fix(problem: str, host: str) -> str:
     if re.search(r"ddlcore \S+ (is installed )?there", problem):
-        return (
-            f"on {host}: pip install ddlcore=={VERSION}; or share one environment, at the same path, by a file system"
-        )
+        return f"install ddlcore {VERSION} on {host}; or share one environment, at the same path, by a file system"
     if re.search(r"Python \S+ (runs )?there", problem):
         return f"put the same Python at the same path on {host}: one environment on a shared file system will do"
     if " there, " in problem:

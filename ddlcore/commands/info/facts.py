@@ -22,6 +22,7 @@ from ddlcore.launch.ranks.environment import usable_cores
 from ddlcore.plug.aliases import ALIASES, FRAMEWORKS
 from ddlcore.plug.registry import PluginKind, Registry
 from ddlcore.runtime.routes import choose_route
+from ddlcore.text.installing import pip_install
 from ddlcore.text.numbers import memory_size
 from ddlcore.types import Member
 
@@ -100,9 +101,10 @@ def _provider_facts(registry: Registry, kind: PluginKind[Any]) -> list[Row]:
                 "what": _what(registry, provider),
             }
         )
-    for name, line in ALIASES.get(kind.word, {}).items():
-        if name not in providers and _version([line.split()[-1]]) == UNKNOWN:  # else it has another name here
-            rows.append({"name": name, "from": "-", "state": "not installed", "missing": line, "what": ""})
+    for name, plugin in ALIASES.get(kind.word, {}).items():
+        if name not in providers and _version([plugin]) == UNKNOWN:  # else it has another name here
+            missing = pip_install(plugin)
+            rows.append({"name": name, "from": "-", "state": "not installed", "missing": missing, "what": ""})
     return rows
 
 

@@ -30,6 +30,7 @@ from ddlcore.jobs import local_jobs
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.plug import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.text.installing import pip_install
 from ddlcore.types import Buffer, DType, Sum
 
 VALUES = (1.0, 2.0, 3.0)
@@ -150,7 +151,7 @@ def _adapter(provider: AdapterProvider, registry: Registry) -> str:
     try:
         import pytest  # noqa: F401  # check that it is installed
     except ImportError:
-        raise _Untried("its suite needs pytest; pip install 'ddlcore[testing]'") from None
+        raise _Untried(f"its suite needs pytest; {pip_install('ddlcore[testing]')}") from None
     from importlib import import_module
 
     module, _, attribute = provider.suite.partition(":")

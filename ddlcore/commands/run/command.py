@@ -24,10 +24,10 @@ from ddlcore.launch.job.placement import place
 from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.launch.ranks.hosts import Layout
-from ddlcore.observe.metrics import INSTALL
 from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.text.installing import pip_install
 
 
 class JobCommand(SettingsCommand):
@@ -299,7 +299,9 @@ def _top(layout: Layout, settings: Settings) -> Top:
 def _check_metrics(settings: Settings, here: bool) -> None:
     port = settings.whole("metrics_port")
     if port and find("prometheus_client") is None:
-        raise ValueError(f"--metrics-port {port}: prometheus-client is not installed; {INSTALL}")
+        raise ValueError(
+            f"--metrics-port {port}: prometheus-client is not installed; {pip_install('ddlcore[metrics]')}"
+        )
     if port > 65535 or (port and here and not is_free(port)):
         raise ValueError(
             f"--metrics-port {port}: {'that is no port number' if port > 65535 else 'it is taken'}; choose another"

@@ -14,6 +14,7 @@ from ddlcore.commands.tune.results import write_whole
 from ddlcore.contracts.tuner import Knob
 from ddlcore.launch.output.search_lines import outcome
 from ddlcore.text.html import element, page, table
+from ddlcore.text.installing import pip_install
 from ddlcore.tune.session import Phase, Sample, Session, values_text
 
 NOT_COMPARED = "none was needed: nothing looked better than the default\n(what did so once was looked at again)"
@@ -151,7 +152,7 @@ def html_text(session: Session, about: str, picture: bytes | None) -> str:
         f'<img alt="convergence, cost against each knob, comparison" src="data:image/png;base64,'
         f'{base64.b64encode(picture).decode()}">'
         if picture is not None
-        else "<p>Pictures need matplotlib: <code>pip install 'ddlcore[tune]'</code></p>"
+        else f"<p>Pictures need matplotlib: {element('code', pip_install('ddlcore[tune]'))}</p>"
     )
     parts = [
         element("h1", "ddl tune"),

@@ -32,6 +32,7 @@ from ddlcore.launch.ranks.environment import (
 from ddlcore.launch.ranks.exit_status import End, NotStarted, exit_code, first_failure, summary
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
+from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
@@ -144,7 +145,7 @@ def run_job(launch: Launch) -> int:
     screens = _screens(launch.environ, launch.bar)
     if launch.watch is not None:
         screens = launch.watch.screens(screens)
-    output = Output(screens, launch.size, directory=launch.output_dir, stamped=launch.stamped)
+    output = Output(screens, launch.size, directory=launch.output_dir, stamped=launch.stamped, verbose=launch.verbose)
 
     def say(text: str) -> None:
         output.say(f"ddl run: {text}")
@@ -198,7 +199,7 @@ def run_job(launch: Launch) -> int:
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
             gathering.finish(lambda text: _show(screens[1], text), launch.size)
-    _conclude(launch, ends, failure_log, output, screens[1], supervisor.interrupted, begun_s)
+    _conclude(launch, ends, failure_log, output, screens[1], supervisor, begun_s)
     return exit_code(ends, failure_log.raised, killed=supervisor.killed) or int(bool(failure_log.differ))
 
 
@@ -329,17 +330,21 @@ def _conclude(
     failure_log: FailureLog,
     output: Output,
     screen: Screen,
-    interrupted: bool,
+    supervisor: Supervisor,
     begun_s: float,
 ) -> None:
     first = first_failure(ends, failure_log.raised)
+    interrupted_s = supervisor.interrupted_s
+    if interrupted_s is not None and (first is None or first.at_s >= interrupted_s):  # else a rank had failed before
+        _show(screen, f"interrupted after {interrupted_s - begun_s:.1f} s{' and killed' if supervisor.killed else ''}")
+        return
     if first is None:
         if failure_log.differ:  # parameters are compared after the ranks have ended their scripts
             _show(screen, failure_log.differ)
         return
-    lines = [] if interrupted else output.last_lines(first.rank)
+    lines = output.last_lines(first.rank)
     host = launch.layout.hosts[launch.layout.ranks[first.rank]] if launch.remote_plan else socket.gethostname()
-    text = summary(ends, first, host, lines, first.at_s - begun_s)
+    text = summary(ends, first, host, lines, first.at_s - begun_s, output.wrote(first.rank))
     if launch.output_dir is not None:
         text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.size)}"
     _show(screen, text)

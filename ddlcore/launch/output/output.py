@@ -18,6 +18,8 @@ from pathlib import Path
 
 from ddlcore.control.wake import Wake
 from ddlcore.launch.output.screen import Lines, Screen
+from ddlcore.launch.output.tracebacks import Tracebacks, error_of
+from ddlcore.text.ranks import span
 
 LAST_LINES = 20
 _LONGEST_KEPT = 500  # characters of a line that is kept for the summary
@@ -54,8 +56,21 @@ class Output:
     """
 
     def __init__(
-        self, screens: tuple[Screen, Screen], size: int, *, directory: Path | None = None, stamped: bool = False
+        self,
+        screens: tuple[Screen, Screen],
+        size: int,
+        *,
+        directory: Path | None = None,
+        stamped: bool = False,
+        verbose: bool = False,
     ) -> None:
+        """Prepare to show the output of ``size`` ranks on ``screens``, for stdout and stderr.
+
+        ``directory``: where it is also written to files; None: nowhere. ``stamped``: each line begins with the time.
+        ``verbose``: no traceback is shortened.
+        """
+        self._tracebacks = Tracebacks(size, verbose)
+        self._wrote: set[int] = set()
         self._out, self._err = screens
         self._size = size
         self._directory = directory
@@ -109,8 +124,16 @@ class Output:
         self._wake.set()
 
     def last_lines(self, rank: int) -> list[str]:
-        """Return the last lines that ``rank`` wrote to stdout and stderr, in the order of their arrival."""
-        return list(self._last[rank])
+        """Return the last lines that ``rank`` wrote to stdout and stderr, in the order of their arrival.
+
+        If they contain a traceback, which stands as a whole above, return only its error.
+        """
+        lines = list(self._last[rank])
+        return error_of(lines) if rank in self._tracebacks.seen else lines
+
+    def wrote(self, rank: int) -> bool:
+        """Return whether ``rank`` wrote anything, be it only a progress bar or a prompt."""
+        return rank in self._wrote
 
     def drain(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Show everything that is left in the pipes of ranks that have ended, and end the output thread.
@@ -134,6 +157,7 @@ class Output:
                     self._read(key.data)
             self._take_fed()
             self._show_partial()
+            self._show_tracebacks()
             self._show_said()
         self._take_fed()
         for stream in list(self._streams):
@@ -142,13 +166,18 @@ class Output:
                 left -= got
             if stream in self._streams:
                 self._close(stream)
+        self._show_tracebacks(over=True)
         self._show_said()
         self._selector.close()
         self._wake.close()
 
     def _patience_s(self) -> float | None:
-        begun = [stream.since_s for stream in self._streams if stream.lines.pending]
-        return max(0.0, min(begun) + _PARTIAL_S - time.monotonic()) if begun else None
+        now_s = time.monotonic()
+        begun = [stream.since_s + _PARTIAL_S - now_s for stream in self._streams if stream.lines.pending]
+        held_s = self._tracebacks.patience_s(now_s)
+        return (
+            max(0.0, min([*begun, *([held_s] if held_s is not None else [])])) if begun or held_s is not None else None
+        )
 
     def _read(self, stream: _Stream) -> int:
         """Read the data that is there, show it, and return the number of its bytes.
@@ -195,8 +224,24 @@ class Output:
     def _show(self, stream: _Stream, pieces: list[tuple[bytes, bytes]]) -> None:
         if not pieces:
             return
-        stamp = datetime.now().isoformat(timespec="milliseconds") + " " if self._stamped else ""
-        stream.screen.show(stream.fd, pieces, stream.screen.prefix(stream.rank, stamp))
+        self._wrote.add(stream.rank)
+        self._note(stream, pieces)
+        if stream.name == _STREAMS[1]:
+            pieces = self._tracebacks.take(stream.rank, pieces, time.monotonic())
+        if pieces:
+            stream.screen.show(stream.fd, pieces, stream.screen.prefix(str(stream.rank), self._stamp()))
+
+    def _show_tracebacks(self, over: bool = False) -> None:
+        for ranks, pieces in self._tracebacks.due(time.monotonic(), over):
+            owner = object()  # its last line may be incomplete, but nothing will continue it
+            self._err.show(owner, pieces, self._err.prefix(span(ranks), self._stamp()))
+            self._err.end_line(owner)
+
+    def _stamp(self) -> str:
+        return datetime.now().isoformat(timespec="milliseconds") + " " if self._stamped else ""
+
+    def _note(self, stream: _Stream, pieces: list[tuple[bytes, bytes]]) -> None:
+        """Keep the last lines for the summary."""
         if len(pieces) > LAST_LINES + 1:
             stream.begun = ""  # it belongs to a line that is not among the last ones
         for text, end in pieces[-LAST_LINES - 1 :]:
@@ -225,6 +270,8 @@ class Output:
 
     def _close(self, stream: _Stream) -> None:
         self._show(stream, stream.lines.rest())
+        if stream.name == _STREAMS[1]:
+            self._tracebacks.end(stream.rank, time.monotonic())
         stream.screen.end_line(stream.fd)
         self._remember(stream)
         if stream.fd >= 0:

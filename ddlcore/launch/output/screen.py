@@ -66,10 +66,16 @@ class Screen:
         self._at_start = False  # the cursor is at the start of that line, which can be overwritten
         self.broken = False  # the reader is gone
 
-    def prefix(self, rank: int, stamp: str = "") -> bytes:
-        """Return the prefix of a rank's lines, such as ``[3] ``, in a colour of the rank if the screen has colours."""
-        text = f"{stamp}[{rank}]"
-        return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m ".encode() if self._colour else f"{text} ".encode()
+    def prefix(self, ranks: str, stamp: str = "") -> bytes:
+        """Return the prefix of the lines of a rank or of several, such as ``[3] `` or ``[0-3] ``.
+
+        It has a colour of its first rank if the screen has colours.
+        """
+        text = f"{stamp}[{ranks}]"
+        if not self._colour:
+            return f"{text} ".encode()
+        first = int(re.split(r"\D", ranks, maxsplit=1)[0])
+        return f"\x1b[{_COLOURS[first % len(_COLOURS)]}m{text}\x1b[0m ".encode()
 
     def show(self, owner: object, pieces: list[Piece], prefix: bytes = b"") -> None:
         """Write ``pieces`` of the stream ``owner``, with ``prefix`` before each line."""

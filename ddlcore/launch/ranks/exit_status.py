@@ -79,17 +79,19 @@ def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool =
     return 0 if all(end.returncode == 0 for end in ends) else 1
 
 
-def summary(ends: Sequence[End], first: End, host: str, last_lines: Sequence[str], after_s: float) -> str:
+def summary(
+    ends: Sequence[End], first: End, host: str, last_lines: Sequence[str], after_s: float, wrote: bool = False
+) -> str:
     """Return the text that is shown when a rank failed. ``first`` is the end of the rank that failed first.
 
     ``host`` is the host of that rank, ``last_lines`` are the last lines that it wrote, and ``after_s`` is the time from
-    the start to the failure.
+    the start to the failure. ``wrote``: it wrote something, even if that left no line, such as a progress bar.
     """
     text = [f"rank {first.rank} on {host} failed first: it {_described(first)} after {after_s:.1f} s"]
     if last_lines:
         text.append(f"  its last {'line' if len(last_lines) == 1 else 'lines'}:")
         text += [f"  | {line}" for line in last_lines]
-    else:
+    elif not wrote:
         text.append("  it wrote nothing")
     others: dict[str, list[int]] = {}
     for end in sorted(ends, key=lambda end: end.rank):

@@ -83,7 +83,7 @@ class Supervisor:
         self._terminate_at_s: float | None = None
         self._kill_at_s: float | None = None
         self._lost_at_s: float | None = None
-        self.interrupted = False
+        self.interrupted_s: float | None = None  # when the first Ctrl-C came
         self.killed = False  # all ranks were killed, by a second Ctrl-C or by `abandon`
         for process in processes:
             if process.process is not None:
@@ -197,8 +197,8 @@ class Supervisor:
         if number != signal.SIGINT:
             for process in self._running.values():
                 process.signal(number)
-        elif not self.interrupted:
-            self.interrupted = True
+        elif self.interrupted_s is None:
+            self.interrupted_s = time.monotonic()
             self._signal_groups(signal.SIGINT)
             self._say("interrupted: the ranks were asked to stop; press Ctrl-C again to kill them")
         elif not self.killed:

@@ -82,7 +82,7 @@ def test_no_host_is_left(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> N
     report = examine(subject, Question(), lambda text: None)
     assert [one.fix.partition(":")[0] for one in report.findings] == [
         "put the same Python at the same path on node1",
-        "on node2",
+        "install ddlcore 0.1.0 on node2; or share one environment, at the same path, by a file system",
     ]
 
 
