@@ -156,6 +156,7 @@ SETTINGS: tuple[Setting, ...] = (
         "auto",
         "in replay, when buckets in host memory are reduced: on, while the step still computes; off, at its end; "
         "auto: off on one host, where they would take cores from the computation, unless a bucket size is set",
+        choices=("auto", "on", "off"),
         group="performance",
     ),
     Setting(
@@ -506,16 +507,17 @@ def load_settings(
 ) -> Settings:
     """Return the settings of one job from their sources. ``rows``: the core's settings, or also those of plugins.
 
-    Raises ValueError for a value that is not valid and for a key of the file that is no setting. The message contains
-    the variable, key or flag.
+    Raises ValueError for a value that is not valid, and UnknownSetting, a ValueError, for a flag or a key of the file
+    that is no setting. The message contains the variable, the flag, or the key with its file and line.
     """
     table = {row.name: row for row in rows}
     file = _renamed(file or {}, table)
     environ = _renamed_variables(environ, table)
     flags = {name: value for name, value in (flags or {}).items() if value is not None}
-    unknown = sorted(set(file) - set(table))
+    unknown = [_unknown(where_in(file, name), name, table) for name in sorted(set(file) - set(table))]
+    unknown += [_unknown(f"--{name.replace('_', '-')}", name, table) for name in sorted(set(flags) - set(table))]
     if unknown:
-        raise ValueError("; ".join(_unknown_key(file, name, table) for name in unknown))
+        raise UnknownSetting("; ".join(unknown))
     values: dict[str, Value] = {}
     sources: dict[str, str] = {}
     for name, row in table.items():
@@ -530,10 +532,14 @@ def load_settings(
     return Settings(values, sources)
 
 
-def _unknown_key(file: Mapping[str, object], name: str, table: Iterable[str]) -> str:
+class UnknownSetting(ValueError):
+    """Raised for a flag, or a key of a config file, that is no setting."""
+
+
+def _unknown(where: str, name: str, table: Iterable[str]) -> str:
     near = nearest(name, table)
     what_next = f"did you mean {near}?" if near else f"there are {', '.join(sorted(table))}"
-    return f"{where_in(file, name)}: no setting is called {name}; {what_next}"
+    return f"{where}: no setting is called {name}; {what_next}"
 
 
 def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mapping[str, object]:
@@ -572,6 +578,10 @@ class ConfigFile(dict[str, object]):
         super().__init__(values)
         self._path = path
         self._lines = text.splitlines()
+
+    def only(self, names: Iterable[str]) -> ConfigFile:
+        """Return a copy that has only the keys in ``names``."""
+        return ConfigFile({name: self[name] for name in names if name in self}, self._path, "\n".join(self._lines))
 
     def where(self, key: str) -> str:
         """Return "FILE:LINE" of ``key``, or only the file if the key is not at the beginning of a line."""

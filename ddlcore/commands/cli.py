@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddlcore.commands.help import HELP_NAMES, examples
+from ddlcore.text.nearest import nearest
 
 if TYPE_CHECKING:
     from ddlcore.plug.registry import Registry
@@ -34,6 +35,17 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *sorted(set(_registry().commands) - set(_COMMANDS))]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = nearest(args[0], self.list_commands(ctx), like=0.6)  # of a short word, one letter is much
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message.rstrip('.')}; did you mean '{near}'?", ctx) from None
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name in _COMMANDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddlcore.config import NOT_SETTINGS, SETTINGS, Setting, Settings, load_settings
+from ddlcore.config import NOT_SETTINGS, SETTINGS, ConfigFile, Setting, Settings, UnknownSetting, load_settings
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Registry
@@ -26,17 +26,27 @@ def settings_of(
     ``environ``, ``file`` and ``flags`` are the sources of the settings. The settings that say which plugins to load are
     read first. All settings are read after that, since plugins define settings of their own. ``registry``: the plugins,
     if they have been loaded already.
+
+    Raises ValueError as ``load_settings`` does. If a name is unknown, the message also names the plugins that the
+    user's own lists leave out, because the setting may be one of theirs.
     """
+    first = registry is None
     if registry is None:
-        registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
+        names = [row.name for row in SETTINGS]
+        known = file.only(names) if isinstance(file, ConfigFile) else _known(file, SETTINGS)
+        registry = load_plugins(load_settings(environ, known, _known(flags, SETTINGS)))
     rows: list[Setting] = list(SETTINGS)
     for _, provider in registry.offers():
         rows += provider.settings
-    if _JOB not in environ:
+    if first and _JOB not in environ:  # whoever has loaded the plugins was told
         # A warning, not an error: the variable may be one of another version, or of a program of the user.
         for line in misspelt_variables(environ, rows):
             warnings.warn(line, stacklevel=2)
-    return load_settings(environ, file, flags, rows), registry
+    try:
+        return load_settings(environ, file, flags, rows), registry
+    except UnknownSetting as error:
+        off = [f"{one.origin} is off: {one.reason}" for one in registry.refusals if one.off]
+        raise UnknownSetting("; ".join([str(error), *off])) from None
 
 
 def misspelt_variables(environ: Mapping[str, str], rows: Iterable[Setting]) -> list[str]:

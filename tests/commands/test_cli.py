@@ -87,6 +87,9 @@ def test_flags_win_over_environment_over_file_over_default(
         (["-np", "2", "--launcher", "pigeon", "-H", "h:2", "true"], "no launcher is called 'pigeon'; there are "),
         (["-np", "2", "--backend", "nonsense", "true"], "no transport is called 'nonsense'"),
         (["-np", "2", "--plugins-off", "ddl-nccl", "--backend", "nccl", "true"], "plugins/ddl_nccl; ddl-nccl"),
+        (["-np", "2", "--compression", "fp61", "true"], "no compressor is called 'fp61'; did you mean 'fp16'?"),
+        (["-np", "2", "--tuner", "gird", "true"], "no tuner is called 'gird'; did you mean 'grid'?"),
+        (["-np", "2", "--overlap", "onn", "true"], "--overlap: 'onn' is not one of auto, on, off"),
         (["-np", "2", "--backend", "threads", "true"], "threads of one process"),
         (["-np", "2", "--backend", "threads+threads", "true"], "threads of one process"),
         (["-np", "2", "--backend", "shm,alltoall=threads", "true"], "threads of one process"),
@@ -135,3 +138,11 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row.flag in text for row in SETTINGS)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("ddl 0.")
+
+
+def test_a_misspelt_command_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the one that was meant, if there is one like it."""
+    assert main(["rnu"]) == 2
+    assert "No such command 'rnu'; did you mean 'run'?" in capsys.readouterr().err
+    assert main(["xyzzy"]) == 2
+    assert "did you mean" not in capsys.readouterr().err

@@ -33,7 +33,10 @@ def main() -> None:
     for word in sys.argv[1:]:
         name = word.partition("[")[0]
         if name.startswith("."):
-            folder = Path(os.environ["PAGE_FOLDER"] if name == "." else name).resolve()
+            here = Path(os.environ["PAGE_FOLDER"])
+            if not (here / "pyproject.toml").is_file():
+                here = Path(__file__).parents[2]  # a page of docs/ means the clone
+            folder = (here if name == "." else Path(name)).resolve()
             install(folder, Path(os.environ["PAGE_SITE"]))
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ddlcore.config import NOT_SETTINGS, SETTINGS, Setting
+from ddlcore.config import NOT_SETTINGS, SETTINGS, Setting, read_toml
 from ddlcore.plug.settings import misspelt_variables, settings_of
+
+if TYPE_CHECKING:
+    from tests.plug.conftest import Site
 
 
 def test_what_was_meant_is_told() -> None:
@@ -63,3 +68,46 @@ def test_a_command_says_it_in_one_line() -> None:
     assert done.returncode == 0
     told = [line for line in done.stderr.splitlines() if "BITES" in line]
     assert told == ["ddl: DDL_FUSION_BITES is no setting and has no effect; did you mean DDL_FUSION_BYTES?"]
+
+
+def test_a_process_without_a_launcher_is_told_once() -> None:
+    """Although init reads the settings twice."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import ddlcore; ddlcore.init()"],
+        env={"DDL_FUSION_BITES": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("did you mean DDL_FUSION_BYTES?") == 1
+
+
+PLUGIN = """
+    from ddlcore.config import Setting
+
+    @hookimpl
+    def ddl_transports():
+        return [TransportProvider("pigeon", "coop:Pigeon", settings=(Setting("pigeon_speed", int, 3, "speed"),))]
+"""
+
+
+@pytest.mark.parametrize("source", ["flags", "file"])
+def test_a_setting_of_a_plugin_that_is_off(site: Site, source: str) -> None:
+    """It is refused, with the plugin that is off; a flag was ignored once."""
+    site.install("ddl-pigeon", PLUGIN)
+    flags: dict[str, object] = {"pigeon_speed": 5} if source == "flags" else {}
+    file: dict[str, object] = {"pigeon_speed": 5} if source == "file" else {}
+    with pytest.raises(
+        ValueError, match=r"no setting is called pigeon_speed; .*ddl-pigeon 1\.0 is off: DDL_PLUGINS_OFF"
+    ):
+        settings_of({}, {**flags, "plugins_off": "ddl-pigeon"}, file)
+    assert settings_of({}, flags, file)[0]["pigeon_speed"] == 5
+
+
+def test_a_wrong_value_in_a_file_has_its_line(tmp_path: Path) -> None:
+    """As a wrong key has."""
+    path = tmp_path / "job.toml"
+    path.write_text('backend = "shm"\nfusion_bytes = "x"\n')
+    with pytest.raises(ValueError, match=r"job\.toml:2: 'x' is not of type int"):
+        settings_of({}, {}, read_toml(path))

@@ -261,6 +261,9 @@ def prepare(
     check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
     _check_metrics(settings, placed.layout.here >= 0 and not dry_run)
     registry.load(registry.named(Registry.fusion_policies, settings.text("fusion_policy")))
+    registry.named(Registry.compressors, settings.text("compression"))
+    if settings.text("tuner") != "auto":
+        registry.named(Registry.tuners, settings.text("tuner"))
     return launch, given.notes
 
 
