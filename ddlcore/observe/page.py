@@ -64,7 +64,9 @@ def _clocks(summary: Summary) -> list[str]:
     error_us = sum(sorted(row.error_us or 0.0 for row in summary.ranks)[-2:])
     if any(row.offset_us for row in summary.ranks):
         return [f"The clocks of any two ranks agree to {error_us:.1f} µs."]
-    return [f"All ranks use the same clock. The times that two ranks note for one event differ by at most {error_us:.1f} µs."]
+    return [
+        f"All ranks use the same clock. The times that two ranks note for one event differ by at most {error_us:.1f} µs."
+    ]
 
 
 def tables(summary: Summary) -> list[Table]:

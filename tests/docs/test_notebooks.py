@@ -42,7 +42,11 @@ def test_the_cells_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("ipykernel", reason="it is the kernel")
     pytest.importorskip("torch", reason="the page trains with it")
     shop = Workshop(PAGE, tmp_path)
-    for name, value in {**shop.environment(), "IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path)}.items():
+    for name, value in {
+        **shop.environment(),
+        "IPYTHONDIR": str(tmp_path),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path),
+    }.items():
         monkeypatch.setenv(name, value)
     wanted = cells()
     assert len(wanted) >= 5 and sum(bool(lines) for _, lines in wanted) >= 4
@@ -64,7 +68,11 @@ def test_the_stop_button_ends_the_ranks(tmp_path: Path, monkeypatch: pytest.Monk
     manager = pytest.importorskip("jupyter_client", reason="it starts and interrupts the kernel")
     pytest.importorskip("ipykernel", reason="it is the kernel")
     shop = Workshop(PAGE, tmp_path)
-    for name, value in {**shop.environment(), "IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path)}.items():
+    for name, value in {
+        **shop.environment(),
+        "IPYTHONDIR": str(tmp_path),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path),
+    }.items():
         monkeypatch.setenv(name, value)
     code = """
 def waits():

@@ -85,7 +85,9 @@ def test_places_in_the_site(tree: Path) -> None:
 
 def test_links_out_of_docs_lead_to_pages_of_the_site(tree: Path) -> None:
     """Links to other pages, to other servers and in code stay as they are."""
-    assert rewritten((tree / "docs/index.md").read_text(), "docs/index.md", tree) == (tree / "docs/index.md").read_text()
+    assert (
+        rewritten((tree / "docs/index.md").read_text(), "docs/index.md", tree) == (tree / "docs/index.md").read_text()
+    )
     text = rewritten((tree / "docs/design/deep.md").read_text(), "docs/design/deep.md", tree)
     assert text.splitlines()[0] == (
         "[home](../index.md) [an example](../source/examples/a.py.md) [all](../source/examples/index.md) "
@@ -136,6 +138,10 @@ def test_nothing_is_loaded_from_another_server() -> None:
 
     fine = '<a href="https://example.org">x</a><script src="assets/a.js"></script><link rel="icon" href="a.png">'
     assert on_post_page(fine, Page, None) == fine
-    for bad in ('<script src="https://cdn/a.js">', '<link rel="stylesheet" href="https://fonts/x">', "<img src=http://x/y>"):
+    for bad in (
+        '<script src="https://cdn/a.js">',
+        '<link rel="stylesheet" href="https://fonts/x">',
+        "<img src=http://x/y>",
+    ):
         with pytest.raises(PluginError, match=r"index\.md: the page loads http"):
             on_post_page(bad, Page, None)

@@ -144,7 +144,10 @@ def test_the_summary_names_shares_stragglers_and_tensors(trace: Path, capsys: py
     assert main(["timeline", "summary", str(trace)]) == 0
     out = capsys.readouterr().out
     assert "25.0% of a step (10.00 ms, median of 3 that ran from memory) is spent waiting in ddl" in out
-    assert "Rank 1 delays the others most: it comes last to 100% of the buckets, 3.000 ms after the others (median)." in out
+    assert (
+        "Rank 1 delays the others most: it comes last to 100% of the buckets, 3.000 ms after the others (median)."
+        in out
+    )
     assert "holds 2.0 tensors, 4.0 KiB of 8.0 KiB that fusion allows" in out
     assert "8 buckets ran from memory and 0 were negotiated" in out
     assert main(["timeline", "summary", str(trace), "--json"]) == 0
@@ -210,7 +213,9 @@ def test_what_comes_before_replay_makes_no_straggler(trace: Path, capsys: pytest
         found["traceEvents"].append(top)
     trace.write_text(json.dumps(found))
     assert main(["timeline", "summary", str(trace)]) == 0
-    assert "Rank 1 delays the others most: it comes last to 100% of the buckets, 3.000 ms after" in capsys.readouterr().out
+    assert (
+        "Rank 1 delays the others most: it comes last to 100% of the buckets, 3.000 ms after" in capsys.readouterr().out
+    )
 
 
 class Tags(HTMLParser):

@@ -62,9 +62,9 @@ def outside_pages(root: Path = ROOT) -> Mapping[str, str]:
     A Markdown page from outside docs/ may link to further files, which then have pages, too.
     """
     found: dict[str, str] = {}
-    queue = [(path, target) for path in pages_of(root) for target in _targets(root, path)]
+    queue = [target for path in pages_of(root) for target in _targets(root, path)]
     while queue:
-        path, target = queue.pop()
+        target = queue.pop()
         if target.startswith(f"{DOCS}/") or target == DOCS or site_uri(target, root) in found:
             continue
         if (root / target).is_dir() and not (root / target / "README.md").is_file():
@@ -73,7 +73,7 @@ def outside_pages(root: Path = ROOT) -> Mapping[str, str]:
             target = f"{target}/README.md" if (root / target).is_dir() else target
             shown, further = _file(root, target)
         found[site_uri(target, root)] = shown
-        queue += [(target, one) for one in further]
+        queue += further
     return found
 
 

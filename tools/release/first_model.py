@@ -69,9 +69,7 @@ def first_model(folder: Path) -> str:
     caches = {"DDL_CACHE_DIR": str(work / "cache")}
     shown.check(run(shlex.split(shown.command), work, path=folder / "bin", environ=caches, limit_s=LIMIT_S))
     trained_s = time.monotonic()
-    return verdict(
-        {"venv": made_s - begun_s, "pip install": installed_s - made_s, "training": trained_s - installed_s}
-    )
+    return verdict({"venv": made_s - begun_s, "pip install": installed_s - made_s, "training": trained_s - installed_s})
 
 
 def verdict(parts_s: Mapping[str, float]) -> str:
