@@ -15,10 +15,8 @@ from tools.docs_site.outside import DOCS, outside_pages, pages_of, rewritten, si
 HOOKS = ROOT / "tools/docs_site/hooks.py"
 
 
-class Loader(yaml.SafeLoader):
-    """Reads mkdocs.yml, whose tags name functions for MkDocs to call."""
-
-
+# Reads mkdocs.yml, whose tags name functions for MkDocs to call.
+Loader: Any = type("Loader", (yaml.SafeLoader,), {})
 Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)
 
 
