@@ -68,9 +68,9 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/pytest tests/architecture --quiet
 
-# Its theme prints an advertisement for its successor at every build unless this variable is set.
+# The variable turns off an advertisement for the theme's successor. With --quiet, warnings would not end the build.
 docs: venv
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is built: open $(CURDIR)/build/site/index.html, or run $(BIN)/mkdocs serve, which has the search"
 
 bench: venv

@@ -47,6 +47,8 @@ def test_the_build_is_strict() -> None:
     assert told["validation"]["nav"]["omitted_files"] == "warn"
     assert [told["validation"]["links"][name] for name in ("not_found", "anchors")] == ["warn", "warn"]
     assert told["theme"]["font"] is False, "its fonts come from another server"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"mkdocs build --strict$", makefile, re.MULTILINE), "with --quiet, warnings are not counted"
 
 
 @pytest.fixture
