@@ -89,9 +89,10 @@ def public_names(package: Package) -> list[str]:
 
 
 def _api_page(package: Package) -> str:
-    shown = [f"# {package.name}\n\n`import {package.name} as ddl`\n\n::: {package.name}\n"]
-    options = "    options:\n      show_root_heading: true\n      show_root_toc_entry: true\n      show_root_full_path: false\n"
-    return "\n".join([*shown, *(f"::: {name}\n{options}" for name in package.more)])
+    values = "      show_attribute_values: false\n"
+    shown = [f"# {package.name}\n\n`import {package.name} as ddl`\n\n::: {package.name}\n    options:\n{values}"]
+    heading = "    options:\n      show_root_heading: true\n      show_root_toc_entry: true\n      show_root_full_path: false\n"
+    return "\n".join([*shown, *(f"::: {name}\n{heading}" for name in package.more)])
 
 
 def _reference() -> str:
