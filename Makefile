@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; 
 NEED_PYTHON = @test -n "$(PYTHON)" || { \
 	echo "no Python >= 3.10 with venv found; on Debian: apt-get install python3-venv; or: make PYTHON=/path/to/python"; exit 1; }
 
-.PHONY: help venv demo test soak check bench release-check clean
+.PHONY: help venv demo test soak check docs bench release-check clean
 
 help:
 	@echo "make venv          creates $(VENV): core and plugins editable, everything tests and examples need"
@@ -26,6 +26,7 @@ help:
 	@echo "make test          all tests, quick ones first"
 	@echo "make soak          long runs: thousands of generated programs, floods, stalls; not part of CI"
 	@echo "make check         ruff, mypy --strict, architecture tests"
+	@echo "make docs          the documentation as a site in build/site; fails for a broken link or a page without a place in it"
 	@echo "make bench         speed on this host against its targets: fails where one is missed (minutes; leave the machine alone)"
 	@echo "make release-check builds every wheel, and uses them in fresh environments as the documentation says"
 	@echo "make clean         removes what these have made"
@@ -36,7 +37,7 @@ $(VENV)/.made: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUG
 	$(NEED_PYTHON)
 	@echo "creating $(VENV) with $$($(PYTHON) --version); the first time takes some minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP_INSTALL) $(TORCH) -e '.[test]' $(addprefix -e ,$(PLUGINS))
+	$(BIN)/python $(PIP_INSTALL) $(TORCH) -e '.[test,docs]' $(addprefix -e ,$(PLUGINS))
 	@# legacy Keras asks for the distribution "tensorflow"; what is installed is its CPU build, under another name
 	! $(BIN)/python -c 'import tensorflow' 2>/dev/null || $(BIN)/python $(PIP_INSTALL) --no-deps tf_keras
 	@$(BIN)/python -c 'import sys; sys.version_info < (3, 13) or print("MXNet is left out: it needs numpy 1.26, which has no wheel for this Python")'
@@ -66,6 +67,11 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest tests/architecture --quiet
+
+# The variable turns off an advertisement for the theme's successor. With --quiet, warnings would not end the build.
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the site is built: open $(CURDIR)/build/site/index.html, or run $(BIN)/mkdocs serve, which has the search"
 
 bench: venv
 	$(BIN)/python tools/bench_collectives.py

@@ -112,8 +112,8 @@ SETTINGS: tuple[Setting, ...] = (
         "backend",
         str,
         "auto",
-        "transport: auto; the name of one (`ddl info` lists them); shm+NAME, one within and one across hosts; "
-        "after any of these, exceptions for single operations, such as auto,allgather=NAME",
+        "transport: auto; a name that `ddl info` lists; or two names such as shm+NAME, the first within hosts and the "
+        "second across them. Exceptions for single operations may follow, such as auto,allgather=NAME",
         group="performance",
         brief="Transport that reduces tensors.",
     ),
@@ -121,14 +121,16 @@ SETTINGS: tuple[Setting, ...] = (
         "device_dense",
         str,
         "auto",
-        "what reduces tensors on accelerators: auto; cpu, staged in host memory; or the name of a transport",
+        "what reduces tensors on accelerators: auto; the name of a transport; or cpu, which copies them to host memory "
+        "and reduces them there",
         group="performance",
     ),
     Setting(
         "device_sparse",
         str,
         "auto",
-        "what reduces sparse gradients on accelerators: auto, as device_dense; or cpu, staged in host memory",
+        "what reduces sparse gradients on accelerators: auto, the same as device_dense; or cpu, which copies them to "
+        "host memory and reduces them there",
         choices=("auto", "cpu"),
         group="performance",
     ),
@@ -136,7 +138,7 @@ SETTINGS: tuple[Setting, ...] = (
         "fusion_bytes",
         int,
         8 << 20,
-        "largest bucket that tensors are fused into, in bytes; 0 fuses nothing",
+        "largest size of a bucket, in which several tensors are reduced together, in bytes; 0: each tensor alone",
         minimum=0,
         group="performance",
         brief="Largest bucket, in bytes.",
@@ -145,7 +147,7 @@ SETTINGS: tuple[Setting, ...] = (
         "first_bucket_bytes",
         int,
         1 << 20,
-        "in replay, largest first and last bucket of a step, in bytes; 0: fusion_bytes applies",
+        "in replay, largest size of the first and of the last bucket of a step, in bytes; 0: the same as fusion_bytes",
         minimum=0,
         former="first_batch_bytes",
         group="performance",
@@ -154,8 +156,9 @@ SETTINGS: tuple[Setting, ...] = (
         "overlap",
         str,
         "auto",
-        "in replay, when buckets in host memory are reduced: on, while the step still computes; off, at its end; "
-        "auto: off on one host, where they would take cores from the computation, unless a bucket size is set",
+        "in replay, when buckets in host memory are reduced. on: while the step still computes; off: at the end of the "
+        "step; auto: on across hosts or if a bucket size is set, else off, because on one host the reduction would "
+        "take cores from the computation",
         choices=("auto", "on", "off"),
         group="performance",
     ),
@@ -170,15 +173,16 @@ SETTINGS: tuple[Setting, ...] = (
         "control_address",
         str,
         "",
-        "where the launcher listens for its ranks: tcp://IP:PORT, port 0 for any free one; empty: within the host",
+        "address at which the launcher listens for its ranks: tcp://IP:PORT, with port 0 for any free port; empty: a "
+        "socket within this host, or a free port if there are several hosts",
         group="hosts",
     ),
     Setting(
         "network_interface",
         str,
         "",
-        "network interface of the ranks, or this host's own address; of several, separated by commas, the first that "
-        "the host has; empty: the one on the route to the launcher",
+        "network that the ranks use: an interface or an address; each host uses the first that it has of several, "
+        "separated by commas; empty: the interface on the route to the launcher",
         group="hosts",
         brief="Network of the ranks, such as eth0.",
     ),
@@ -229,7 +233,7 @@ SETTINGS: tuple[Setting, ...] = (
         "autotune_trials",
         int,
         20,
-        "samples that the search takes before it compares the best",
+        "number of samples that the search takes before it compares the best settings",
         minimum=1,
         group="tuning",
     ),
@@ -237,12 +241,17 @@ SETTINGS: tuple[Setting, ...] = (
         "autotune_steps",
         int,
         10,
-        "steps that are measured for a sample; more if they are very short",
+        "number of steps that are measured for one sample; more are measured if they are very short",
         minimum=3,
         group="tuning",
     ),
     Setting(
-        "autotune_warmup_steps", int, 2, "steps after each change that are not measured", minimum=0, group="tuning"
+        "autotune_warmup_steps",
+        int,
+        2,
+        "number of steps after each change of settings that are not measured",
+        minimum=0,
+        group="tuning",
     ),
     Setting(
         "autotune_compression", bool, False, "1: the search may try compression, which changes values", group="tuning"
@@ -278,8 +287,8 @@ SETTINGS: tuple[Setting, ...] = (
         "stall_warning_s",
         float,
         60.0,
-        "after how long a wait for other ranks is reported, with the tensors, the missing ranks and whether these "
-        "still answer, in seconds; 0: never",
+        "how long a rank may wait for other ranks before a report, in seconds; the report names the tensors, the "
+        "missing ranks, and whether these still answer; 0: no report",
         minimum=0,
         group="faults",
         brief="Report a wait that is longer, in seconds.",
@@ -288,8 +297,8 @@ SETTINGS: tuple[Setting, ...] = (
         "stall_shutdown_s",
         float,
         0.0,
-        "after how long a stall ends the job, in seconds; the error on every rank says what waits for which ranks, and "
-        "ranks that do not answer are killed; 0: never",
+        "how long a rank may wait for other ranks before the job is ended, in seconds; every rank raises an error that "
+        "says what waits for which ranks, and ranks that do not answer are killed; 0: the job is not ended",
         minimum=0,
         group="faults",
         brief="End a job that waits longer, in seconds.",
@@ -316,7 +325,7 @@ SETTINGS: tuple[Setting, ...] = (
         "stall_stacks",
         bool,
         False,
-        "a stall report includes the Python stacks of the ranks that others wait for",
+        "include in the report of a stall the Python stacks of the ranks that others wait for",
         group="faults",
     ),
     Setting(
@@ -332,7 +341,7 @@ SETTINGS: tuple[Setting, ...] = (
         "flight_records",
         int,
         1024,
-        "buckets and decisions that a rank keeps for flight_dir; 0: none",
+        "how many of its last buckets and decisions each rank keeps for flight_dir; 0: none",
         minimum=0,
         group="faults",
     ),
@@ -356,7 +365,7 @@ SETTINGS: tuple[Setting, ...] = (
         "profiler_ranges",
         bool,
         False,
-        "show buckets by name in the framework's own profiler while that runs, on the thread that runs them",
+        "show each bucket by its name in the framework's own profiler, on the thread that reduces it",
         group="output",
     ),
     Setting(
@@ -370,7 +379,7 @@ SETTINGS: tuple[Setting, ...] = (
         "grace_s",
         float,
         5.0,
-        "how long other ranks may go on after a rank has failed, before they are ended, in seconds",
+        "how long the other ranks may continue after a rank has failed, in seconds; then they are ended",
         minimum=0,
         group="faults",
     ),
@@ -387,14 +396,15 @@ SETTINGS: tuple[Setting, ...] = (
         "metrics_address",
         str,
         "127.0.0.1",
-        "address that metrics_port listens at; 0.0.0.0: all, for everyone",
+        "address at which metrics are served; 0.0.0.0: all addresses of the host, so that other hosts can read them",
         group="output",
     ),
     Setting(
         "pulse_s",
         float,
         0.0,
-        "how often each rank sends load and progress to the launcher, in seconds, as `ddl run --top` asks; 0: never",
+        "how often each rank reports its load and progress to the launcher, in seconds; 0: never. `ddl run --top` "
+        "sets it",
         minimum=0,
         group="output",
     ),
@@ -402,7 +412,7 @@ SETTINGS: tuple[Setting, ...] = (
         "sample_ms",
         float,
         0.0,
-        "how often to sample the stack of a rank's main thread, in ms, as `ddl doctor -- COMMAND` asks; 0: never",
+        "how often to sample the stack of a rank's main thread, in ms; 0: never. `ddl doctor -- COMMAND` sets it",
         minimum=0,
         group="output",
     ),
@@ -419,7 +429,7 @@ SETTINGS: tuple[Setting, ...] = (
         "cache_dir",
         str,
         "",
-        "directory for compiled kernels; empty: the first usual place that is writable",
+        "directory for compiled kernels; empty: the first of the usual cache directories that is writable",
         group="performance",
     ),
     Setting(

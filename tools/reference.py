@@ -35,8 +35,8 @@ MODULES = (
 )
 HEAD = """# Reference of the contracts
 
-What stands at each extension point, drawn from the source by `python tools/reference.py`; the words are those of the docstrings.
-[Plugins](plugins.md) tells how to write one.
+This page describes every class and function that a plugin implements or uses. `python tools/reference.py` writes it from
+the docstrings. [Writing a plugin](plugins.md) explains where to begin.
 """
 
 __all__ = ["main", "reference"]

@@ -68,7 +68,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Links:
-    """The measured speed of copies between the GPUs of a host: [from][to], with peer access "on" and "off"."""
+    """The measured speed of copies between the GPUs of a host, with peer access "on" and "off".
+
+    The first index of a matrix is the GPU from which bytes are copied, the second the GPU to which they are copied.
+    """
 
     latency_us: Mapping[str, Sequence[Sequence[float | None]]]  # "on", "off"
     gbytes_per_s: Mapping[str, Sequence[Sequence[float | None]]]  # 10⁹ bytes a second

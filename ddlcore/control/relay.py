@@ -193,7 +193,7 @@ class Relay:
         for _ in self._beats.due(now_s):
             self._pass_on([OWN, b""])
         for _ in self._beats.silent(now_s):
-            self._end(f"nothing was heard of it for {self._beats.silence_s:g} s")
+            self._end(f"no message from it for {self._beats.silence_s:g} s")
 
     def _end(self, reason: str) -> None:
         if not self._over:

@@ -223,7 +223,7 @@ class StallWatch:
         heard_s = [self._heard_s[rank] for rank in silent if rank in self._heard_s]
         since = f"for {now_s - max(heard_s):.1f} s" if heard_s else "so far"
         return (
-            f"{on_ranks(silent)} {'does' if one else 'do'} not answer at all: nothing was heard of {whom} {since}, and "
+            f"{on_ranks(silent)} {'does' if one else 'do'} not answer at all: no message from {whom} {since}, and "
             f"{they} {was} last asked {wait.asked}; {wait.why}"
         )
 

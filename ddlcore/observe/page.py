@@ -28,7 +28,7 @@ def sentences(summary: Summary) -> list[str]:
         of = f"a step ({step:.2f} ms, median of {steps} that ran from memory)" if steps else "what was recorded"
         said.append(f"{summary.exposed:.1%} of {of} is spent waiting in ddl: exposed communication.")
         overlap = statistics.fmean(row.overlap for row in summary.ranks)
-        said.append(f"{overlap:.0%} of the time in which buckets are under way is hidden behind the user's own work.")
+        said.append(f"{overlap:.0%} of the communication time is hidden: the user's own code runs meanwhile.")
     said.append(
         f"{summary.replayed} buckets ran from memory and {summary.negotiated} were negotiated; negotiation took "
         f"{summary.negotiation_s:.3f} s, bytes on their way {summary.wire_s:.3f} s, copies {summary.copy_s:.3f} s, all ranks together."
@@ -42,13 +42,13 @@ def sentences(summary: Summary) -> list[str]:
     whole = sum(row.last for row in summary.ranks)
     if late is not None and whole and len(summary.ranks) > 1:
         said.append(
-            f"Rank {late.rank} holds the others up most: last to {late.last / whole:.0%} of the buckets, "
-            f"by {late.late_ms:.3f} ms (median)."
+            f"Rank {late.rank} delays the others most: it comes last to {late.last / whole:.0%} of the buckets, "
+            f"{late.late_ms:.3f} ms after the others (median)."
         )
     said += _clocks(summary)
     cut = [str(row.rank) for row in summary.ranks if not row.complete]
     if cut:
-        said.append(f"The file of rank {', '.join(cut)} was not ended: it was killed, or is still running.")
+        said.append(f"The file of rank {', '.join(cut)} is incomplete: the rank was killed, or it is still running.")
     return said
 
 
@@ -58,13 +58,15 @@ def _clocks(summary: Summary) -> list[str]:
         return []
     if unknown:
         return [
-            f"How the clock of rank {', '.join(unknown)} compares with the others' is unknown: its file ends before it was "
-            "looked at. What is said of who comes last may be wrong by the difference."
+            f"The clock of rank {', '.join(unknown)} was not compared with the other clocks, because its file ends too early. "
+            "Which rank comes last, and how late, may be wrong by their difference."
         ]
     error_us = sum(sorted(row.error_us or 0.0 for row in summary.ranks)[-2:])
     if any(row.offset_us for row in summary.ranks):
         return [f"The clocks of any two ranks agree to {error_us:.1f} µs."]
-    return [f"All ranks read one clock; what happens at once they note within {error_us:.1f} µs of each other."]
+    return [
+        f"All ranks use the same clock. The times that two ranks note for one event differ by at most {error_us:.1f} µs."
+    ]
 
 
 def tables(summary: Summary) -> list[Table]:

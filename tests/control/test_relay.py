@@ -221,7 +221,7 @@ def test_a_silent_launcher(tcp: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     tcp.agent(0)
     monkeypatch.setattr(tcp.server, "_keep_beat", lambda now_s: None)
     tcp.until(lambda: bool(tcp.ends))
-    assert tcp.ends == {0: f"nothing was heard of it for {SILENCE_S:g} s"}
+    assert tcp.ends == {0: f"no message from it for {SILENCE_S:g} s"}
 
 
 def test_a_launcher_that_ends(tcp: Side) -> None:

@@ -178,7 +178,7 @@ def test_ranks_that_have_not_come_to_init_are_reported_and_end_the_job() -> None
     assert report.splitlines() == [
         "stalled for more than 10 s in init():",
         "  ranks 0,2 called init() and wait for the others",
-        "  rank 1 does not answer at all: nothing was heard of it so far, and it was last asked to call init(); it may be "
+        "  rank 1 does not answer at all: no message from it so far, and it was last asked to call init(); it may be "
         "stopped, or busy with what comes before its init()",
     ]
     assert watched(one, 15, 25) == []

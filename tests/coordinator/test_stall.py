@@ -109,7 +109,7 @@ def test_a_rank_that_does_not_answer_at_all_is_said_to() -> None:
     (text,), told = one.look(10.0)
     assert told == []
     assert text.splitlines()[3:] == [
-        "  rank 2 does not answer at all: nothing was heard of it for 5.0 s, and it was last asked for a sign of life; "
+        "  rank 2 does not answer at all: no message from it for 5.0 s, and it was last asked for a sign of life; "
         "its process is stopped, or a call in native code holds the interpreter lock"
     ]
     one.look(11.0)
@@ -135,7 +135,7 @@ def test_ranks_of_which_the_same_is_known_are_told_together() -> None:
     answer(one, *range(1, 7))
     (text,), told = one.look(10.0)
     assert "allreduce.late  0         1-8" in text
-    assert "ranks 7-8 do not answer at all: nothing was heard of them" in text
+    assert "ranks 7-8 do not answer at all: no message from them" in text
     assert "ranks 1-6 answer: its own code is elsewhere" in text
     assert [rank for rank, _ in told] == list(range(1, 7))
     for rank in range(1, 6):

@@ -56,6 +56,10 @@ def test_a_block_is_what_it_says(block: Block) -> None:
         assert [why for command in shown if (why := objection(command))] == []
         if block.not_run and importlib.util.find_spec("torch"):
             imports(block.code, str(block))
+    elif block.language == "ipython":
+        assert [why for line in block.code.splitlines() if (why := magic_objection(line))] == []
+        transformer = pytest.importorskip("IPython.core.inputtransformer2", reason="it reads the cells of a notebook")
+        compile(transformer.TransformerManager().transform_cell(block.code), str(block), "exec")
     elif block.language in SHELL:
         assert commands(block), "it holds no command: call it text"
         script = block.code if block.language != "console" else "\n".join(commands(block))
@@ -75,6 +79,11 @@ def test_a_block_is_what_it_says(block: Block) -> None:
             f"{block}: a block of {block.language or 'no language'} is not known how to be run"
         )
         assert re.findall(r"^\$ .*|^(?:ddl|pip) (?!\w+:).*", block.code, re.MULTILINE) == [], "call it console, or sh"
+
+
+def magic_objection(line: str) -> str:
+    """What is wrong with the shell's command in a line of a cell; "" if there is none, or nothing is wrong with it."""
+    return objection(line[1:]) if line.startswith(("!", "%pip ")) else ""
 
 
 def argvs(node: Any) -> list[list[str]]:

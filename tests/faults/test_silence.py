@@ -58,7 +58,7 @@ def check(case: Case, result: Result) -> None:
     assert result.report_s is not None, result.told
     assert result.returncode == 137, result.told
     ranks = "|".join(map(str, case.silent))
-    silent = rf"ranks? [0-9,-]*(?:{ranks})[0-9,-]* do(?:es)? not answer at all: nothing was heard of"
+    silent = rf"ranks? [0-9,-]*(?:{ranks})[0-9,-]* do(?:es)? not answer at all: no message from"
     assert re.search(rf"{silent}.* and (?:it was|they were) last asked", result.told), result.told
     assert re.search(rf"rank (?:{ranks}) on \S+ failed first: it was killed by signal 9", result.told), result.told
     if case.phase in ("negotiation", "replay"):

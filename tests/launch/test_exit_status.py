@@ -51,11 +51,20 @@ def test_summary_names_rank_host_end_lines_and_the_others() -> None:
     ]
 
 
+def test_summary_says_when_a_host_was_lost() -> None:
+    """The time does not follow the reason, which may contain a time of its own."""
+    lost = End(1, 255, 3.5, lost="its host node7 is gone (no message from it for 3 s)")
+    text = summary([lost], lost, "node7", ["a"], 10.0)
+    assert text.splitlines()[0] == (
+        "rank 1 on node7 failed first: it was lost after 10.0 s: its host node7 is gone (no message from it for 3 s)"
+    )
+
+
 def test_summary_says_of_a_silent_rank_why_it_was_killed() -> None:
     """By whom, and what is known of it."""
     silent = End(1, -9, 3.5, silent="rank 1 does not answer at all: …")
     text = summary([silent, End(0, 1, 4.0)], silent, "node7", [], 2.5)
-    assert "it was killed by signal 9 (SIGKILL) by the launcher: rank 1 does not answer at all: …" in text
+    assert "it was killed by signal 9 (SIGKILL) by the launcher after 2.5 s: rank 1 does not answer at all: …" in text
 
 
 @pytest.mark.parametrize(

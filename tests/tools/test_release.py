@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.release.first_model import LIMIT_S, TARGET_S, example, install_command, verdict
 from tools.release.lending import OURS
 from tools.release.steps import Failed
 from tools.release.wheels import inspect, inspect_source
@@ -96,3 +97,28 @@ def test_nothing_of_ours_is_lent() -> None:
     ours = "ddlcore-0.1.0.dist-info _editable_impl_ddl_tf.pth __editable__.ddlcore-0.1.0.pth _ddl_mxnet_numpy.py ddl_mxnet.pth"
     assert [name for name in ours.split() if not OURS.fullmatch(name)] == []
     assert [name for name in ("numpy", "tensorflow", "mxnet", "distutils-precedence.pth") if OURS.fullmatch(name)] == []
+
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_first_commands_are_those_of_the_readme() -> None:
+    """What installs ddl from a clone, and the example with what it prints."""
+    assert install_command(README)[:4] == ["pip", "install", ".", "./plugins/ddl_torch"]
+    found = example(README)
+    assert found.command == "ddl run -np 2 python train.py"
+    assert found.printed == tuple(f"[{rank}] rank {rank} of 2 learned y = 3.0 x" for rank in (0, 1))
+    compile(found.script, "train.py", "exec")
+    found.check("ddl run: OMP_NUM_THREADS=1\n" + "\n".join(reversed(found.printed)))
+    with pytest.raises(Failed, match="README's example printed"):
+        found.check(found.printed[0])
+    with pytest.raises(Failed, match="README has no line"):
+        install_command("pip install ddlcore")
+
+
+def test_the_time_to_a_first_model() -> None:
+    """It is printed with its parts; above the target it is a warning, and only far above a failure."""
+    assert verdict({"venv": 2.0, "pip install": 61.4}) == "63 s (venv 2 s, pip install 61 s), target 90 s"
+    assert "WARNING: the target is 90 s" in verdict({"pip install": TARGET_S + 1})
+    with pytest.raises(Failed, match="more than 900 s"):
+        verdict({"pip install": LIMIT_S + 1})

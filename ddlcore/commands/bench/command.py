@@ -23,15 +23,17 @@ from ddlcore.commands.bench.plan import (
     parse_sizes,
 )
 from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row, ratio
-from ddlcore.commands.bench.tables import closing, heading, line
-from ddlcore.commands.completion import providers, words
+from ddlcore.commands.bench.tables import closing, heading, line, ranks_and_hosts
+from ddlcore.commands.completion import files, providers, words
 from ddlcore.commands.help import CORE, Group, examples, option
 from ddlcore.commands.info.facts import machine_facts
 from ddlcore.commands.options import SettingsCommand, setting_options
 from ddlcore.config import Settings
 from ddlcore.errors import DdlInternalError, PluginError, RankFailed
 from ddlcore.launch.job.launcher import check_route
-from ddlcore.launch.ranks.environment import setting_variables
+from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.ranks.exit_status import NotStarted
+from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.text.numbers import exact_size
@@ -44,16 +46,33 @@ _MEASURED = Group("Benchmark", "what is measured, and where the times are writte
     epilog=examples(
         ("ddl bench -np 4", "every collective, on 4 ranks"),
         ("ddl bench --ops allreduce --sizes 4,64K,1M --plot times.png", "one of them, with a chart"),
+        ("ddl bench -H node1:4,node2:4", "8 ranks on two hosts"),
     ),
 )
 @option(
     "-np",
     "--num-proc",
     type=int,
-    default=2,
     metavar="N",
     group=CORE["job"],
-    brief="How many ranks to start. [default 2]",
+    brief="How many ranks. [default 2, or all slots]",
+    help="How many ranks to start. [default: all slots of the hosts; 2 without hosts]",
+)
+@option(
+    "-H",
+    "--hosts",
+    metavar="HOST:SLOTS,…",
+    group=CORE["hosts"],
+    brief="The hosts, and the most ranks on each.",
+    help="The hosts, and the largest number of ranks on each. [default: this host]",
+)
+@option(
+    "--hostfile",
+    metavar="FILE",
+    shell_complete=files,
+    group=CORE["hosts"],
+    brief="The same as a file: lines of HOST slots=N.",
+    help="The same as a file: lines of the form HOST slots=N.",
 )
 @option(
     "--against",
@@ -113,9 +132,11 @@ _MEASURED = Group("Benchmark", "what is measured, and where the times are writte
     group=_MEASURED,
     brief="Also draw them to a .png, .svg or .pdf.",
 )
-@setting_options(in_brief=("performance",))
+@setting_options(in_brief=("hosts", "performance"))
 def bench(
-    num_proc: int,
+    num_proc: int | None,
+    hosts: str | None,
+    hostfile: str | None,
     against: str,
     ops: str,
     sizes: str,
@@ -125,31 +146,33 @@ def bench(
     plot: Path | None,
     **flags: object,
 ) -> None:
-    """Time collectives on N ranks of this host: the transport alone, the whole call, and peers on the same data.
+    """Time collectives on N ranks: the transport alone, the whole call, and peers on the same data.
 
     All take turns within one run, because the speed of a machine changes within minutes: compare ratios, not times. If
-    there are more ranks than cores, the times mostly show the system's scheduler.
+    a host has more ranks than cores, the times mostly show the system's scheduler. Several hosts are reached as by
+    `ddl run`.
     """
     try:
         peers = tuple(dict.fromkeys(name.strip() for name in against.split(",") if name.strip()))
         plan = BenchPlan(parse_operations(ops), parse_sizes(sizes), parse_dtype(dtype), rounds, peers)
-        settings = _checked(plan, num_proc, flags)
+        placed, settings, registry = _checked(plan, (num_proc, hosts, hostfile), flags)
         _check_files(json_file, plot)
     except (ValueError, PluginError, DdlInternalError) as error:
         raise click.ClickException(f"ddl bench: {error}") from None
-    show = Show(plan, num_proc)
-    _measure(plan, num_proc, settings, show)
+    layout = placed.layout
+    show = Show(plan, ranks_and_hosts(layout.size, len(layout.hosts)))
+    _measure(plan, placed, settings, registry, show)
     for text in closing(show.rows, plan, show.transport):
         click.echo(text)
     if json_file is not None:
         with _writing("--json", json_file):
-            json_file.write_text(json.dumps(results_json(show.rows, plan, num_proc, show.transport), indent=1) + "\n")
+            json_file.write_text(json.dumps(results_json(show.rows, plan, layout, show.transport), indent=1) + "\n")
         click.echo(f"times: {json_file}")
     if plot is not None:
         from ddlcore.commands.bench.chart import draw
 
         with _writing("--plot", plot):
-            draw(plot, show.rows, show.transport, f"{num_proc} ranks on one host, {plan.dtype}")
+            draw(plot, show.rows, show.transport, f"{_title(layout)}, {plan.dtype}")
         click.echo(f"chart: {plot}")
 
 
@@ -161,25 +184,37 @@ def _writing(option: str, path: Path) -> Iterator[None]:
         raise click.ClickException(f"ddl bench: {option} {path}: {error.strerror}; choose another FILE") from None
 
 
-def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Settings:
-    """Check the request before anything is started, and return the settings.
+def _title(layout: Layout) -> str:
+    return f"{layout.size} ranks on {'one host' if len(layout.hosts) == 1 else f'{len(layout.hosts)} hosts'}"
 
-    Raises ValueError, PluginError or DdlInternalError if it cannot work.
+
+def _checked(
+    plan: BenchPlan, where: tuple[int | None, str | None, str | None], flags: Mapping[str, object]
+) -> tuple[Placed, Settings, Registry]:
+    """Check the request before anything is started, and return where the ranks run, the settings and the plugins.
+
+    ``where`` holds the values of -np, -H and --hostfile. Raises ValueError, PluginError or DdlInternalError if the
+    request cannot work.
     """
-    if num_proc < 2:
-        raise ValueError(f"-np {num_proc}: a collective needs at least 2 ranks")
+    num_proc, hosts, hostfile = where
+    if num_proc is None and hosts is None and hostfile is None:
+        num_proc = 2
     settings, registry = settings_of(os.environ, flags)
     peers = [registry.named(Registry.bench_peers, name) for name in plan.peers]
     for peer in peers:
         registry.load(peer)
-    check_route(settings.text("backend"), (0,) * num_proc, registry)
     launchers = {peer.launcher for peer in peers if peer.launcher}
     if len(launchers) > 1:
         by = " and by ".join(sorted(launchers))
         raise ValueError(f"--against {','.join(plan.peers)}: their ranks must be started by {by}; name one at a time")
     if launchers and settings.source("launcher") == "default":
-        return settings_of(os.environ, {**flags, "launcher": launchers.pop()})[0]
-    return settings
+        settings, registry = settings_of(os.environ, {**flags, "launcher": launchers.pop()})
+    placed = place(num_proc, hosts, hostfile, settings, registry, os.environ)
+    if placed.layout.size < 2:
+        given = f"-np {num_proc}" if num_proc is not None else f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
+        raise ValueError(f"{given}: a collective needs at least 2 ranks")
+    check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
+    return placed, settings, registry
 
 
 def _check_files(json_file: Path | None, plot: Path | None) -> None:
@@ -194,15 +229,25 @@ def _check_files(json_file: Path | None, plot: Path | None) -> None:
         require_matplotlib(plot)
 
 
-def _measure(plan: BenchPlan, num_proc: int, settings: Settings, show: Show) -> None:
-    """Run the ranks and show their results. Rank 0 sends each result by a named pipe, and it is shown at once."""
-    from ddlcore.commands.bench.rank import bench_rank
-    from ddlcore.launch.job.function import run
+def _measure(plan: BenchPlan, placed: Placed, settings: Settings, registry: Registry, show: Show) -> None:
+    """Run the ranks and show their results.
 
+    All ranks have the same results. A rank of this host sends each result by a named pipe, and it is shown at once. If
+    no rank runs on this host, rank 0 returns all results, which are shown at the end.
+    """
+    from ddlcore.commands.bench.rank import bench_rank
+    from ddlcore.launch.job.function import run_placed
+
+    local = placed.layout.ranks_of(placed.layout.here)
     try:
         with told(show.message) as pipe:
-            run(bench_rank, (plan, pipe), num_proc=num_proc, env=setting_variables(settings))
-    except RankFailed as error:
+            if not local:
+                click.echo("ddl bench: no rank runs on this host, so the results are shown at the end", err=True)
+            call = (bench_rank, (plan, pipe, local[0] if local else None), None)
+            returned = run_placed(placed, settings, registry, os.environ, call)
+        for message in returned[0]:
+            show.message(message)
+    except (NotStarted, RankFailed, DdlInternalError) as error:
         raise click.ClickException(f"ddl bench: {error}") from None
     finally:
         show.close()
@@ -211,11 +256,11 @@ def _measure(plan: BenchPlan, num_proc: int, settings: Settings, show: Show) -> 
 class Show:
     """The output of a benchmark: it prints the rows as they arrive, and the progress on a terminal. Keeps all rows."""
 
-    def __init__(self, plan: BenchPlan, size: int) -> None:
+    def __init__(self, plan: BenchPlan, ranks: str) -> None:
         self.rows: list[Row] = []
         self.transport = ""
         self._plan = plan
-        self._size = size
+        self._ranks = ranks  # how many, in words
         self._operation = ""
         self._progress: Any = None
         self._task: Any = None
@@ -231,7 +276,7 @@ class Show:
             operation, nbytes = message["begin"]
             if operation != self._operation:
                 self._operation = operation
-                self._print(heading(operation, self._plan, self._size, self.transport))
+                self._print(heading(operation, self._plan, self._ranks, self.transport))
             self._advance(f"{operation} {exact_size(nbytes)}", 0)
         else:
             self.rows.append(Row.from_json(message["row"]))
@@ -274,11 +319,15 @@ class Show:
         sys.stdout.flush()
 
 
-def results_json(rows: list[Row], plan: BenchPlan, size: int, transport: str) -> dict[str, Any]:
-    """Return all measurements for JSON: the seconds of each round, and the ratios that the table shows."""
+def results_json(rows: list[Row], plan: BenchPlan, layout: Layout, transport: str) -> dict[str, Any]:
+    """Return all measurements for JSON: the seconds of each round, and the ratios that the table shows.
+
+    "machine" describes the host of this process, which need not be one of "hosts".
+    """
     return {
         "machine": machine_facts(),
-        "ranks": size,
+        "ranks": layout.size,
+        "hosts": list(layout.hosts),
         "transport": transport,
         "dtype": plan.dtype,
         "rounds": plan.rounds,

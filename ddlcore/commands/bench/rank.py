@@ -1,4 +1,4 @@
-"""Run one rank of a benchmark. Rank 0 reports which measurement begins and what was measured."""
+"""Run one rank of a benchmark. One rank reports which measurement begins and what was measured."""
 
 from __future__ import annotations
 
@@ -19,17 +19,29 @@ from ddlcore.plug.registry import Registry
 Tell = Callable[[dict[str, Any]], None]
 
 
-def bench_rank(plan: BenchPlan, pipe: str) -> None:
-    """Run the benchmark as one rank. Rank 0 writes each message as a line of JSON to ``pipe``."""
+def bench_rank(plan: BenchPlan, pipe: str, teller: int | None) -> list[dict[str, Any]]:
+    """Run the benchmark as one rank.
+
+    The rank ``teller`` writes each message as a line of JSON to ``pipe``, a file on its host. If ``teller`` is None,
+    rank 0 returns the messages instead. All other ranks return an empty list.
+    """
     ddl.init()
     job = ddl.current_job()
     peers = {name: job.registry.load(job.registry.named(Registry.bench_peers, name))() for name in plan.peers}
-    with open(pipe if job.rank == 0 else os.devnull, "w", encoding="utf-8", buffering=1) as file:
+    kept: list[dict[str, Any]] = []
+    with open(pipe if job.rank == teller else os.devnull, "w", encoding="utf-8", buffering=1) as file:
+
+        def tell(message: dict[str, Any]) -> None:
+            print(json.dumps(message), file=file)
+            if teller is None and job.rank == 0:
+                kept.append(message)
+
         open_peers(job, peers)
-        measure_all(job, plan, peers, lambda message: print(json.dumps(message), file=file))
+        measure_all(job, plan, peers, tell)
         for peer in peers.values():
             peer.close()
     ddl.shutdown()
+    return kept
 
 
 def open_peers(job: Job, peers: Mapping[str, BenchPeer]) -> None:

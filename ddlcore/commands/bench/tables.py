@@ -11,15 +11,23 @@ from ddlcore.text.numbers import UNKNOWN, exact_size
 _RATIO = 21  # width, enough for 1234 [1234, 1234]
 
 
-def heading(operation: str, plan: BenchPlan, size: int, transport: str) -> list[str]:
-    """Return the lines above the rows of one operation: a title and the names of the columns."""
+def ranks_and_hosts(ranks: int, hosts: int) -> str:
+    """Return how many ranks there are in words, with the number of hosts if there are several."""
+    return f"{ranks} ranks" + (f" on {hosts} hosts" if hosts > 1 else "")
+
+
+def heading(operation: str, plan: BenchPlan, ranks: str, transport: str) -> list[str]:
+    """Return the lines above the rows of one operation: a title and the names of the columns.
+
+    ``ranks`` says how many ranks there are, such as "4 ranks on 2 hosts".
+    """
     columns = [f"{'size':>8}"]
     for name in (transport, "ddl"):
         columns.append(f"{name + ' µs':>10} {'GB/s':>6}")
     for peer in plan.peers:
         columns.append(f"{peer + ' µs':>10}")
         columns += [f"{f'{peer}/{other}':<{_RATIO}}" for other in (transport, "ddl")]
-    return ["", f"{operation}, {size} ranks, {plan.dtype}", "  ".join(columns).rstrip()]
+    return ["", f"{operation}, {ranks}, {plan.dtype}", "  ".join(columns).rstrip()]
 
 
 def line(row: Row, peers: Sequence[str]) -> str:

@@ -47,7 +47,9 @@ def _testable(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
     ),
 )
 @click.argument("name", shell_complete=_testable)
-@click.option("--kind", "--door", "kind", type=click.Choice(list(KINDS)), help="The kind, if several share that name.")
+@click.option(
+    "--kind", "--door", "kind", type=click.Choice(list(KINDS)), help="The plugin's kind, if several have this name."
+)
 @click.option("--only", multiple=True, metavar="TEST", help="Run only this test; may be given several times.")
 @click.option(
     "--test-timeout", default=TEST_S, show_default=True, metavar="SECONDS", help="How long one test may take."
@@ -57,7 +59,7 @@ def conform(name: str, kind: str | None, only: tuple[str, ...], test_timeout: fl
     """Run the conformance kit on an installed plugin.
 
     NAME is the plugin's name, such as shm, or the name of its distribution. Exit code: 0 if everything passed, 1 if
-    something failed or is still to be written, 2 if nothing could be run.
+    something failed or a method is still to be written, 2 if nothing could run.
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:

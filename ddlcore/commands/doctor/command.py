@@ -41,7 +41,7 @@ _REPORT = Group("Examination", "what is measured, and how it is reported")
     metavar="N",
     group=CORE["job"],
     brief="How many ranks. [default: all slots]",
-    help="How many ranks. [default: all slots; else one a GPU, at least 2]",
+    help="How many ranks. [default: all slots of the hosts; without hosts one per GPU, at least 2]",
 )
 @option(
     "-H",
@@ -104,7 +104,7 @@ _REPORT = Group("Examination", "what is measured, and how it is reported")
     metavar="DIR",
     shell_complete=directories,
     group=_REPORT,
-    help="Examine a recorded host: the proc/, sys/ and gpus.json below DIR.",
+    help="Examine a recorded host, whose proc/, sys/ and gpus.json are in DIR.",
 )
 @setting_options(in_brief=("hosts",))
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=script)
@@ -127,7 +127,7 @@ def doctor(
 ) -> None:
     """Examine hosts, GPUs and networks, and say what is wrong, what it means and what to do.
 
-    With COMMAND, such as `ddl doctor -- python train.py`, some of its steps are watched, and the report says which
+    With COMMAND, such as `ddl doctor -- python train.py`, ddl also watches some steps of the training and reports which
     share of a step the ranks wait for input. The exit code is 1 if a problem was found, else 0.
     """
     try:

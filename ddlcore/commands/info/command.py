@@ -35,7 +35,7 @@ def _text(facts: Mapping[str, Any]) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def info(as_json: bool) -> None:
-    """Show machine, frameworks, transports and the rest, and what is missing to use them."""
+    """Show the machine, the installed frameworks, transports and other parts, and how to install what is missing."""
     try:
         settings, registry = settings_of(os.environ)
     except ValueError as error:

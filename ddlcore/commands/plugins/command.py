@@ -28,14 +28,14 @@ from ddlcore.text.columns import table
         ("ddl plugins new transport mine", "a package to begin with"),
     ),
 )
-@click.option("--probe", is_flag=True, help="Try each one with three elements.")
+@click.option("--probe", is_flag=True, help="Use each plugin once, with three elements.")
 @click.option("--json", "for_machines", is_flag=True, help="Print the list as JSON.")
 @click.pass_context
 def plugins(ctx: click.Context, probe: bool, for_machines: bool) -> int | None:
     """List what is installed at each extension point, its state and the reason.
 
-    DDL_PLUGINS names the plugins that may load, DDL_PLUGINS_OFF those that may not; the built-in ones always load. The
-    exit code is 1 if a trial failed.
+    DDL_PLUGINS names the only plugins to load, and DDL_PLUGINS_OFF names plugins not to load. The built-in plugins are
+    always loaded. With --probe, the exit code is 1 if a plugin failed.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -91,7 +91,7 @@ def _progress(count: int) -> Iterator[Any]:
 def new(kind: str, name: str, into: str) -> None:
     """Write a package for a new plugin: KIND is what it adds, NAME is what users will call it.
 
-    The folder ./ddl-NAME can then be installed with pip. Its tests fail only for what is still to be written.
+    The folder ./ddl-NAME can then be installed with pip. Its tests fail only for methods that are still to be written.
     """
     try:
         folder = write_package(kind, name, Path(into))

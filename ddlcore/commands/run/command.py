@@ -117,7 +117,7 @@ _OPTIONS: tuple[_Decorator, ...] = (
         shell_complete=files,
         group=_JOB,
         brief="TOML file with settings.",
-        help="TOML file with settings; flags and DDL_* variables win over it.",
+        help="TOML file with settings; flags and DDL_* variables take precedence over it.",
     ),
     option(
         "--output-dir",

@@ -35,7 +35,7 @@ def timeline() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def summary(file: Path, target: Path | None, as_json: bool) -> None:
-    """Show where the time of FILE's steps goes, and which ranks hold the others up."""
+    """Show where the time of FILE's steps goes, and which ranks delay the others."""
     try:
         metadata, events = read_trace(file)
         found = summarise(metadata, events)

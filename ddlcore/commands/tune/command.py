@@ -79,7 +79,7 @@ _SEARCH = Group("Search", "how long it takes, and what it writes")
     metavar="N",
     group=_SEARCH,
     brief="Run the command at most N times.",
-    help="Run the command at most N times if it ends before the search does. [default: until the search ends]",
+    help="Start the command again, at most N times in all, if it ends before the search. [default: no limit]",
 )
 @job_options(in_brief=set(GROUPS) - {"tuning"})  # the search is what the command is for
 @click.pass_context
@@ -95,8 +95,8 @@ def tune(
 ) -> None:
     """Find good settings for COMMAND, such as: ddl tune -np 4 --out tuned.toml python train.py
 
-    The training runs as under `ddl run` while its steps are timed with one setting after another, until the
-    search is over. A setting is written only if its gain is certain.
+    The training runs as under `ddl run`. Meanwhile ddl changes its settings, and measures the steps with each, until
+    the search ends. A setting is written only if it is faster by more than the noise of the measurements.
     """
     try:
         flags = {**given, "autotune": True}

@@ -278,7 +278,7 @@ class AgentPool:
         """
         if agent >= len(self.members):
             return
-        self._lose(self.members[agent], f"nothing was heard of it for {silence_s:g} s")
+        self._lose(self.members[agent], f"no message from it for {silence_s:g} s")
         self._tell(agent, Quit())  # its ranks count as lost, so it must end them if it is connected again
 
     def _note(self, agent: int, member: Agent, message: Here | Report | Begun | Finished) -> None:
@@ -354,7 +354,7 @@ class AgentPool:
         if member.credit is not None:
             member.credit.close()
         for rank in member.place.ranks:
-            self._end(rank, LOST, f"its host {member.place.host} is gone: {reason}")
+            self._end(rank, LOST, f"its host {member.place.host} is gone ({reason})")
 
     def _end(self, rank: int, returncode: int, lost: str) -> None:
         with self._changed:

@@ -87,7 +87,7 @@ def summary(
     ``host`` is the host of that rank, ``last_lines`` are the last lines that it wrote, and ``after_s`` is the time from
     the start to the failure. ``wrote``: it wrote something, even if that left no line, such as a progress bar.
     """
-    text = [f"rank {first.rank} on {host} failed first: it {_described(first)} after {after_s:.1f} s"]
+    text = [f"rank {first.rank} on {host} failed first: it {_described(first, f' after {after_s:.1f} s')}"]
     if last_lines:
         text.append(f"  its last {'line' if len(last_lines) == 1 else 'lines'}:")
         text += [f"  | {line}" for line in last_lines]
@@ -101,10 +101,11 @@ def summary(
     return "\n".join(text)
 
 
-def _described(end: End) -> str:
+def _described(end: End, when: str = "") -> str:
+    """Return the end in words that follow "it". ``when``, such as " after 3.0 s", is put where no reason precedes it."""
     if end.lost:
-        return f"was lost: {end.lost}"
-    if end.silent:
-        return f"was {end.reason}"
+        return f"was lost{when}: {end.lost}"
     how = describe_exit(end.returncode)
-    return f"was {how}" if how.startswith("killed") else how
+    if end.silent:
+        return f"was {how} by the launcher{when}: {end.silent}"
+    return (f"was {how}" if how.startswith("killed") else how) + when

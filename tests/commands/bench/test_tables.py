@@ -6,7 +6,7 @@ import re
 
 from ddlcore.commands.bench.plan import BenchPlan
 from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row
-from ddlcore.commands.bench.tables import closing, heading, line
+from ddlcore.commands.bench.tables import closing, heading, line, ranks_and_hosts
 
 PLAN = BenchPlan(("allreduce",), (4, 1 << 26), "float32", 3, ("pigeon", "snail"))
 QUICK = Row(
@@ -22,7 +22,7 @@ def columns(text: str) -> list[int]:
 
 def test_rows_stand_under_their_heading() -> None:
     """The numbers of the first five columns end where the words above them do."""
-    head = heading("allreduce", PLAN, 2, "shm")
+    head = heading("allreduce", PLAN, ranks_and_hosts(2, 1), "shm")
     assert head[1] == "allreduce, 2 ranks, float32"
     rows = [line(row, PLAN.peers) for row in (QUICK, SLOW)]
     assert [row[:8] for row in rows] == ["     4 B", "  64 MiB"]
@@ -33,6 +33,11 @@ def test_rows_stand_under_their_heading() -> None:
         for word in ("pigeon/shm", "pigeon/ddl", "snail/shm"):
             at = head[2].index(word)
             assert row[at - 1] == " " and row[at] != " "
+
+
+def test_hosts_stand_in_the_heading() -> None:
+    """If there are several of them."""
+    assert heading("allreduce", PLAN, ranks_and_hosts(8, 2), "gloo")[1] == "allreduce, 8 ranks on 2 hosts, float32"
 
 
 def test_values() -> None:

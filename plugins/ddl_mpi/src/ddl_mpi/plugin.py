@@ -35,7 +35,7 @@ def ddl_transports() -> list[TransportProvider]:
                     "mpi_persistent",
                     bool,
                     True,
-                    "1: large allreduces that use the same memory again use MPI's persistent requests; 0: never",
+                    "1: use MPI's persistent requests for large allreduces that are repeated in the same memory; 0: never",
                 ),
             ),
         )

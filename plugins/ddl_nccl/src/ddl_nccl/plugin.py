@@ -42,14 +42,15 @@ def ddl_transports() -> list[TransportProvider]:
                     "nccl_native_16bit",
                     bool,
                     False,
-                    "1: NCCL itself adds 16-bit floats, and rounds at every hop; 0: they are added in float32 and "
-                    "rounded once, with as many bytes sent",
+                    "1: NCCL adds 16-bit floats itself, and rounds after every addition; 0: they are added in float32 "
+                    "and rounded once, and as many bytes are sent",
                 ),
                 Setting(
                     "nccl_timeout_s",
                     float,
                     0.0,
-                    "after how many seconds on the GPU a bucket is given up; 0: never, as a slow rank is not a dead one",
+                    "how long a bucket may take on the GPU before the job fails, in seconds; 0: no limit, because a "
+                    "slow rank is not a dead one",
                     minimum=0,
                 ),
             ),
