@@ -22,7 +22,7 @@ body {
 h1 { font-size: 1.5em; line-height: 1.2; } h2 { font-size: 1.15em; margin: 2em 0 .6em; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-th, td { padding: .3em .8em; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th, td { padding: .3em .65em; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { font-weight: 600; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 5em; }

@@ -420,7 +420,12 @@ def test_the_axes_of_the_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     figures: list[Figure] = []
-    monkeypatch.setattr("ddlcore.commands.tune.report._png", lambda figure: figures.append(figure) or b"png")
+
+    def png(figure: Figure) -> bytes:
+        figures.append(figure)
+        return b"png"
+
+    monkeypatch.setattr("ddlcore.commands.tune.report._png", png)
     session = finished(0.2, ["overlap", "fusion_bytes"])
     panels = draw_panels(session)
     assert panels is not None and len(panels) == len(figures) == 2 + len(session.knobs)

@@ -55,7 +55,8 @@ def test_the_step_that_is_drawn_has_the_share_of_the_headline() -> None:
     step = drawn(events, summary)
     assert summary.exposed == pytest.approx(0.32)
     assert step.exposed == pytest.approx(summary.exposed, abs=ALIKE)
-    assert (step.number, step.count, step.end - step.begin) == (4, 10, pytest.approx(900))
+    assert (step.number, step.count) == (4, 10)
+    assert step.end - step.begin == pytest.approx(900)
 
 
 def test_the_page_says_which_step_is_drawn_and_its_share() -> None:

@@ -63,7 +63,7 @@ def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
                 legend[label] = _plot(times, rates, own, name, {"color": colour, "marker": marker, "label": label})
         _label_axes(times, rates, operations[place], [row.nbytes for row in here])
     _label_values(panels[0][0], panels[1][0])
-    figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(title, parse_math=False)
     figure.savefig(path, dpi=110)
 

@@ -17,7 +17,6 @@ from ddlcore.text.ticks import log_ticks
 
 MOST_IN_BARS = 3  # members; they have 6 links, which are easier to compare as lengths than as colours
 SPAN = 5.0  # the colours of a heat map cover at least this ratio, so that differences by noise have nearly one colour
-_FAR_APART = 20.0  # bars whose lengths differ by a larger ratio are drawn on a logarithmic axis
 _MOST_NAMED = 20  # rows, or hosts; with more, numbers and names do not fit
 _PANEL_INCHES = 6.4, 5.4
 _BLUE = "#0072b2"
@@ -92,15 +91,7 @@ def _draw_bars(panel: Any, matrix: Matrix) -> None:
     panel.bar_label(bars, [figure(value) for value in values], padding=4)
     panel.set_yticks(range(len(links)), names)
     panel.invert_yaxis()
-    low, high = min(values), max(values)
-    if low > 0 and high / low > _FAR_APART:
-        panel.set_xscale("log")
-        panel.set_xlim(low / 3, high * 3)
-        panel.set_xticks(log_ticks(low / 3, high * 3))
-        panel.set_xticks([], minor=True)
-        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    else:
-        panel.set_xlim(0, high * 1.15 or 1)
+    panel.set_xlim(0, max(values) * 1.15 or 1)
     panel.set_xlabel(_AXES[matrix.unit])
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(True, axis="x", alpha=0.3)
@@ -162,6 +153,8 @@ def _name_cells(panel: Any, matrix: Matrix) -> None:
         axis.set_ticks(centres, hosts, minor=True)
     panel.tick_params(axis="x", which="minor", length=0, pad=18, rotation=90 if crowded else 0)
     panel.tick_params(axis="y", which="minor", length=0, pad=24)
+    if len(groups) == size:
+        return
     for _, same in groups[1:]:
         panel.axhline(same[0] - 0.5, color="white", linewidth=2.5)
         panel.axvline(same[0] - 0.5, color="white", linewidth=2.5)

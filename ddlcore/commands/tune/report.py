@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -19,8 +20,9 @@ from ddlcore.text.html import element, escaped, page, table, unbroken
 from ddlcore.text.numbers import UNKNOWN
 from ddlcore.tune.session import Phase, Sample, Session, values_text
 
-NOT_COMPARED = "none was needed: nothing looked better than the default\n(what did so once was looked at again)"
+NOT_COMPARED = "No comparison was needed: nothing was better than the default when it was measured again."
 GREY, BLUE, ORANGE = "0.55", "#0072b2", "#d55e00"
+_TITLE_WIDTH = 40  # characters above a panel
 STEP_MS = "time of a step (ms)"
 _STYLE = """
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20em), 1fr)); gap: .8em; margin: 1.5em 0; }
@@ -119,7 +121,8 @@ def _draw_convergence(session: Session, panel: Any) -> None:
     base = session.cost_s(session.default)
     if base is not None:
         panel.axhline(base * 1e3, color=GREY, linestyle="--", linewidth=1.2, label="default")
-    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.set_xlim(0.5, max(numbers, default=1) + 0.5)
+    panel.xaxis.set_major_locator(import_module("matplotlib.ticker").MaxNLocator(integer=True, min_n_ticks=1))
     panel.set(title="Convergence", xlabel="number of the sample", ylabel=STEP_MS)
     panel.legend(frameon=False, fontsize=8)
 
@@ -160,7 +163,7 @@ def _draw_knob(session: Session, knob: Knob, panel: Any) -> None:
     panel.axvline(places[0], color=GREY, linestyle="--", linewidth=1.2, label="default, stays" if kept else "default")
     if session.result is not None and not kept:
         panel.axvline(places[1], color=ORANGE, linewidth=1.5, label="written", alpha=0.8)
-    panel.set(title=knob.doc or knob.name, xlabel=knob.name, ylabel=STEP_MS)
+    panel.set(title=textwrap.fill(knob.doc or knob.name, _TITLE_WIDTH), xlabel=knob.name, ylabel=STEP_MS)
     panel.tick_params(axis="x", labelsize=8)
     panel.legend(frameon=False, fontsize=8)
 
@@ -174,7 +177,9 @@ def _draw_comparison(session: Session, panel: Any) -> None:
     if final is None:
         panel.set_axis_off()
         panel.set_title("Default against tuned")
-        panel.text(0.5, 0.5, session.lacks() or NOT_COMPARED, ha="center", va="center", wrap=True)
+        lacks = session.lacks()
+        text = f"still to do: {lacks}" if lacks else NOT_COMPARED
+        panel.text(0.5, 0.5, textwrap.fill(text, _TITLE_WIDTH), ha="center", va="center")
         return
     for before, after in zip(final.before_s, final.after_s):
         panel.plot([0, 1], [before * 1e3, after * 1e3], "o-", color=GREY, linewidth=1, markersize=4)
@@ -258,6 +263,9 @@ def _samples_table(session: Session) -> str:
         )
         for sample in session.samples
     ]
-    head = ("sample", "for", *names, "steps", "step (ms)", "best setting so far (ms)")
-    note = "The time of a setting is the median of all its samples in the search."
+    head = ("sample", "for", *names, "steps", "step (ms)", "best so far (ms)")
+    note = (
+        "“best so far” is the time of the best settings that had been tried. "
+        "The time of settings is the median of all their samples in the search."
+    )
     return f"<h2>Samples</h2>{element('p', note)}{table(head, rows)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,14 +48,18 @@ def test_axes_have_titles_with_units(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     kept: list[Figure] = []
     save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *given, **more: (save(figure, *given, **more), kept.append(figure))
-    )
+
+    def savefig(figure: Figure, *given: Any, **more: Any) -> None:
+        save(figure, *given, **more)
+        kept.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
     rows = []
     for i, operation in enumerate(("allreduce", "allgather", "broadcast", "reducescatter", "alltoall")):
         for nbytes in (4, 1 << 10, 1 << 20, 1 << 26):
-            times = {TRANSPORT: [1e-6 * (1 + nbytes / 1e4)], WHOLE: [5e-5 + nbytes / 1e9]}
-            rows.append(Row(operation, nbytes, {**times, **({"pigeon": [2e-4 * (i + 1)]} if i else {})}))
+            peer = {"pigeon": [2e-4 * (i + 1)]} if i else {}
+            ours = {TRANSPORT: [1e-6 * (1 + nbytes / 1e4)], WHOLE: [5e-5 + nbytes / 1e9]}
+            rows.append(Row(operation, nbytes, {**ours, **peer}))
     draw(tmp_path / "chart.png", rows, "shm", "2 ranks, $5")
     (figure,) = kept
     panels = [panel for panel in figure.axes if panel.axison]

@@ -33,13 +33,25 @@ def all_pairs(ranks: int, latency_us: float = 50.0, rate: float = 2.0, **slow: t
 def test_a_latency_of_25_times_its_twin_is_found() -> None:
     """Two ranks have only each other's direction to compare with."""
     links = Links((0, 1), {"shm": all_pairs(2, 2.0, r0_1=(50.0, 2.0))})
-    (found,) = judge_outliers(links, HOSTS)
+    (found,) = judge_outliers(links, HOSTS, {})
     assert found.check == "links" and found.where == "node0"
     assert found.what == (
-        "a message of 8 bytes from rank 0 (node0) to rank 1 (node0) by shm takes 50 µs, 25 times as long as usual "
-        "within a host (2 µs)"
+        "a message of 8 bytes from rank 0 (node0) to rank 1 (node0) by shm takes 50 µs, 25 times as long as in the "
+        "other direction (2 µs)"
     )
-    assert "taskset" in found.fix and found.means
+    assert "taskset" in found.fix and "each other's turn" not in found.means
+
+
+def test_the_opposite_direction_counts_even_if_most_links_are_as_slow() -> None:
+    """Four ranks on two cores: nearly all links took 2 ms, and one direction of one of them 81 µs."""
+    links = Links((0, 1, 2, 3), {"gloo": all_pairs(4, 1995.0, 1.0, r2_1=(81.4, 1.0))})
+    (found,) = judge_outliers(links, dict.fromkeys(range(4), "node"), {"node": 2})
+    assert (
+        "from rank 1 (node) to rank 2 (node) by gloo takes 1.99 ms, 25 times as long as in the other direction"
+        in found.what
+    )
+    assert "node has 2 cores for 4 ranks, so ranks wait for each other's turn on a core" in found.means
+    assert found.fix == "start as many ranks on node as there are cores, or fewer: -np, or -H HOST:SLOTS"
 
 
 @pytest.mark.parametrize(
@@ -54,24 +66,24 @@ def test_what_noise_and_topology_explain_is_not_found(usual_us: float, other_us:
     """In worlds of any size."""
     for ranks in (2, 3, 8):
         links = Links(tuple(range(ranks)), {"gloo": all_pairs(ranks, usual_us, r0_1=(other_us, 2.0))})
-        assert list(judge_outliers(links, dict.fromkeys(range(8), "node"))) == []
+        assert list(judge_outliers(links, dict.fromkeys(range(8), "node"), {})) == []
 
 
 def test_links_of_different_kinds_are_not_compared() -> None:
     """Shared memory and a network differ by a factor of a hundred, and so do transports."""
     between = {f"r{a}_{b}": (150.0, 0.1) for a in range(4) for b in range(4) if HOSTS[a] != HOSTS[b]}
     links = Links((0, 1, 2, 3), {"gloo": all_pairs(4, 1.5, 10.0, **between), "shm": [Pair(0, 1, 1e4), Pair(1, 0, 1e4)]})
-    assert list(judge_outliers(links, HOSTS)) == []
+    assert list(judge_outliers(links, HOSTS, {})) == []
 
 
 def test_a_bad_host_of_three_is_named() -> None:
     """Four of six links are slow, and the two others show what is usual."""
     slow = {f"r{a}_{b}": (50.0, 0.1) for a, b in ((0, 2), (2, 0), (1, 2), (2, 1))}
     links = Links((0, 1, 2), {"gloo": all_pairs(3, 50.0, 1.2, **slow)})
-    (found,) = judge_outliers(links, {0: "node0", 1: "node1", 2: "node2"})
+    (found,) = judge_outliers(links, {0: "node0", 1: "node1", 2: "node2"}, {})
     assert found.where == "node2"
     assert found.what == (
-        "0.8 Gbit/s from rank 0 (node0) to rank 2 (node2) by gloo, 12 times less than usual between hosts (9.6 Gbit/s), "
+        "0.8 Gbit/s from rank 0 (node0) to rank 2 (node2) by gloo, 12 times less than is usual between hosts (9.6 Gbit/s), "
         "and 3 more of 6 links, all of them from or to node2"
     )
     assert "ethtool" in found.fix and "--network-interface" in found.fix
@@ -81,7 +93,7 @@ def test_a_bad_rank_of_a_host_is_named() -> None:
     """If all links are within one host, what they have in common is a rank."""
     slow = {f"r{a}_{b}": (900.0, 2.0) for a in range(4) for b in range(4) if 3 in (a, b)}
     links = Links((0, 1, 2, 3), {"shm": all_pairs(4, 2.0, 2.0, **slow)})
-    (found,) = judge_outliers(links, dict.fromkeys(range(4), "node"))
+    (found,) = judge_outliers(links, dict.fromkeys(range(4), "node"), {})
     assert found.where == "rank 3" and "and 5 more of 12 links, all of them from or to rank 3" in found.what
 
 
@@ -127,7 +139,7 @@ def test_a_slow_moment_is_measured_again_and_passes(monkeypatch: pytest.MonkeyPa
     links, counts = measured(monkeypatch, {(0, 1): [75.0, 3.5]})
     assert counts == [2, 1, 1]
     hosts = dict.fromkeys(range(3), "node")
-    assert list(judge_outliers(links, hosts)) == []
+    assert list(judge_outliers(links, hosts, {})) == []
     assert next(pair.latency_us for pair in links.pairs["threads"] if (pair.a, pair.b) == (0, 1)) == 3.5
     assert repeated_lines(links) == [
         "threads, rank 0 to rank 1: 75 µs and 16 Gbit/s at first; the best of several measurements counts, "
@@ -141,8 +153,8 @@ def test_a_slow_link_stays_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is measured three times in all, its best time counts, and it is a finding."""
     links, counts = measured(monkeypatch, {(1, 2): [90.0, 75.0, 80.0]})
     assert counts == [1, 1, 3]
-    (found,) = judge_outliers(links, dict.fromkeys(range(3), "node"))
-    assert "from rank 1 (node) to rank 2 (node) by threads takes 75 µs, 25 times as long as usual" in found.what
+    (found,) = judge_outliers(links, dict.fromkeys(range(3), "node"), {})
+    assert "from rank 1 (node) to rank 2 (node) by threads takes 75 µs, 25 times as long as is usual" in found.what
 
 
 def test_equal_links_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
