@@ -100,7 +100,8 @@ def _label_axes(times: Any, rates: Any, operation: str, sizes: Sequence[int]) ->
     times.set_title(operation)
     times.set(xscale="log", yscale="log", ylabel="time of a call (µs)")
     rates.set(xscale="log", xlabel="size of the whole tensor (bytes)", ylabel="bytes of the tensor per second (GB/s)")
-    shown = list(sizes)[:: -(-len(sizes) // _MOST_SIZES)]
+    last, count = len(sizes) - 1, min(len(sizes), _MOST_SIZES)
+    shown = [sizes[round(last * i / max(count - 1, 1))] for i in range(count)]  # the smallest and the largest included
     for panel in (times, rates):
         panel.set_xticks(shown, [exact_size(nbytes) for nbytes in shown], fontsize="small")
         panel.set_xticks([], minor=True)

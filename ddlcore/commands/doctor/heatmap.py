@@ -18,7 +18,7 @@ from ddlcore.text.ticks import log_ticks
 MOST_IN_BARS = 3  # members; they have 6 links, which are easier to compare as lengths than as colours
 SPAN = 5.0  # the colours of a heat map cover at least this ratio, so that differences by noise have nearly one colour
 _MOST_NAMED = 20  # rows, or hosts; with more, numbers and names do not fit
-_PANEL_INCHES = 6.4, 5.4
+_PANEL_INCHES = 6.4, 5.0
 _BLUE = "#0072b2"
 _AXES = {"us": "latency (µs), less is better", "GB/s": "bandwidth (GB/s), more is better"}
 

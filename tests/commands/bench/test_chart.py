@@ -56,7 +56,7 @@ def test_axes_have_titles_with_units(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Figure, "savefig", savefig)
     rows = []
     for i, operation in enumerate(("allreduce", "allgather", "broadcast", "reducescatter", "alltoall")):
-        for nbytes in (4, 1 << 10, 1 << 20, 1 << 26):
+        for nbytes in (4, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26):
             peer = {"pigeon": [2e-4 * (i + 1)]} if i else {}
             ours = {TRANSPORT: [1e-6 * (1 + nbytes / 1e4)], WHOLE: [5e-5 + nbytes / 1e9]}
             rows.append(Row(operation, nbytes, {**ours, **peer}))
@@ -73,7 +73,7 @@ def test_axes_have_titles_with_units(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {panel.get_ylabel() for panel in rates} == {"bytes of the tensor per second (GB/s)"}
     assert {panel.get_xlabel() for panel in rates} == {"size of the whole tensor (bytes)"}
     assert len({panel.get_ylim() for panel in times}) == len({panel.get_ylim() for panel in rates}) == 1
-    assert [label.get_text() for label in rates[0].get_xticklabels()] == ["4 B", "1 KiB", "1 MiB", "64 MiB"]
+    assert [label.get_text() for label in rates[0].get_xticklabels()] == ["4 B", "1 KiB", "256 KiB", "4 MiB", "64 MiB"]
     low, high = times[0].get_ylim()
     assert len([tick for tick in times[0].get_yticks() if low <= tick <= high]) >= 3
     (legend,) = figure.legends
