@@ -48,14 +48,17 @@ for step in range(int(sys.argv[1])):
 
 def _ddl(*arguments: str, cwd: Path) -> None:
     print(f"$ ddl {' '.join(arguments)}", flush=True)
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "ddlcore", *arguments]
-    subprocess.run(command, cwd=cwd, env=os.environ | {"PYTHONPATH": path}, check=True)
+    here = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    }
+    subprocess.run([sys.executable, "-m", "ddlcore", *arguments], cwd=cwd, env=os.environ | here, check=True)
 
 
-def _training(folder: Path) -> str:
+def _training(folder: Path, steps: int) -> list[str]:
+    """Write the script of the training into ``folder``, and return its command line, which pictures may show."""
     (folder / "train.py").write_text(TRAINING, encoding="utf-8")
-    return "train.py"
+    return ["python", "train.py", str(steps)]
 
 
 def _page(folder: Path) -> Path:
@@ -63,7 +66,7 @@ def _page(folder: Path) -> Path:
     page = folder / "t.html"
     if not page.exists():
         run = ["run", "-np", "3", "--overlap", "on", "--fusion-bytes", "2097152", "--timeline", "t.json"]
-        _ddl(*run, sys.executable, _training(folder), "100", cwd=folder)
+        _ddl(*run, *_training(folder, 100), cwd=folder)
         _ddl("timeline", "summary", "t.json", "--html", page.name, cwd=folder)
     return page
 
@@ -120,7 +123,7 @@ def doctor(folder: Path, target: Path) -> None:
 
 def tune(folder: Path, target: Path) -> None:
     """Draw the search for settings of a training."""
-    _ddl("tune", "-np", "2", "--out", "tuned.toml", sys.executable, _training(folder), "100000", cwd=folder)
+    _ddl("tune", "-np", "2", "--out", "tuned.toml", *_training(folder, 100_000), cwd=folder)
     shutil.copy(folder / "tuned.png", target)
 
 
@@ -154,7 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Make the pictures that are named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(PICTURES)} [default: all]")
-    parser.add_argument("--into", type=Path, default=ROOT / "docs" / "images", metavar="DIR", help="[default docs/images]")
+    parser.add_argument(
+        "--into", type=Path, default=ROOT / "docs" / "images", metavar="DIR", help="[default docs/images]"
+    )
     asked = parser.parse_args(arguments)
     unknown = [name for name in asked.names if name not in PICTURES]
     if unknown:

@@ -22,6 +22,8 @@ from ddlcore.tune.session import Phase, Sample, Session, values_text
 
 NOT_COMPARED = "No comparison was needed: nothing was better than the default when it was measured again."
 GREY, BLUE, ORANGE = "0.55", "#0072b2", "#d55e00"
+# Readable where it covers a line or a point.
+_LEGEND: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "fancybox": False}
 _TITLE_WIDTH = 40  # characters above a panel
 STEP_MS = "time of a step (ms)"
 _STYLE = """
@@ -124,7 +126,7 @@ def _draw_convergence(session: Session, panel: Any) -> None:
     panel.set_xlim(0.5, max(numbers, default=1) + 0.5)
     panel.xaxis.set_major_locator(import_module("matplotlib.ticker").MaxNLocator(integer=True, min_n_ticks=1))
     panel.set(title="Convergence", xlabel="number of the sample", ylabel=STEP_MS)
-    panel.legend(frameon=False, fontsize=8)
+    panel.legend(fontsize=8, **_LEGEND)
 
 
 def best_so_far(samples: Sequence[Sample]) -> list[float]:
@@ -165,7 +167,7 @@ def _draw_knob(session: Session, knob: Knob, panel: Any) -> None:
         panel.axvline(places[1], color=ORANGE, linewidth=1.5, label="written", alpha=0.8)
     panel.set(title=textwrap.fill(knob.doc or knob.name, _TITLE_WIDTH), xlabel=knob.name, ylabel=STEP_MS)
     panel.tick_params(axis="x", labelsize=8)
-    panel.legend(frameon=False, fontsize=8)
+    panel.legend(fontsize=8, **_LEGEND)
 
 
 def _label(name: str, value: Any) -> str:
@@ -189,7 +191,7 @@ def _draw_comparison(session: Session, panel: Any) -> None:
     panel.set_xlim(-0.4, 1.4)
     gain = final.gain
     panel.set(title=f"In alternation: {gain.mean * 100:+.1f} %, at least {gain.lower * 100:+.1f} %", ylabel=STEP_MS)
-    panel.legend(frameon=False, fontsize=8)
+    panel.legend(fontsize=8, **_LEGEND)
 
 
 def html_text(session: Session, about: str, panels: Sequence[tuple[str, bytes]] | None) -> str:
