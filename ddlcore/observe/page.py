@@ -109,6 +109,7 @@ def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Seque
     for title, head, rows in tables(summary):
         parts.append(f"{html.element('h2', title)}\n{html.table(head, rows)}")
     said: list[Event] = metadata.get("ranks", [])
-    version = html.escaped(plain(str(said[0].get("ddl", ""))) if said else "")
-    parts.append(f"<p><small>ddl {version}. The trace itself opens in ui.perfetto.dev.</small></p>")
+    version = plain(str(said[0].get("ddl", ""))) if said else ""
+    written = f"Written by ddl {version}. " if version else ""
+    parts.append(f"<p>{html.element('small', f'{written}The trace itself opens in ui.perfetto.dev.')}</p>")
     return html.page(name, parts, STYLE)
