@@ -48,9 +48,12 @@ class Matrix:
     unit: str  # "us", "GB/s"; "Y/N" if the values are 1 or 0
     names: tuple[str, ...]  # names of the rows and of the columns
     values: tuple[tuple[float | None, ...], ...]
+    hosts: tuple[str, ...] = ()  # host of each member; () if the title says where they are
 
     def __post_init__(self) -> None:
         size = len(self.names)
+        if self.hosts and len(self.hosts) != size:
+            raise ValueError(f"{self.title}: {size} names need {size} hosts, or none")
         if len(self.values) != size or any(len(row) != size for row in self.values):
             raise ValueError(f"{self.title}: {size} names need {size} rows of {size} numbers each")
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddlcore.observe.intervals import Cover, Interval, common
 from ddlcore.observe.trace_writer import MEMCPY_IN, MEMCPY_OUT
 
 Event = dict[str, Any]
-Interval = tuple[float, float]
 SHOWN = 10  # rows of the tables of buckets and tensors
 
 
@@ -143,22 +142,29 @@ def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
     return Run(pid, key, top["name"], begun, ended, ready, wire, copied_in, copied_out, negotiated, args)
 
 
-def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
-    """Return the summary of a trace. The arguments are what ``read_trace`` returns."""
-    runs = runs_of(events)
+def waits_of(events: Iterable[Event]) -> dict[int, list[Interval]]:
+    """Return by rank (its pid) when a user thread waited in ddl, in µs of the trace."""
     waits: dict[int, list[Interval]] = defaultdict(list)
-    changes: dict[int, Counter[str]] = defaultdict(Counter)
     for event in events:
         if event.get("name") == "WAIT":
             waits[event["pid"]].append((event["ts"], event["ts"] + event["dur"]))
-        elif event.get("name") in ("REPLAY", "FREEZE", "DRAIN") and event.get("ph") in ("B", "X"):
+    return dict(waits)
+
+
+def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
+    """Return the summary of a trace. The arguments are what ``read_trace`` returns."""
+    runs = runs_of(events)
+    waits = waits_of(events)
+    changes: dict[int, Counter[str]] = defaultdict(Counter)
+    for event in events:
+        if event.get("name") in ("REPLAY", "FREEZE", "DRAIN") and event.get("ph") in ("B", "X"):
             changes[event["pid"]][event["name"]] += 1
     late = _stragglers([run for run in runs if run.step is not None] or runs)
     by_rank: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         by_rank[run.pid].append(run)
     said = {one["pid"]: one for one in metadata.get("ranks", ())}
-    ranks = [_rank_row(pid, said.get(pid, {}), by_rank[pid], sorted(waits[pid]), late[pid]) for pid in sorted(by_rank)]
+    ranks = [_rank_row(pid, said.get(pid, {}), by_rank[pid], waits.get(pid, []), late[pid]) for pid in sorted(by_rank)]
     most = max(changes.values(), key=lambda counted: sum(counted.values()), default=Counter())
     fused = [run for run in runs if run.kind == "ALLREDUCE"]
     return Summary(
@@ -181,8 +187,8 @@ def _rank_row(
     pid: int, said: Mapping[str, Any], runs: Sequence[Run], waits: Sequence[Interval], late: list[float]
 ) -> RankRow:
     busy, stood = Cover((run.begun, run.ended) for run in runs), Cover(waits)
-    both = Cover(_common(stood.intervals, busy.intervals))
-    spans = _steps(runs)
+    both = Cover(common(stood.intervals, busy.intervals))
+    spans = steps_of(runs)
     steps = len(spans)
     if not spans:
         spans = [(runs[0].ready, max(run.ended for run in runs))]
@@ -212,7 +218,7 @@ def _rank_row(
     )
 
 
-def _steps(runs: Sequence[Run]) -> list[Interval]:
+def steps_of(runs: Sequence[Run]) -> list[Interval]:
     """Return the begin and the end of each step that was replayed on a rank.
 
     A step lasts from the end of the last bucket of one period to the end of the last bucket of the next period.
@@ -299,45 +305,3 @@ def _short(names: Sequence[str]) -> str:
 def _plain(name: str) -> str:
     """Return ``name``, or "" if it was generated for a call without a name: such a name never occurs twice."""
     return "" if name.startswith("noname.") else name
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """Return the intersection of two lists of intervals, each sorted and without overlaps."""
-    found, i, j = [], 0, 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if begin < end:
-            found.append((begin, end))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
-class Cover:
-    """A set of intervals that can tell how much of a span they cover."""
-
-    def __init__(self, intervals: Iterable[Interval]) -> None:
-        self.intervals = _union(intervals)
-        self._begins = [begin for begin, _ in self.intervals]
-
-    def of(self, span: Interval) -> float:
-        """Return the length of the part of ``span`` that the intervals cover, in their unit."""
-        begin, end = span
-        at = max(bisect(self._begins, begin) - 1, 0)
-        found = 0.0
-        while at < len(self.intervals) and self._begins[at] < end:
-            found += max(min(self.intervals[at][1], end) - max(self._begins[at], begin), 0.0)
-            at += 1
-        return found

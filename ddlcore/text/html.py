@@ -1,17 +1,32 @@
-"""Write HTML pages that need no other file, whatever they show."""
+"""Write HTML pages that need no other file, whatever they show. They fit a phone, and follow the reader's dark mode."""
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 escaped = html.escape
+# A number and its unit belong on one line: "30.5 µs", "4.0 KiB", "2 GB/s", "+1.5 %".
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|(?:[KMGT]i?)?B(?:/s)?|[KMG]bit/s|%)(?!\w))")
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #222; max-width: 70em; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin-top: 2em; }
-table { border-collapse: collapse; } th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
-svg, img { max-width: 100%; height: auto; }
+:root { color-scheme: light dark; --ink: #1f2328; --faint: #59636e; --paper: #ffffff; --line: #d1d9e0; --track: #f1f4f7; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --faint: #9aa6b2; --paper: #14181d; --line: #3a424b; --track: #20262d; }
+}
+* { box-sizing: border-box; }
+body {
+  font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 64em; margin: 0 auto; padding: 1.5em 1em 3em; overflow-wrap: anywhere;
+}
+h1 { font-size: 1.5em; line-height: 1.2; } h2 { font-size: 1.15em; margin: 2em 0 .6em; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+th, td { padding: .3em .65em; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th { font-weight: 600; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 5em; }
+img { max-width: 100%; height: auto; } small, figcaption { color: var(--faint); }
 """
 
 
@@ -20,16 +35,28 @@ def element(name: str, text: str) -> str:
     return f"<{name}>{html.escape(text)}</{name}>"
 
 
+def unbroken(text: str) -> str:
+    """Return ``text`` with a no-break space between each number and its unit, so that no line ends between them."""
+    return _NUMBER_AND_UNIT.sub("\N{NO-BREAK SPACE}", text)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table, with ``head`` above its rows. All texts are escaped."""
-    names = "".join(element("th", text) for text in head)
+    """Return an HTML table, with ``head`` above its rows. All texts are escaped.
+
+    A table that is wider than the window scrolls by itself, so the page around it does not.
+    """
+    names = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in head)
     body = "".join("<tr>" + "".join(element("td", text) for text in row) + "</tr>" for row in rows)
-    return f"<table><tr>{names}</tr>{body}</table>"
+    return f'<div class="scroll" tabindex="0"><table><tr>{names}</tr>{body}</table></div>'
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """Return a whole HTML page. ``title`` is escaped; ``parts`` are pieces of HTML, one below the other."""
+def page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """Return a whole HTML page. ``title`` is escaped; ``parts`` are pieces of HTML, one below the other.
+
+    ``style`` is CSS that the parts need in addition to that of every page.
+    """
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{element("title", title)}'
-        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">{element("title", title)}'
+        f"<style>{_STYLE}{style}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )

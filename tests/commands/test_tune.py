@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddlcore.builtin.tuners.grid import GridTuner
 from ddlcore.commands.cli import main
 from ddlcore.commands.tune.command import _read_warm, tune
-from ddlcore.commands.tune.report import _best_so_far, draw, html_text, write_report
+from ddlcore.commands.tune.report import best_so_far, draw, draw_panels, html_text, write_report
 from ddlcore.commands.tune.results import about_text, config_text, settings_found, write_config
 from ddlcore.config import load_settings, read_toml
 from ddlcore.launch.job.launcher import Launch
@@ -377,11 +381,60 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert path.read_text() == "earlier"
 
 
-def test_a_lucky_sample_is_taken_back_in_the_picture() -> None:
-    """What looked best once and not again is not what the line of the best goes on with."""
+def test_a_lucky_sample_is_not_the_best() -> None:
+    """Settings that looked best once, and not again, count by the median of all their samples from the beginning."""
     looks = [Sample(i, Phase.SEARCH, {"a": value}, (cost,), cost) for i, (value, cost) in enumerate(
         [(0, 0.010), (1, 0.008), (2, 0.011), (1, 0.014)], 1)]  # fmt: skip
-    assert _best_so_far(looks) == [0.010, 0.008, 0.008, 0.010]
+    assert best_so_far(looks) == [0.010, 0.010, 0.010, 0.010]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(1e-4, 1.0)), min_size=1, max_size=30))
+def test_the_best_so_far_never_rises(taken: list[tuple[int, float]]) -> None:
+    """Whatever is measured, and measured again; at the end it is the best that the search itself has found."""
+    samples = [Sample(i, Phase.SEARCH, {"a": value}, (cost,), cost) for i, (value, cost) in enumerate(taken, 1)]
+    best = best_so_far(samples)
+    assert len(best) == len(samples)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(best))
+    last: dict[int, list[float]] = {}
+    for value, cost in taken:
+        last.setdefault(value, []).append(cost)
+    assert best[-1] == min(map(statistics.median, last.values()))
+
+
+def test_the_tables_of_a_report() -> None:
+    """The best so far never rises in the table, either; numbers and units are not torn apart, pictures say what they show."""
+    session = finished(0.2, ["overlap", "fusion_bytes"])
+    text = html_text(session, "x", [("a <description>", b"png")])
+    cells = re.findall(r"<tr>((?:<td>[^<]*</td>)+)</tr>", text.partition("<h2>Samples</h2>")[2])
+    rows = [re.findall(r"<td>([^<]*)</td>", row) for row in cells]
+    best = [float(row[-1]) for row in rows if row[1] == "search"]
+    assert best == sorted(best, reverse=True) and best[-1] < best[0]
+    assert all(row[-1] == "–" for row in rows if row[1] != "search")
+    assert 'alt="a &lt;description&gt;"' in text
+    assert "36.0\N{NO-BREAK SPACE}% faster" in text
+
+
+def test_the_axes_of_the_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a title and a unit; the samples are numbered by whole numbers."""
+    pytest.importorskip("matplotlib", reason="pip install 'ddlcore[tune]': pictures need matplotlib")
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+
+    def png(figure: Figure) -> bytes:
+        figures.append(figure)
+        return b"png"
+
+    monkeypatch.setattr("ddlcore.commands.tune.report._png", png)
+    session = finished(0.2, ["overlap", "fusion_bytes"])
+    panels = draw_panels(session)
+    assert panels is not None and len(panels) == len(figures) == 2 + len(session.knobs)
+    for figure in figures:
+        (panel,) = figure.axes
+        assert panel.get_ylabel() == "time of a step (ms)"
+    first = figures[0].axes[0]
+    assert first.get_xlabel() == "number of the sample"
+    assert all(float(tick).is_integer() for tick in first.get_xticks())
 
 
 @pytest.mark.processes

@@ -45,4 +45,4 @@ def test_pages_escape_what_they_show() -> None:
     assert element("p", "a < b") == "<p>a &lt; b</p>"
     shown = page("<x>", [table(("&",), [("<td>",)])])
     assert "<title>&lt;x&gt;</title>" in shown
-    assert "<table><tr><th>&amp;</th></tr><tr><td>&lt;td&gt;</td></tr></table>" in shown
+    assert '<table><tr><th scope="col">&amp;</th></tr><tr><td>&lt;td&gt;</td></tr></table>' in shown

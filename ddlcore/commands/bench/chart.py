@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row
 from ddlcore.text.numbers import exact_size
+from ddlcore.text.ticks import log_ticks
+
+_COLUMNS = 3  # operations side by side; with more, the chart is wider than a screen
+_MOST_SIZES = 5  # labels on the axis of sizes
+# The colours of Okabe and Ito (2008), for readers with any kind of colour blindness. The markers tell the contenders
+# apart without colours.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def require_matplotlib(path: Path) -> None:
@@ -24,31 +33,43 @@ def require_matplotlib(path: Path) -> None:
 
 
 def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
-    """Draw time and rate against size into the file ``path``, with a column of panels for each operation.
+    """Draw time and rate against size into the file ``path``: for each operation a panel of times above one of rates.
 
-    The bands show the quartiles over the rounds.
+    The bands show the quartiles over the rounds. Raises OSError if the file cannot be written.
     """
     figure_class = import_module("matplotlib.figure").Figure
     operations = list(dict.fromkeys(row.operation for row in rows))
-    figure = figure_class(figsize=(1.5 + 3.9 * len(operations), 7.2), layout="constrained")
-    panels = figure.subplots(2, len(operations), squeeze=False, sharex="col", sharey="row")
+    columns = min(_COLUMNS, len(operations))
+    lines = -(-len(operations) // columns)
+    figure = figure_class(figsize=(1.5 + 3.9 * columns, 1.0 + 6.4 * lines), layout="constrained")
+    panels = figure.subplots(2 * lines, columns, squeeze=False)
     names = list(dict.fromkeys(name for row in rows for name in row.times))
-    for column, operation in enumerate(operations):
-        here = [row for row in rows if row.operation == operation]
-        for number, name in enumerate(names):
+    legend: dict[str, Any] = {}
+    for place in range(lines * columns):
+        line, column = divmod(place, columns)
+        times, rates = panels[2 * line][column], panels[2 * line + 1][column]
+        if place >= len(operations):
+            times.set_axis_off()
+            rates.set_axis_off()
+            continue
+        if place:  # one scale for all operations, so that they can be compared
+            times.sharey(panels[0][0])
+            rates.sharey(panels[1][0])
+        here = [row for row in rows if row.operation == operations[place]]
+        for name, colour, marker in zip(names, cycle(_COLOURS), cycle(_MARKERS)):
             own = [row for row in here if name in row.times]
             if own:
-                _plot(panels[0][column], panels[1][column], own, name, f"C{number}", _label(name, transport))
-        _label_axes(panels[0][column], panels[1][column], operation, [row.nbytes for row in here])
-    panels[0][0].set_ylabel("time of a call, µs")
-    panels[1][0].set_ylabel("GB/s of the tensor")
-    panels[1][0].set_ylim(bottom=0)  # after all lines are drawn, because the panels of the row share the axis
-    panels[0][0].legend(frameon=False)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+                label = _label(name, transport)
+                legend[label] = _plot(times, rates, own, name, {"color": colour, "marker": marker, "label": label})
+        _label_axes(times, rates, operations[place], [row.nbytes for row in here])
+    _label_values(panels[0][0], panels[1][0])
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(title, parse_math=False)
+    figure.savefig(path, dpi=110)
 
 
-def _plot(times: Any, rates: Any, rows: Sequence[Row], name: str, colour: str, label: str) -> None:
+def _plot(times: Any, rates: Any, rows: Sequence[Row], name: str, style: Mapping[str, Any]) -> Any:
+    """Draw the times and rates of one contender. Return its line, for the legend."""
     sizes = [row.nbytes for row in rows]
     bands = [
         statistics.quantiles(row.times[name], n=4, method="inclusive") if len(row.times[name]) > 1 else None
@@ -56,9 +77,10 @@ def _plot(times: Any, rates: Any, rows: Sequence[Row], name: str, colour: str, l
     ]
     quartiles = [band or [row.median_s(name)] * 3 for band, row in zip(bands, rows)]
     low, middle, high = ([band[part] for band in quartiles] for part in range(3))
-    times.plot(sizes, [value * 1e6 for value in middle], "o-", color=colour, label=label, markersize=4)
+    colour = style["color"]
+    (drawn,) = times.plot(sizes, [value * 1e6 for value in middle], linestyle="-", markersize=4, **style)
     times.fill_between(sizes, [value * 1e6 for value in low], [v * 1e6 for v in high], color=colour, alpha=0.2, lw=0)
-    rates.plot(sizes, [n / s / 1e9 for n, s in zip(sizes, middle)], "o-", color=colour, markersize=4)
+    rates.plot(sizes, [n / s / 1e9 for n, s in zip(sizes, middle)], linestyle="-", markersize=4, **style)
     rates.fill_between(
         sizes,
         [n / s / 1e9 for n, s in zip(sizes, high)],
@@ -67,6 +89,7 @@ def _plot(times: Any, rates: Any, rows: Sequence[Row], name: str, colour: str, l
         alpha=0.2,
         lw=0,
     )
+    return drawn
 
 
 def _label(name: str, transport: str) -> str:
@@ -74,10 +97,20 @@ def _label(name: str, transport: str) -> str:
 
 
 def _label_axes(times: Any, rates: Any, operation: str, sizes: Sequence[int]) -> None:
-    times.set(title=operation, yscale="log")
-    rates.set(xscale="log")
-    shown = list(sizes)[:: max(1, round(len(sizes) / 5))]
-    rates.set_xticks(shown, [exact_size(nbytes) for nbytes in shown], fontsize="small")
-    rates.set_xticks([], minor=True)
+    times.set_title(operation)
+    times.set(xscale="log", yscale="log", ylabel="time of a call (µs)")
+    rates.set(xscale="log", xlabel="size of the whole tensor (bytes)", ylabel="bytes of the tensor per second (GB/s)")
+    last, count = len(sizes) - 1, min(len(sizes), _MOST_SIZES)
+    shown = [sizes[round(last * i / max(count - 1, 1))] for i in range(count)]  # the smallest and the largest included
     for panel in (times, rates):
+        panel.set_xticks(shown, [exact_size(nbytes) for nbytes in shown], fontsize="small")
+        panel.set_xticks([], minor=True)
         panel.grid(True, alpha=0.3)
+
+
+def _label_values(times: Any, rates: Any) -> None:
+    """Label the axes that all operations share: when all lines are drawn, their ranges are known."""
+    rates.set_ylim(bottom=0)
+    times.set_yticks(log_ticks(*times.get_ylim()))
+    times.set_yticks([], minor=True)
+    times.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddlcore.commands.doctor.report import Report, figure
+from ddlcore.commands.doctor.report import Report, figure, several_hosts
 from ddlcore.contracts.check import Matrix
 from ddlcore.text.numbers import UNKNOWN
 
@@ -52,10 +52,14 @@ def _table(matrix: Matrix) -> Table:
 
     drawn = Table(box=SIMPLE_HEAD, pad_edge=True)
     drawn.add_column("")
+    with_hosts = several_hosts(matrix)
+    if with_hosts:
+        drawn.add_column("")
     for name in matrix.names:
         drawn.add_column(Text(name), justify="right")
-    for name, row in zip(matrix.names, matrix.values):
-        drawn.add_row(Text(name), *(Text(_word(value, matrix.unit), _shade(value, matrix)) for value in row))
+    for place, (name, row) in enumerate(zip(matrix.names, matrix.values)):
+        host = [Text(matrix.hosts[place])] if with_hosts else []
+        drawn.add_row(Text(name), *host, *(Text(_word(value, matrix.unit), _shade(value, matrix)) for value in row))
     return drawn
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ddlcore.commands.doctor.links import Links, judge_clocks, judge_links, matrices
 from ddlcore.commands.doctor.looking import PATIENCE_S, load_checks, look, put_together, recorded_view
+from ddlcore.commands.doctor.outliers import judge_outliers, repeated_lines
 from ddlcore.commands.doctor.rank import Told, doctor_rank
 from ddlcore.commands.doctor.report import Report, judge
 from ddlcore.commands.doctor.subject import Question, Subject
@@ -175,11 +176,24 @@ def _add_links(
     )
     if len(links.ranks) < subject.layout.size:
         words += f"; {len(links.ranks)} of {subject.layout.size} ranks"
-    report.add("links", judge_links(links, host_of, question.model_mb, cards), words, matrices(links))
+    findings = [
+        *judge_links(links, host_of, question.model_mb, cards),
+        *judge_outliers(links, host_of, _cores(subject, told)),
+    ]
+    report.add("links", findings, words, matrices(links, host_of))
+    report.notes += repeated_lines(links)
     if len(subject.layout.hosts) > 1:
         first = subject.host_of(links.ranks[0])
         worst = max((abs(clock.offset_s) for clock in links.clocks), default=0.0)
         report.add("clocks", judge_clocks(links.clocks, host_of, first), f"{worst * 1e3:.2g} ms apart at most")
+
+
+def _cores(subject: Subject, told: Sequence[Told]) -> dict[str, int]:
+    """Return how many cores all ranks of a host together may use, for each host where the ranks know it."""
+    usable: dict[str, set[int]] = {}
+    for one in told:
+        usable.setdefault(subject.host_of(one.looks.rank), set()).update(one.cores)
+    return {host: len(cores) for host, cores in usable.items() if cores}
 
 
 def _ranks(size: int) -> str:

@@ -40,6 +40,7 @@ class Links:
     pairs: dict[str, list[Pair]] = field(default_factory=dict)  # by transport; both directions
     clocks: list[Clock] = field(default_factory=list)
     errors: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # by transport: the two ranks, and the error
+    repeated: dict[str, list[Pair]] = field(default_factory=dict)  # by transport: first results of links measured again
 
 
 def chosen_ranks(hosts: Sequence[int], most: int = MOST_RANKS) -> tuple[int, ...]:
@@ -54,18 +55,22 @@ def chosen_ranks(hosts: Sequence[int], most: int = MOST_RANKS) -> tuple[int, ...
     return tuple(sorted(rank for _, _, rank in sorted(turns)[: max(2, most)]))
 
 
-def matrices(links: Links) -> Iterable[Matrix]:
-    """Return, for each transport, a matrix of the latencies and a matrix of the bandwidths."""
+def matrices(links: Links, host_of: Mapping[int, str] | None = None) -> Iterable[Matrix]:
+    """Return, for each transport, a matrix of the latencies and a matrix of the bandwidths.
+
+    ``host_of`` holds the host of each rank; without it, the matrices name no hosts.
+    """
     places = {rank: place for place, rank in enumerate(links.ranks)}
     names = tuple(str(rank) for rank in links.ranks)
+    hosts = tuple(host_of[rank] for rank in links.ranks) if host_of is not None else ()
     for transport, pairs in links.pairs.items():
         latency: list[list[float | None]] = [[None] * len(places) for _ in places]
         rates: list[list[float | None]] = [[None] * len(places) for _ in places]
         for pair in pairs:
             latency[places[pair.a]][places[pair.b]] = pair.latency_us
             rates[places[pair.a]][places[pair.b]] = pair.gbytes_per_s
-        yield Matrix(f"{transport}: latency between ranks", "us", names, tuple(map(tuple, latency)))
-        yield Matrix(f"{transport}: bandwidth between ranks", "GB/s", names, tuple(map(tuple, rates)))
+        yield Matrix(f"{transport}: latency between ranks", "us", names, tuple(map(tuple, latency)), hosts)
+        yield Matrix(f"{transport}: bandwidth between ranks", "GB/s", names, tuple(map(tuple, rates)), hosts)
 
 
 def step_cost_s(model_bytes: float, hosts: int, gbytes_per_s: float) -> float:
@@ -99,7 +104,7 @@ def judge_links(
         others = f", and {len(slow) - 1} more of {len(best)} pairs of hosts" if len(slow) > 1 else ""
         yield Finding(
             "links",
-            f"{_gbits(rate)} between {a} and {b} by {transport}, below {SLOW_GBITS:g} Gbit/s{others}",
+            f"{gbits(rate)} between {a} and {b} by {transport}, below {SLOW_GBITS:g} Gbit/s{others}",
             f"a step of a model with {model_mb:g} MB of gradients spends {duration(cost_s)} on that link, "
             f"{duration(wanted_s)} at {SLOW_GBITS:g} Gbit/s, as far as it is not hidden behind computation",
             "join the hosts by a faster network and name it by --network-interface"
@@ -153,5 +158,6 @@ def judge_clocks(clocks: Sequence[Clock], host_of: Mapping[int, str], first: str
             )
 
 
-def _gbits(gbytes_per_s: float) -> str:
+def gbits(gbytes_per_s: float) -> str:
+    """Return a bandwidth in 10⁹ bytes per second as text, in bits: 9.4 Gbit/s."""
     return f"{gbytes_per_s * 8:.2g} Gbit/s"

@@ -22,6 +22,7 @@ class Told:
     checks: dict[str, str] = field(default_factory=dict)  # by check, why it could not be used there
     links: Links | None = None
     error: str = ""  # why nothing was measured
+    cores: tuple[int, ...] = ()  # numbers of the cores that the rank may use; (): unknown
 
 
 def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, str] | None = None) -> Told:
@@ -36,6 +37,8 @@ def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, s
     place = environment.placement
     checks, unusable = load_checks(registry)
     told = Told(look(checks, this_view(registry, environ, place.rank, place.local_rank)), unusable)
+    if hasattr(os, "sched_getaffinity"):
+        told.cores = tuple(sorted(os.sched_getaffinity(0)))
     if not measures:
         return told
     try:

@@ -117,11 +117,21 @@ def matrix_lines(matrix: Matrix) -> list[str]:
         cells = [[UNKNOWN if value is None else "Y" if value else "N" for value in row] for row in matrix.values]
     else:
         cells = [[UNKNOWN if value is None else figure(value) for value in row] for row in matrix.values]
-    rows = [("", *matrix.names), *((name, *row) for name, row in zip(matrix.names, cells))]
-    width = max(5, *(len(cell) for row in rows for cell in row[1:]))  # all columns of values are equally wide
-    columns = range(len(rows[0]))
+    width = max(5, *(len(cell) for row in (matrix.names, *cells) for cell in row))  # all columns of values are as wide
     title = f"{matrix.title} ({matrix.unit.replace('us', 'µs')}; from the row to the column)"
-    return [title, *aligned(rows, right=columns, least=[0, *(width for _ in matrix.names)])]
+    if several_hosts(matrix):
+        rows = [("", "", *matrix.names)]
+        rows += [(name, host, *row) for name, host, row in zip(matrix.names, matrix.hosts, cells)]
+        right, least = [0, *range(2, len(rows[0]))], [0, 0, *(width for _ in matrix.names)]
+    else:
+        rows = [("", *matrix.names), *((name, *row) for name, row in zip(matrix.names, cells))]
+        right, least = [*range(len(rows[0]))], [0, *(width for _ in matrix.names)]
+    return [title, *aligned(rows, right=right, least=least)]
+
+
+def several_hosts(matrix: Matrix) -> bool:
+    """Return whether the members are on different hosts, so that the rows should say on which."""
+    return len(set(matrix.hosts)) > 1
 
 
 def figure(value: float) -> str:

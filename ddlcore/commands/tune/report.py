@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,12 +16,21 @@ from typing import Any
 from ddlcore.commands.tune.results import write_whole
 from ddlcore.contracts.tuner import Knob
 from ddlcore.launch.output.search_lines import outcome
-from ddlcore.text.html import element, page, table
+from ddlcore.text.html import element, escaped, page, table, unbroken
 from ddlcore.text.installing import pip_install
+from ddlcore.text.numbers import UNKNOWN
 from ddlcore.tune.session import Phase, Sample, Session, values_text
 
-NOT_COMPARED = "none was needed: nothing looked better than the default\n(what did so once was looked at again)"
-GREY, BLUE, ORANGE = "0.55", "C0", "C1"
+NOT_COMPARED = "No comparison was needed: nothing was better than the default when it was measured again."
+GREY, BLUE, ORANGE = "0.55", "#0072b2", "#d55e00"
+# Readable where it covers a line or a point.
+_LEGEND: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "fancybox": False}
+_TITLE_WIDTH = 40  # characters above a panel
+STEP_MS = "time of a step (ms)"
+_STYLE = """
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20em), 1fr)); gap: .8em; margin: 1.5em 0; }
+.panels img { width: 100%; background: #ffffff; border-radius: 6px; padding: 6px; }
+"""
 
 
 def write_report(path: Path, session: Session, about: str) -> list[Path]:
@@ -29,7 +41,7 @@ def write_report(path: Path, session: Session, about: str) -> list[Path]:
     picture = draw(session, about)
     written = [path]
     try:
-        write_whole(path, html_text(session, about, picture).encode())
+        write_whole(path, html_text(session, about, draw_panels(session)).encode())
         if picture is not None:
             png = path.with_suffix(".png")
             write_whole(png, picture)
@@ -41,61 +53,97 @@ def write_report(path: Path, session: Session, about: str) -> list[Path]:
 
 def draw(session: Session, about: str) -> bytes | None:
     """Return the picture of the report as PNG, or None if matplotlib is not installed."""
-    try:
-        figure_class = import_module("matplotlib.figure").Figure
-        import_module("matplotlib.backends.backend_agg")
-    except ImportError:
+    figure_class = _figure_class()
+    if figure_class is None:
         return None
-    panels = 2 + len(session.knobs)
-    columns = min(3, panels)
-    rows = -(-panels // columns)
+    drawings = [draw_one for _, draw_one in _panels(session)]
+    columns = min(3, len(drawings))
+    rows = -(-len(drawings) // columns)
     figure = figure_class(figsize=(1.0 + 4.2 * columns, 0.8 + 3.4 * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    _draw_convergence(axes[0], session)
-    for knob, panel in zip(session.knobs, axes[1:]):
-        _draw_knob(panel, session, knob)
-    _draw_comparison(axes[panels - 1], session)
-    for panel in axes[panels:]:
+    for draw_one, panel in zip(drawings, axes):
+        draw_one(panel)
+    for panel in axes[len(drawings) :]:
         panel.set_axis_off()
     figure.suptitle(f"ddl tune: {about}", fontsize=11, parse_math=False)  # show a $ as it is
+    return _png(figure)
+
+
+def draw_panels(session: Session) -> list[tuple[str, bytes]] | None:
+    """Return each panel of the picture as a PNG of its own, with a description; None if matplotlib is not installed.
+
+    A page can arrange them in as many columns as fit the window.
+    """
+    figure_class = _figure_class()
+    if figure_class is None:
+        return None
+    found = []
+    for description, draw_one in _panels(session):
+        figure = figure_class(figsize=(4.6, 3.5), layout="constrained")
+        draw_one(figure.subplots())
+        found.append((description, _png(figure)))
+    return found
+
+
+def _figure_class() -> Any:
+    try:
+        import_module("matplotlib.backends.backend_agg")
+        return import_module("matplotlib.figure").Figure
+    except ImportError:
+        return None
+
+
+def _png(figure: Any) -> bytes:
     sink = io.BytesIO()
     figure.savefig(sink, format="png", dpi=110)
     return sink.getvalue()
+
+
+def _panels(session: Session) -> list[tuple[str, Callable[[Any], None]]]:
+    """Return a description of each panel, and a function that draws it on axes of matplotlib."""
+    found: list[tuple[str, Callable[[Any], None]]] = [
+        ("the time of a step in each sample of the search, and the best so far", partial(_draw_convergence, session))
+    ]
+    for knob in session.knobs:
+        found.append((f"the time of a step against {knob.name}", partial(_draw_knob, session, knob)))
+    found.append(("default and tuned settings in alternation", partial(_draw_comparison, session)))
+    return found
 
 
 def _searched(session: Session) -> list[Sample]:
     return [sample for sample in session.samples if sample.phase is Phase.SEARCH]
 
 
-def _draw_convergence(panel: Any, session: Session) -> None:
+def _draw_convergence(session: Session, panel: Any) -> None:
     samples = _searched(session)
     costs = [sample.cost_s * 1e3 for sample in samples]
-    best = [cost * 1e3 for cost in _best_so_far(samples)]
+    best = [cost * 1e3 for cost in best_so_far(samples)]
     numbers = [sample.number for sample in samples]
     panel.plot(numbers, costs, "o", color=BLUE, markersize=5, label="a sample")
-    panel.step(numbers, best, where="post", color=BLUE, linewidth=1.5, label="best so far")
+    panel.step(numbers, best, where="post", color=BLUE, linewidth=1.5, label="best setting so far")
     base = session.cost_s(session.default)
     if base is not None:
         panel.axhline(base * 1e3, color=GREY, linestyle="--", linewidth=1.2, label="default")
-    panel.set(title="Convergence", xlabel="sample", ylabel="step, ms")
-    panel.legend(frameon=False, fontsize=8)
+    panel.set_xlim(0.5, max(numbers, default=1) + 0.5)
+    panel.xaxis.set_major_locator(import_module("matplotlib.ticker").MaxNLocator(integer=True, min_n_ticks=1))
+    panel.set(title="Convergence", xlabel="number of the sample", ylabel=STEP_MS)
+    panel.legend(fontsize=8, **_LEGEND)
 
 
-def _best_so_far(samples: Sequence[Sample]) -> list[float]:
-    """Return, for each sample, the lowest cost up to and including that sample.
+def best_so_far(samples: Sequence[Sample]) -> list[float]:
+    """Return, for each sample of a search, the step time in seconds of the best settings that had been tried by then.
 
-    Several samples of the same settings count by their median, as in the search itself. So a sample that was low by
-    chance does not stay the best.
+    The time of settings is the median of all their samples, those that were taken later included. So the result never
+    rises. With only the samples up to that point, it would rise whenever settings that had been best by one lucky
+    sample were measured again.
     """
     costs: dict[tuple[Any, ...], list[float]] = {}
-    found = []
     for sample in samples:
         costs.setdefault(tuple(sample.values.values()), []).append(sample.cost_s)
-        found.append(min(median(one) for one in costs.values()))
-    return found
+    return list(accumulate((median(costs[tuple(sample.values.values())]) for sample in samples), min))
 
 
-def _draw_knob(panel: Any, session: Session, knob: Knob) -> None:
+def _draw_knob(session: Session, knob: Knob, panel: Any) -> None:
     samples = _searched(session)
     costs = [sample.cost_s * 1e3 for sample in samples]
     chosen = session.result if session.result is not None else session.best
@@ -118,21 +166,23 @@ def _draw_knob(panel: Any, session: Session, knob: Knob) -> None:
     panel.axvline(places[0], color=GREY, linestyle="--", linewidth=1.2, label="default, stays" if kept else "default")
     if session.result is not None and not kept:
         panel.axvline(places[1], color=ORANGE, linewidth=1.5, label="written", alpha=0.8)
-    panel.set(title=knob.doc or knob.name, xlabel=knob.name, ylabel="step, ms")
+    panel.set(title=textwrap.fill(knob.doc or knob.name, _TITLE_WIDTH), xlabel=knob.name, ylabel=STEP_MS)
     panel.tick_params(axis="x", labelsize=8)
-    panel.legend(frameon=False, fontsize=8)
+    panel.legend(fontsize=8, **_LEGEND)
 
 
 def _label(name: str, value: Any) -> str:
     return values_text({name: value}).partition("=")[2]
 
 
-def _draw_comparison(panel: Any, session: Session) -> None:
+def _draw_comparison(session: Session, panel: Any) -> None:
     final = session.final
     if final is None:
         panel.set_axis_off()
         panel.set_title("Default against tuned")
-        panel.text(0.5, 0.5, session.lacks() or NOT_COMPARED, ha="center", va="center", wrap=True)
+        lacks = session.lacks()
+        text = f"still to do: {lacks}" if lacks else NOT_COMPARED
+        panel.text(0.5, 0.5, textwrap.fill(text, _TITLE_WIDTH), ha="center", va="center")
         return
     for before, after in zip(final.before_s, final.after_s):
         panel.plot([0, 1], [before * 1e3, after * 1e3], "o-", color=GREY, linewidth=1, markersize=4)
@@ -141,29 +191,33 @@ def _draw_comparison(panel: Any, session: Session) -> None:
     panel.set_xticks([0, 1], ["default", "tuned"])
     panel.set_xlim(-0.4, 1.4)
     gain = final.gain
-    panel.set(title=f"In alternation: {gain.mean * 100:+.1f} %, at least {gain.lower * 100:+.1f} %", ylabel="step, ms")
-    panel.legend(frameon=False, fontsize=8)
+    panel.set(title=f"In alternation: {gain.mean * 100:+.1f} %, at least {gain.lower * 100:+.1f} %", ylabel=STEP_MS)
+    panel.legend(fontsize=8, **_LEGEND)
 
 
-def html_text(session: Session, about: str, picture: bytes | None) -> str:
-    """Return the report as one HTML file that needs no other files."""
+def html_text(session: Session, about: str, panels: Sequence[tuple[str, bytes]] | None) -> str:
+    """Return the report as one HTML file that needs no other files. ``panels`` is the result of ``draw_panels``."""
     says = outcome(session) if session.result is not None else f"not finished; still to do: {session.lacks()}"
-    image = (
-        f'<img alt="convergence, cost against each knob, comparison" src="data:image/png;base64,'
-        f'{base64.b64encode(picture).decode()}">'
-        if picture is not None
-        else f"<p>Pictures need matplotlib: {element('code', pip_install('ddlcore[tune]'))}</p>"
-    )
     parts = [
         element("h1", "ddl tune"),
         element("p", about),
-        f"<p>{element('strong', says)}</p>",
+        f"<p>{element('strong', unbroken(says))}</p>",
         _settings_table(session),
-        image,
+        _pictures(panels),
         _comparisons_table(session),
         _samples_table(session),
     ]
-    return page("ddl tune", filter(None, parts))
+    return page("ddl tune", filter(None, parts), _STYLE)
+
+
+def _pictures(panels: Sequence[tuple[str, bytes]] | None) -> str:
+    if panels is None:
+        return f"<p>Pictures need matplotlib: {element('code', pip_install('ddlcore[tune]'))}</p>"
+    images = (
+        f'<img alt="{escaped(description)}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+        for description, picture in panels
+    )
+    return f'<div class="panels">{"".join(images)}</div>'
 
 
 def _settings_table(session: Session) -> str:
@@ -193,12 +247,14 @@ def _comparisons_table(session: Session) -> str:
                 str(gain.pairs),
             )
         )
-    head = ("in alternation", "before, ms", "after, ms", "gain", "at least (99 %)", "pairs")
+    head = ("in alternation", "before (ms)", "after (ms)", "gain", "at least (99 %)", "pairs")
     return f"<h2>Comparisons</h2>{table(head, rows)}" if rows else ""
 
 
 def _samples_table(session: Session) -> str:
     names = [knob.name for knob in session.knobs]
+    searched = _searched(session)
+    best = {sample.number: cost_s for sample, cost_s in zip(searched, best_so_far(searched))}
     rows = [
         (
             str(sample.number),
@@ -206,7 +262,13 @@ def _samples_table(session: Session) -> str:
             *(_label(name, sample.values[name]) for name in names),
             str(len(sample.steps_s)),
             f"{sample.cost_s * 1e3:.3f}",
+            f"{best[sample.number] * 1e3:.3f}" if sample.number in best else UNKNOWN,
         )
         for sample in session.samples
     ]
-    return f"<h2>Samples</h2>{table(('sample', 'for', *names, 'steps', 'step, ms'), rows)}"
+    head = ("sample", "for", *names, "steps", "step (ms)", "best so far (ms)")
+    note = (
+        "“best so far” is the time of the best settings that had been tried. "
+        "The time of settings is the median of all their samples in the search."
+    )
+    return f"<h2>Samples</h2>{element('p', note)}{table(head, rows)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,43 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(ValueError, match="--plot needs matplotlib; pip install matplotlib"):
         require_matplotlib(tmp_path / "chart.png")
+
+
+def test_axes_have_titles_with_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every panel; five operations are in two rows, on one scale, and the legend has a peer that lacks the first."""
+    pytest.importorskip("matplotlib", reason="matplotlib draws the chart")
+    from matplotlib.figure import Figure
+
+    kept: list[Figure] = []
+    save = Figure.savefig
+
+    def savefig(figure: Figure, *given: Any, **more: Any) -> None:
+        save(figure, *given, **more)
+        kept.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    rows = []
+    for i, operation in enumerate(("allreduce", "allgather", "broadcast", "reducescatter", "alltoall")):
+        for nbytes in (4, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26):
+            peer = {"pigeon": [2e-4 * (i + 1)]} if i else {}
+            ours = {TRANSPORT: [1e-6 * (1 + nbytes / 1e4)], WHOLE: [5e-5 + nbytes / 1e9]}
+            rows.append(Row(operation, nbytes, {**ours, **peer}))
+    draw(tmp_path / "chart.png", rows, "shm", "2 ranks, $5")
+    (figure,) = kept
+    panels = [panel for panel in figure.axes if panel.axison]
+    assert [panel.get_title() for panel in panels if panel.get_title()] == list(
+        dict.fromkeys(row.operation for row in rows)
+    )
+    times = [panel for panel in panels if panel.get_title()]
+    rates = [panel for panel in panels if not panel.get_title()]
+    assert len(times) == len(rates) == 5
+    assert {panel.get_ylabel() for panel in times} == {"time of a call (µs)"}
+    assert {panel.get_ylabel() for panel in rates} == {"bytes of the tensor per second (GB/s)"}
+    assert {panel.get_xlabel() for panel in rates} == {"size of the whole tensor (bytes)"}
+    assert len({panel.get_ylim() for panel in times}) == len({panel.get_ylim() for panel in rates}) == 1
+    assert [label.get_text() for label in rates[0].get_xticklabels()] == ["4 B", "1 KiB", "256 KiB", "4 MiB", "64 MiB"]
+    low, high = times[0].get_ylim()
+    assert len([tick for tick in times[0].get_yticks() if low <= tick <= high]) >= 3
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["shm, alone", "ddl, whole call", "pigeon"]
+    assert len({line.get_marker() for line in times[1].get_lines()}) == 3, "told apart without colours"

@@ -43,3 +43,18 @@ def test_three_faults(new_cluster: Callable[..., TestCluster], tmp_path: Path) -
     assert 0.006 < rate["values"][0][1] < 0.0145  # 100 Mbit/s are 0.0125 GB/s; a burst goes beyond
     assert next(one for one in report["checks"] if one["check"] == "clocks")["state"] == "ok"
     assert all(cluster.leftovers(name) == [] for name in cluster.names)
+
+
+def test_one_host_with_a_slow_cable(new_cluster: Callable[..., TestCluster], tmp_path: Path) -> None:
+    """Its links are compared with the one that is good: the host is named, and the picture has all hosts."""
+    cluster = new_cluster([Host(), Host(), Host()], rate_mbit=400)
+    cluster.rate(20, ["server3"])
+    command = [*DDL, "doctor", "-H", "server1:1,server2:1,server3:1", "--json", "--plot", "links.svg"]
+    done = cluster.run("server1", command, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    (found,) = [one for one in report["findings"] if "times less than" in one["what"]]
+    assert found["where"] == "server3" and found["what"].endswith("more of 6 links, all of them from or to server3")
+    assert "ethtool DEVICE" in found["fix"]
+    assert report["matrices"][0]["hosts"] == ["server1", "server2", "server3"]
+    assert (tmp_path / "links.svg").stat().st_size > 5000

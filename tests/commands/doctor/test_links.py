@@ -193,3 +193,84 @@ def test_heat_maps(tmp_path: Path) -> None:
     path = tmp_path / "maps.svg"
     draw(path, [*report().matrices, large, yes_no, nothing], "a title")
     assert "</svg>" in path.read_text()
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *matrices: Matrix) -> Any:
+    """Return the figure that is drawn of these matrices."""
+    pytest.importorskip("matplotlib", reason="matplotlib draws the heat maps")
+    from matplotlib.figure import Figure
+
+    from ddlcore.commands.doctor.heatmap import draw
+
+    kept: list[Figure] = []
+    save = Figure.savefig
+
+    def savefig(figure: Figure, *given: Any, **more: Any) -> None:
+        save(figure, *given, **more)  # before anything is read: only a layout that was drawn has labels
+        kept.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    draw(tmp_path / "maps.png", matrices, "a $title$")
+    return kept[0]
+
+
+def of_hosts(count: int, hosts: int, within: float, between: float, unit: str = "us") -> Matrix:
+    """Return a matrix of so many ranks in blocks on so many hosts."""
+    names = tuple(f"node{rank * hosts // count}" for rank in range(count))
+    values = tuple(
+        tuple(None if a == b else within if names[a] == names[b] else between for b in range(count))
+        for a in range(count)
+    )
+    return Matrix("gloo: latency between ranks", unit, tuple(map(str, range(count))), values, names)
+
+
+def test_two_ranks_are_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two links that differ by a factor of 25 have bars of these lengths, names with hosts, a unit and several ticks."""
+    matrix = Matrix("shm", "us", ("0", "1"), ((None, 2.0), (50.0, None)), ("node0", "node1"))
+    (panel,) = drawn(monkeypatch, tmp_path, matrix).axes
+    assert [bar.get_width() for bar in panel.patches] == [2.0, 50.0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == [
+        "rank 0 on node0\n→ rank 1 on node1",
+        "rank 1 on node1\n→ rank 0 on node0",
+    ]
+    assert panel.get_xlabel() == "latency (µs), less is better"
+    low, high = panel.get_xlim()
+    assert len([tick for tick in panel.get_xticks() if low <= tick <= high]) >= 3
+    assert {"2.00", "50.0"} <= {text.get_text() for text in panel.texts}
+
+
+def test_a_heat_map_names_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Outside of the numbers of the ranks; its scale has several labels, even if all links are nearly equal."""
+    panel, bar = drawn(monkeypatch, tmp_path, of_hosts(6, 3, 70.0, 75.0)).axes
+    assert [label.get_text() for label in panel.get_xticklabels(minor=True)] == ["node0", "node1", "node2"]
+    assert [label.get_text() for label in panel.get_yticklabels(minor=True)] == ["node0", "node1", "node2"]
+    assert [label.get_text() for label in panel.get_xticklabels()] == list("012345")
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("to rank", "from rank")
+    assert bar.get_ylabel() == "latency (µs), less is better"
+    low, high = bar.get_ylim()
+    assert len([tick for tick in bar.get_yticks() if low <= tick <= high]) >= 3
+
+
+@pytest.mark.parametrize("unit", ["us", "GB/s"])
+def test_equally_good_links_are_light(unit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only a link that is far worse than the best is dark: noise of a tenth is no reason to look worried."""
+    from ddlcore.commands.doctor.heatmap import colour_range
+
+    panel, _ = drawn(monkeypatch, tmp_path, of_hosts(4, 2, 10.0, 11.0, unit)).axes
+    (image,) = panel.images
+    shades = [sum(image.cmap(image.norm(value))[:3]) / 3 for value in (10.0, 11.0)]
+    assert min(shades) > 0.8
+    worst = 500.0 if unit == "us" else 0.2
+    low, high = colour_range([10.0, 11.0, worst], small_is_good=unit == "us")
+    assert worst in (low, high)
+
+
+def test_hosts_stand_in_the_rows_of_a_table() -> None:
+    """If there are several; and every member needs one."""
+    from ddlcore.commands.doctor.report import matrix_lines
+
+    lines = matrix_lines(of_hosts(4, 2, 1.0, 50.0))
+    assert lines[1:3] == ["              0      1      2      3", "0  node0      –   1.00   50.0   50.0"]
+    assert "node" not in "".join(matrix_lines(of_hosts(2, 1, 1.0, 1.0)))
+    with pytest.raises(ValueError, match="2 names need 2 hosts"):
+        Matrix("x", "us", ("0", "1"), ((None, 1.0), (1.0, None)), ("a",))
