@@ -17,8 +17,16 @@ from pathlib import Path
 from ddlcore.types import Placement, Value
 
 CHILD_MARK = "DDL_INIT_PID"  # set for the child processes of a rank, which are not ranks themselves
-# The variables that torchrun sets, from which torch.distributed, Accelerate and others learn who they are.
-TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+# The variables that torchrun sets, from which other libraries learn which rank they are.
+TORCHRUN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 # The groups of options in the help of a command, in this order, and what each is for.
 GROUPS: Mapping[str, str] = {

@@ -149,7 +149,7 @@ class InvalidArgument(ValueError, RuntimeError):
 class ReducedTwice(InvalidArgument):
     """The error that another library would reduce the same gradients over the same ranks as ddl.
 
-    This is the case if a model is wrapped in torch's DistributedDataParallel and its optimizer in DistributedOptimizer.
+    This is the case if a model is wrapped in DistributedDataParallel, and its optimizer in DistributedOptimizer.
     """
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlcore.config import CHILD_MARK, TORCH_VARIABLES, Environment, Settings
+from ddlcore.config import CHILD_MARK, TORCHRUN_VARIABLES, Environment, Settings
 from ddlcore.control.ports import LOOPBACK, free_ports, is_free
 from ddlcore.launch.ranks.command import ranks_path
 from ddlcore.types import Placement
@@ -94,7 +94,7 @@ def shared_environment(environ: Mapping[str, str], added: Mapping[str, str], tor
     ``environ`` is the environment of the launching process. PATH is extended as ``ranks_path`` says, and
     PYTHONUNBUFFERED is set. Without ``torch_env``, torchrun's variables in ``environ`` are left out.
     """
-    out = {CHILD_MARK, *(() if torch_env else TORCH_VARIABLES)}
+    out = {CHILD_MARK, *(() if torch_env else TORCHRUN_VARIABLES)}
     base = {name: value for name, value in environ.items() if name not in out}
     return base | {**added, "PATH": ranks_path(environ.get("PATH", os.defpath)), "PYTHONUNBUFFERED": "1"}
 
@@ -120,7 +120,7 @@ def own_environments(
         tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
         place = places[host]
         ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir)
-        of_torch = (
+        values = (
             rank,
             placement.size,
             placement.local_rank,
@@ -129,8 +129,8 @@ def own_environments(
             places[hosts[0]].address or LOOPBACK,
             port,
         )
-        torch = dict(zip(TORCH_VARIABLES, map(str, of_torch), strict=True)) if torch_env else {}
-        made.append({**ours.variables(), **torch, "TF_CONFIG": json.dumps(tf_config)})
+        theirs = dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True)) if torch_env else {}
+        made.append({**ours.variables(), **theirs, "TF_CONFIG": json.dumps(tf_config)})
     return made
 
 
