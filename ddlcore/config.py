@@ -18,6 +18,16 @@ from ddlcore.text.nearest import nearest
 from ddlcore.types import Placement, Value
 
 CHILD_MARK = "DDL_INIT_PID"  # set for the child processes of a rank, which are not ranks themselves
+# The variables that torchrun sets, from which other libraries learn which rank they are.
+TORCHRUN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 # Variables that the launcher sets for its processes. They are not settings.
 NOT_SETTINGS = frozenset(
@@ -441,6 +451,14 @@ SETTINGS: tuple[Setting, ...] = (
         group="performance",
     ),
     Setting(
+        "torch_env",
+        bool,
+        True,
+        "0: do not set RANK, WORLD_SIZE, MASTER_ADDR and the others of torchrun's variables for the ranks; then "
+        "transformers' Trainer and Accelerate do not distribute the training themselves",
+        group="job",
+    ),
+    Setting(
         "plugins",
         str,
         "",
@@ -670,11 +688,13 @@ class Environment:
         return "" if mark == str(os.getpid()) else mark
 
     @staticmethod
-    def announce(placement: Placement, ports: Sequence[Sequence[int]], addresses: Sequence[str]) -> None:
+    def announce(
+        placement: Placement, ports: Sequence[Sequence[int]], addresses: Sequence[str], torch_env: bool = True
+    ) -> None:
         """Set the environment variables that scripts of other libraries expect, unless they are set already.
 
         ``ddl run`` sets the same variables. ``ports``: (size, 2), two free ports for each rank. ``addresses``: (size,),
-        the address of each rank's host.
+        the address of each rank's host. ``torch_env``: whether to set those of torchrun, too.
         """
         if not all(len(two) == 2 for two in ports):
             return  # a host found no free ports, so there is no right address to set
@@ -691,11 +711,13 @@ class Environment:
             for address, (port, _) in zip(addresses, ports)
         ]
         tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        os.environ.setdefault("TF_CONFIG", json.dumps(tf_config))
+        if not torch_env:
+            return
         for name, value in own.items():
             os.environ.setdefault(name, str(value))
         if not os.environ.keys() & {"MASTER_ADDR", "MASTER_PORT"}:  # never mix an address and a port of two sources
             os.environ.update({"MASTER_ADDR": addresses[0], "MASTER_PORT": str(ports[0][1])})
-        os.environ.setdefault("TF_CONFIG", json.dumps(tf_config))
 
     @staticmethod
     def mark_children(on: bool, external: bool = False) -> None:

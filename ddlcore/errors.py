@@ -22,6 +22,7 @@ __all__ = [
     "PeerLost",
     "PluginError",
     "RankFailed",
+    "ReducedTwice",
     "ReentrantCall",
     "ReplicasDiffer",
     "TransportError",
@@ -143,6 +144,13 @@ class InvalidArgument(ValueError, RuntimeError):
     # A framework that traces the user's code catches an error and raises it again with the place in the code added. It
     # keeps the class of the error only if that class has the constructor of Exception.
     __init__ = Exception.__init__
+
+
+class ReducedTwice(InvalidArgument):
+    """The error that another library would reduce the same gradients over the same ranks as ddl.
+
+    This is the case if a model is wrapped in DistributedDataParallel, and its optimizer in DistributedOptimizer.
+    """
 
 
 class NotInitialized(ValueError):

@@ -81,7 +81,8 @@ class ExternalRank:
         placement = Placement(self.rank_info.rank, hosts)
         addresses = _addresses(arrived, hosts)
         if ranks is None:
-            Environment.announce(placement, [arrived[rank].ports for rank in chosen], list(addresses.values()))
+            ports = [arrived[rank].ports for rank in chosen]
+            Environment.announce(placement, ports, list(addresses.values()), bool(self._settings["torch_env"]))
             self._compare(placement)
         own = addresses[self.rank_info.rank] if len(set(hosts)) > 1 else ""
         coordinator = chosen.index(0) if 0 in chosen and self.rank_info.rank != 0 else -1

@@ -79,6 +79,7 @@ class ThreadsTransport(Transport):
 
     def __init__(self) -> None:
         self._meeting: Meeting | None = None
+        self._aborted = False
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -88,18 +89,25 @@ class ThreadsTransport(Transport):
             MEETINGS[token] = self._meeting = Meeting(context.size)
             context.store.set(KEY, token.encode())
         else:
-            token = context.store.get(KEY, context.timeout_s).decode()
+            token = context.store.get_checked(KEY, context.timeout_s, self._check_opening).decode()
             self._meeting = MEETINGS.get(token)
             if self._meeting is None:
                 raise TransportError("threads: rank 0 is not in this process; use --backend shm between processes")
+        if self._aborted:  # ``abort`` may have come before there was a meeting
+            self._meeting.abort(context.rank)
         self._meeting.wait(deadline)
         if context.rank == 0:
             context.store.delete(KEY)
+
+    def _check_opening(self) -> None:
+        if self._aborted:
+            raise TransportError(f"threads: the communicator was aborted by its rank {self.context.rank}")
 
     def close(self) -> None:
         self._meeting = None
 
     def abort(self) -> None:
+        self._aborted = True
         meeting = self._meeting
         if meeting is not None:
             meeting.abort(self.context.rank)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from ddlcore.errors import DeadlineExceeded
 
 __all__ = ["PrefixStore", "Store"]
+
+_CHECKED_S = 0.5  # how often ``get_checked`` calls its check: each time costs a message to the launcher
 
 
 class Store(ABC):
@@ -23,6 +29,21 @@ class Store(ABC):
 
         Raises DeadlineExceeded after ``timeout_s`` seconds, and PeerLost if a rank of the job dies meanwhile.
         """
+
+    def get_checked(self, key: str, timeout_s: float, check: Callable[[], None]) -> bytes:
+        """Do the same as ``get``, and call ``check`` twice a second meanwhile: it raises to end the wait.
+
+        A transport waits so in ``open``, with a ``check`` that raises after ``abort``.
+        """
+        until_s = time.monotonic() + timeout_s
+        while True:
+            left_s = until_s - time.monotonic()
+            try:
+                return self.get(key, max(0.0, min(left_s, _CHECKED_S)))
+            except DeadlineExceeded:
+                if left_s <= _CHECKED_S:
+                    raise
+            check()
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:

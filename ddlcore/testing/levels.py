@@ -25,6 +25,7 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "test_a_wait_keeps_its_deadline",
             "test_a_late_rank_is_waited_for",
             "test_abort_ends_a_pending_call",
+            "test_abort_ends_a_pending_open",
             "test_a_new_group_works_after_abort",
             "test_nothing_stays",
             "test_memory_with_gaps_is_refused",
@@ -93,8 +94,8 @@ class Result:
     """One case of a standard test, and its outcome."""
 
     name: str  # with its parameters: test_allreduce[sum-float32]
-    outcome: str  # passed, failed or skipped
-    reason: str = ""  # why it failed or was skipped, in one line
+    outcome: str  # passed, failed, skipped or not run
+    reason: str = ""  # why it failed, was skipped or did not run, in one line
     seconds: float = 0.0
     detail: str = ""  # the whole text of a failure
     unwritten: str = ""  # the method that raised NotImplementedError
@@ -124,8 +125,9 @@ def highest(kind: str) -> str:
 def reached(kind: str, results: Sequence[Result]) -> tuple[str, str]:
     """Return the level reached, and what keeps the plugin from the next level ("" if there is no higher level).
 
-    A level is reached if no test of this level or of a lower one has failed. At the levels basic and fault-tolerant,
-    each required test must also have passed in at least one case: a test that was skipped in all cases proves nothing.
+    A level is reached if no test of this level or of a lower one has failed or could not run because tests before it
+    had hung. At the levels basic and fault-tolerant, each required test must also have passed in at least one case: a
+    test that was skipped in all cases proves nothing.
     """
     now = NONE
     for level in (BASIC, FULL, FAULT_TOLERANT):
@@ -135,6 +137,9 @@ def reached(kind: str, results: Sequence[Result]) -> tuple[str, str]:
         failed = _names(result.test for result in here if result.outcome == "failed")
         if failed:
             return now, f"{', '.join(failed)} failed"
+        left = _names(result.test for result in here if result.outcome == "not run")
+        if left:
+            return now, f"{', '.join(left)} did not run"
         proved = {result.test for result in here if result.outcome == "passed"}
         open_ = [test for test in LEVELS.get(kind, {}).get(level, ()) if test not in proved]
         if open_:

@@ -134,4 +134,18 @@ def difference(actual: Array, expected: Array, *, terms: int = 1, exact: bool = 
         return ""
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
     where = at[0] if len(at) == 1 else at
-    return f"{int(wrong.sum())} of {wrong.size} elements differ, first [{where}]: {actual[at]!r} instead of {expected[at]!r}"
+    first = " instead of ".join(_told_apart(actual, expected, at))
+    return f"{int(wrong.sum())} of {wrong.size} elements differ, first [{where}]: {first}"
+
+
+def _told_apart(actual: Array, expected: Array, at: tuple[int, ...]) -> list[str]:
+    """Return the element ``at`` this place of both arrays as text, with its bytes in hexadecimal if both print alike.
+
+    Every byte except 0 prints as True, and all NaNs print alike.
+    """
+    shown = [str(array[at]) for array in (actual, expected)]
+    if shown[0] == shown[1]:
+        raw = np.dtype(f"u{actual.dtype.itemsize}")
+        found = [np.ascontiguousarray(array).view(raw)[at].tobytes() for array in (actual, expected)]
+        shown = [f"{text} (bytes {content.hex(' ')})" for text, content in zip(shown, found)]
+    return shown

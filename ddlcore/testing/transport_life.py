@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -21,6 +21,7 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["TransportLife"]
 
+OPENING_S = 0.3  # for ``open`` to have begun to wait for the other ranks
 READY_S = 40.0  # for all ranks to have allocated their memory, on a busy machine
 ENDING_S = 4.0  # for native threads to end: the kernel may still list a thread that was joined
 RETURN_S = 15.0  # for a call that waits for no peer, on a busy machine; less than the deadline of a whole test
@@ -216,38 +217,56 @@ class TransportLife(TransportCases):
                 ended[rank].set()
 
         late: list[str] = []
-        aborting = [threading.Thread(target=one.abort, name="abort", daemon=True) for one in group.transports]
 
         def abort() -> None:
             # The pending calls need real peers that have arrived: an abort before all memory is allocated would test a
-            # busy machine, not the transport. The ranks are aborted one after the other, and each must end before the
-            # next abort begins, so that an abort which works only together with its peers' aborts is noticed.
+            # busy machine, not the transport.
             until_s = time.monotonic() + READY_S
             for rank in range(1, size):
                 ready[rank].wait(max(0.0, until_s - time.monotonic()))
             time.sleep(0.05)  # the calls begin meanwhile; a call that begins after its abort must end as well
-            for rank in range(size - 1, 0, -1):
-                aborting[rank].start()
-                aborting[rank].join(self.abort_s)
-                if aborting[rank].is_alive():
-                    late.append(f"abort did not return on rank {rank} within {self.abort_s:g} s")
-                if not ended[rank].wait(self.abort_s):
-                    late.append(f"rank {rank}'s call went on {self.abort_s:g} s after its abort")
+            self._abort_in_turn(group, range(size - 1, 0, -1), ended, "call", late)
             over.set()
 
-        thread = threading.Thread(target=abort, name="abort", daemon=True)
-        thread.start()
-        hung: AssertionError | None = None
-        try:
-            group.run(play)
-        except AssertionError as error:
-            hung = error
-        finally:
-            thread.join()  # ends, because each of its waits has a timeout
-            group.discard()
-        assert not late, "; ".join(late)  # says more than the error that the ranks did not end
-        if hung is not None:
-            raise hung
+        self._run_with(group, play, abort, late)
+
+    @only_where("abort")
+    @pytest.mark.parametrize("absent", ["first", "last"])
+    def test_abort_ends_a_pending_open(self, absent: str) -> None:
+        """``abort``, called from another thread, makes its rank's pending ``open`` raise TransportError soon.
+
+        One rank never opens. After the abort, the others can close. A rank that need not meet the absent one, such as
+        in a composed transport, may have opened before its abort.
+        """
+        size = self.several()
+        group = self._abortable(size, opened=False)
+        missing = 0 if absent == "first" else size - 1
+        there = [rank for rank in range(size) if rank != missing]
+        began, ended = ([threading.Event() for _ in range(size)] for _ in range(2))
+        raised: list[int] = []
+
+        def play(rank: int, transport: Transport) -> None:
+            if rank == missing:
+                return
+            began[rank].set()
+            try:
+                transport.open(group.context(rank))
+            except TransportError:
+                raised.append(rank)
+            finally:
+                ended[rank].set()
+            transport.close()
+
+        late: list[str] = []
+
+        def abort() -> None:
+            for rank in there:
+                began[rank].wait(READY_S)
+            time.sleep(OPENING_S)
+            self._abort_in_turn(group, there, ended, "open", late)
+
+        self._run_with(group, play, abort, late)
+        assert raised, f"open returned on all ranks, although rank {missing} of {size} never opened"
 
     @only_where("abort")
     def test_a_new_group_works_after_abort(self) -> None:
@@ -302,12 +321,53 @@ class TransportLife(TransportCases):
             pytest.skip("serves only worlds of one: no rank is ever waited for")
         return max(self.sizes)
 
-    def _abortable(self, size: int) -> Group:
+    def _abort_in_turn(
+        self, group: Group, ranks: Iterable[int], ended: Sequence[threading.Event], what: str, late: list[str]
+    ) -> None:
+        """Abort the transports of ``ranks``, and add to ``late`` what does not end in time.
+
+        ``ended[rank]`` is set when what the rank's thread does, a "call" or an "open", has ended.
+        """
+        # The ranks are aborted one after the other, and each must end before the next abort begins, so that an abort
+        # which works only together with its peers' aborts is noticed.
+        for rank in ranks:
+            aborting = threading.Thread(target=group.transports[rank].abort, name="abort", daemon=True)
+            aborting.start()
+            aborting.join(self.abort_s)
+            if aborting.is_alive():
+                late.append(f"abort did not return on rank {rank} within {self.abort_s:g} s")
+            if not ended[rank].wait(self.abort_s):
+                late.append(f"rank {rank}'s {what} went on {self.abort_s:g} s after its abort")
+
+    def _run_with(
+        self, group: Group, play: Callable[[int, Transport], None], abort: Callable[[], None], late: list[str]
+    ) -> None:
+        """Call ``play`` on every rank and meanwhile ``abort`` on another thread, and discard the group.
+
+        Raises AssertionError with the lines that ``abort`` has added to ``late``, or else the error of the ranks.
+        """
+        thread = threading.Thread(target=abort, name="abort", daemon=True)
+        thread.start()
+        hung: AssertionError | None = None
+        try:
+            group.run(play)
+        except AssertionError as error:
+            hung = error
+        finally:
+            thread.join()  # ends, because each of its waits has a timeout
+            group.discard()
+        assert not late, "; ".join(late)  # says more than the error that the ranks did not end
+        if hung is not None:
+            raise hung
+
+    def _abortable(self, size: int, opened: bool = True) -> Group:
+        """Return a new group, open unless ``opened`` is False; skip the test if its calls cannot be aborted."""
         group = self.new_group(size)
         if not group.transports[0].capabilities.abort:
             group.ranks.close()
             pytest.skip("capabilities: abort is none, the job exits past a pending call")
-        group.open()
+        if opened:
+            group.open()
         return group
 
     def test_nothing_stays(self) -> None:

@@ -19,6 +19,8 @@ TABLE = "plug/aliases.py"  # the one that names plugins and frameworks, and what
 THEIRS = (
     r"\b(?:OMPI|MPISPAWN|JSM|TORCHELASTIC|HOROVOD)_\w+|\bMPI_LOCAL(?:RANKID|NRANKS)\b|\bNCCL_IB_DISABLE\b",  # variables
     r'"--[a-z-]+(?:=[a-z]+)?"',  # flags
+    r"\b(?:use_gloo|use_mpi|mpi_args)\b",  # keywords of horovod.run
+    r"\b(?:torch_env|TORCHRUN_VARIABLES)\b|--no-torch-env",  # whether torchrun's variables are set
     r"\b(?:mpirun(?:_rsh)?|mpiexec|MPICH|OpenMpi|openmpi|Torchrun|torchrun)\b",  # commands, and whose they are
 )
 LAUNCHERS = re.compile("|".join(THEIRS))

@@ -8,8 +8,8 @@ import pytest
 
 from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
-from ddlcore.commands.run.horovod import FLAGS, NATIVE, VARIABLES, Foreign, read_variables
 from ddlcore.config import SETTINGS
+from ddlcore.launch.job.horovod import FLAGS, NATIVE, VARIABLES, Foreign, read_variables
 from ddlcore.launch.job.launcher import Launch
 
 # As `horovodrun --help` of release 0.28 lists them, with a value that each takes.

@@ -23,6 +23,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
+        self.aborted = False
         self.sources: list[oracle.Array] = [None] * size
 
 
@@ -39,12 +40,15 @@ class PlainTransport(Transport):
         try:
             self.meeting.barrier.wait(context.timeout_s)
         except threading.BrokenBarrierError:
+            if self.meeting.aborted:
+                raise TransportError(f"{context.name}: aborted while it was opened") from None
             raise DeadlineExceeded(f"not all {context.size} ranks came within {context.timeout_s:g} s") from None
 
     def close(self) -> None:
         pass
 
     def abort(self) -> None:
+        self.meeting.aborted = True
         self.meeting.barrier.abort()
 
     def array(self, buffer: Buffer) -> oracle.Array:

@@ -43,6 +43,37 @@ def ddl_fusion_policies():
     return [FusionProvider("ends", "ddl_ends:Fusion", suite="ddl_ends:Suite")]
 """
 
+HANGS_OFTEN = """
+import os
+import pytest
+from ddlcore.testing import FusionSuite
+from ddlcore.builtin.fusion import ThresholdFusion
+
+def look_up(table):
+    return table[None]
+
+class Suite(FusionSuite):
+    def make(self):
+        return ThresholdFusion()
+    def test_a_key_is_missing(self):
+        look_up({})
+    def test_nothing_is_told(self):
+        assert not look_up({None: 1})
+    def test_it_does_not_raise(self):
+        with pytest.raises(ValueError):
+            pass
+    @pytest.mark.parametrize("time", range(9))
+    def test_it_ends_the_process(self, time):
+        os._exit(3)
+    def test_after_them(self):
+        pass
+
+@hookimpl
+def ddl_fusion_policies():
+    target = "ddlcore.builtin.fusion:ThresholdFusion"
+    return [FusionProvider("often", target, suite="ddl_often:Suite")]
+"""
+
 LAX = """
 import pytest
 from ddlcore.testing import FusionSuite
@@ -155,6 +186,36 @@ def test_a_crash_and_a_hang_are_failures_of_their_tests(site: Site, capsys: pyte
     assert sum(test["outcome"] == "passed" for test in run["tests"]) == 5
 
 
+def test_what_comes_after_too_many_crashes_is_not_run(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has not failed, and is told apart for people and for machines; the level is not reached."""
+    site.install("ddl-often", HANGS_OFTEN)
+    code, (run,) = conform(capsys, "often")
+    outcomes = {test["name"]: test["outcome"] for test in run["tests"]}
+    assert (code, run["ok"], run["level"]) == (1, False, "basic")
+    assert {outcomes[f"test_it_ends_the_process[{time}]"] for time in range(9)} == {"failed"}
+    assert outcomes["test_after_them"] == "not run"
+    (reason,) = [test["reason"] for test in run["tests"] if test["outcome"] == "not run"]
+    assert reason == "9 tests before it hung or ended their process"
+    assert main(["conform", "often"]) == 1
+    text = capsys.readouterr().out
+    assert "    not run  test_after_them: 9 tests before it hung or ended their process\n" in text
+    assert re.search(r"\n  \d+ passed, 12 failed, 1 not run, 0 skipped in ", text), text
+
+
+def test_an_error_is_told_with_its_place(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The innermost line of the plugin, of an error whose message says nothing; the test's line, if there is no other."""
+    site.install("ddl-often", HANGS_OFTEN)
+    told = ["test_a_key_is_missing", "test_nothing_is_told", "test_it_does_not_raise"]
+    code, (run,) = conform(capsys, "often", *(word for test in told for word in ("--only", test)))
+    reasons = failed(run)
+    assert code == 1 and set(reasons) == set(told)
+    assert re.fullmatch(r"KeyError: None \(\S+ddl_often\S*\.py:\d+, in look_up\)", reasons[told[0]]), reasons
+    assert re.fullmatch(r"AssertionError \(\S+ddl_often\S*\.py:\d+, in test_nothing_is_told\)", reasons[told[1]])
+    assert re.fullmatch(
+        r"Failed: DID NOT RAISE .*ValueError.* \(\S+\.py:\d+, in test_it_does_not_raise\)", reasons[told[2]]
+    )
+
+
 def test_standard_tests_that_are_missing_fail(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Removed or overridden without a reason; with one the suite is honest, but the level is not reached for nothing."""
     site.install("ddl-lax", LAX)
@@ -243,6 +304,7 @@ def _results(**outcomes: str) -> list[Result]:
         ({"test_scales_apply": "skipped"}, "fault-tolerant", ""),
         ({"test_names_do_not_meet": "skipped"}, "full", "test_names_do_not_meet did not run (a reason)"),
         ({"test_names_do_not_meet": "failed"}, "full", "test_names_do_not_meet failed"),
+        ({"test_scales_apply": "not run"}, "basic", "test_scales_apply did not run"),
     ],
 )
 def test_levels(changed: dict[str, str], level: str, why: str) -> None:

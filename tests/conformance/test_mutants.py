@@ -95,6 +95,21 @@ class AbortForgotten(ThreadsTransport):
             super().abort()
 
 
+class DeafWhileOpening(ThreadsTransport):
+    """Notices an abort only when it is open."""
+
+    opening = False
+
+    def open(self, context: Context) -> None:
+        self.opening = True
+        super().open(replace(context, timeout_s=6.0))
+        self.opening = False
+
+    def abort(self) -> None:
+        if not self.opening:
+            super().abort()
+
+
 class FileLeft(ThreadsTransport):
     """Opens a descriptor that nobody closes."""
 
@@ -144,7 +159,7 @@ class _Stubborn(_Careless):
 @contextmanager
 def suite_of(transport: type[Transport]) -> Iterator[TransportSuite]:
     """The suite over it, as pytest would run it; with little patience where the fault is that the time passes."""
-    hangs = transport in (NothingIgnored, AbortForgotten)
+    hangs = transport in (NothingIgnored, AbortForgotten, DeafWhileOpening)
 
     class Mutant(TransportSuite):
         __test__ = False
@@ -179,6 +194,12 @@ def _abort_of_barrier(suite: TransportSuite) -> None:
         (SourceSpent, lambda suite: suite.test_reducescatterv(DType.I32, ReduceOp.Sum), "the source was changed"),
         (BarrierSkipped, lambda suite: suite.test_barrier(), "passed barrier 1"),
         (AbortForgotten, _abort_of_barrier, "call went on 1 s after its abort"),
+        (
+            DeafWhileOpening,
+            lambda suite: suite.test_abort_ends_a_pending_open("last"),
+            "open went on 1 s after its abort",
+        ),
+        (DeafWhileOpening, lambda suite: suite.test_abort_ends_a_pending_open("first"), "open went on 1 s after"),
         (DummyTaken, lambda suite: suite.test_a_dummy_makes_a_bucket_void("few"), "written to|was told True with 1"),
         (BoundOnce, lambda suite: suite.test_bound_memory_is_entered_again("few"), "a sum is wrong"),
         (FileLeft, lambda suite: suite.test_nothing_stays(), "left behind after close: {'descriptors'"),
@@ -209,6 +230,8 @@ def test_the_same_tests_pass_without_the_faults() -> None:
         with suite_of(DummyTaken) as careless:
             careless.test_bound_memory_is_entered_again("many")
         _abort_of_barrier(suite)
+        suite.test_abort_ends_a_pending_open("first")
+        suite.test_abort_ends_a_pending_open("last")
         suite.test_nothing_stays()
 
 

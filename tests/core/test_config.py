@@ -202,6 +202,12 @@ def test_what_other_libraries_read_is_added(bare: dict[str, str]) -> None:
     }
 
 
+def test_torchruns_variables_are_added_only_if_wanted(bare: dict[str, str]) -> None:
+    """TensorFlow's is added in any case."""
+    Environment.announce(Placement(0, (0, 0)), [(1, 2), (3, 4)], ["127.0.0.1"] * 2, torch_env=False)
+    assert list(bare) == ["TF_CONFIG"]
+
+
 def test_what_a_launcher_has_set_stays(bare: dict[str, str]) -> None:
     """Half an address is not completed; and where a host has no free ports nothing is said."""
     bare.update({"MASTER_ADDR": "theirs", "TF_CONFIG": "{}", "LOCAL_RANK": "7"})

@@ -58,7 +58,9 @@ def test_they_reach_the_highest_level(name: str, level: str, outside: Site, caps
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("test", ["test_allreduce", "test_programs", "test_abort_ends_a_pending_call"])
+@pytest.mark.parametrize(
+    "test", ["test_allreduce", "test_programs", "test_abort_ends_a_pending_call", "test_abort_ends_a_pending_open"]
+)
 def test_zmq_passes_what_is_tried_here(test: str, outside: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole suite takes half a minute: `ddl conform zmq` runs it."""
     pytest.importorskip("zmq")

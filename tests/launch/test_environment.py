@@ -7,13 +7,16 @@ import socket
 
 import pytest
 
-from ddlcore.config import Environment, load_settings
+from ddlcore.config import TORCHRUN_VARIABLES, Environment, load_settings
 from ddlcore.control.ports import free_ports, is_free
 from ddlcore.launch.ranks.environment import (
     THREAD_VARIABLES,
+    HostPlace,
     master_port,
+    own_environments,
     rank_environments,
     setting_variables,
+    shared_environment,
     thread_variables,
 )
 
@@ -31,6 +34,17 @@ def test_ranks_are_told_who_they_are() -> None:
         read = Environment.read(environment)
         assert read is not None
         assert (read.placement.rank, read.placement.size, read.job_file) == (rank, 3, "/job")
+
+
+def test_torchs_variables_can_be_left_out() -> None:
+    """Also those that this process has itself; ours and TF_CONFIG stay."""
+    (own,) = own_environments((0,), (HostPlace("/job"),), 29500, torch_env=False)
+    assert not own.keys() & set(TORCHRUN_VARIABLES)
+    assert {"DDL_RANK", "DDL_JOB_FILE", "TF_CONFIG"} <= own.keys()
+    given = {**dict.fromkeys(TORCHRUN_VARIABLES, "7"), "COLOUR": "red"}
+    assert set(TORCHRUN_VARIABLES) <= shared_environment(given, {}).keys()
+    left = shared_environment(given, {}, torch_env=False)
+    assert left["COLOUR"] == "red" and not left.keys() & set(TORCHRUN_VARIABLES)
 
 
 def test_tf_config_is_one_cluster_with_a_port_a_rank() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import pytest
 
 import ddlcore
 from ddlcore.errors import RankFailed
+from ddlcore.launch.job import arguments, function
 from tests.launch.starting import environment
 
 pytestmark = pytest.mark.processes
@@ -123,15 +126,20 @@ def test_a_result_that_cannot_be_pickled() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"fn": 3}, "fn is of type int"),
-        ({"fn": my_rank, "args": "ab"}, "args is of type str"),
-        ({"fn": my_rank, "kwargs": [1]}, "kwargs is of type list"),
-        ({"fn": my_rank, "num_proc": 0}, "at least one rank"),
-        ({"fn": my_rank, "num_proc": 2.0}, "num_proc is of type float"),
-        ({"fn": my_rank, "num_proc": 3, "hosts": "localhost:2"}, "too few slots"),
-        ({"fn": my_rank, "num_proc": 2, "np": 3}, "different things"),
-        ({"fn": my_rank, "start_timeout_s": -1}, "--start-timeout-s"),
-        ({"fn": my_rank, "args": (sys.stdout.buffer,)}, "cannot be sent"),
+        ({"func": 3}, "func is of type int"),
+        ({"func": my_rank, "args": "ab"}, "args is of type str"),
+        ({"func": my_rank, "kwargs": [1]}, "kwargs is of type list"),
+        ({"func": my_rank, "num_proc": 0}, "at least one rank"),
+        ({"func": my_rank, "num_proc": 2.0}, "num_proc is of type float"),
+        ({"func": my_rank, "num_proc": 3, "hosts": "localhost:2"}, "too few slots"),
+        ({"func": my_rank, "num_proc": 2, "np": 3}, "different things"),
+        ({"func": my_rank, "start_timeout_s": -1}, "--start-timeout-s"),
+        ({"func": my_rank, "args": (sys.stdout.buffer,)}, "cannot be sent"),
+        ({"func": my_rank, "use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi name different"),
+        ({"func": my_rank, "hosts": "localhost:1", "hostfile": "h"}, "hosts and hostfile both say where"),
+        ({"func": my_rank, "start_timeout": "soon"}, "run: start_timeout soon: must be a number"),
+        ({"func": my_rank, "executable": "/opt/other/python"}, "the ranks run .*start this script with the other"),
+        ({"func": my_rank, "output_filename": "/proc/nowhere"}, "--output-dir /proc/nowhere"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], complaint: str) -> None:
@@ -195,3 +203,110 @@ def test_ctrl_c_ends_the_ranks(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=80)
     assert "KeyboardInterrupt" in err
+
+
+# In the order of Horovod's release 0.28, with a value for each.
+HOROVOD: dict[str, Any] = {
+    "func": my_rank,
+    "args": (),
+    "kwargs": None,
+    "num_proc": 1,
+    "min_num_proc": 2,
+    "max_num_proc": 4,
+    "slots": 2,
+    "reset_limit": 3,
+    "cooldown_range": (1, 2),
+    "hosts": "localhost:1",
+    "hostfile": "h",
+    "host_discovery_script": "s.sh",
+    "start_timeout": 30,
+    "ssh_port": 22,
+    "ssh_identity_file": "key",
+    "disable_cache": True,
+    "output_filename": "out",
+    "verbose": 2,
+    "use_gloo": True,
+    "use_mpi": True,
+    "mpi_args": "--x",
+    "network_interface": "lo",
+    "network_interfaces": ["lo", "eth0"],
+    "executable": sys.executable,
+    "np": 1,
+    "min_np": 2,
+    "max_np": 4,
+}
+ELASTIC = ("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "host_discovery_script")
+BECOME = {
+    "start_timeout": ("start_timeout_s", 30.0),
+    "ssh_port": ("ssh_port", 22),
+    "ssh_identity_file": ("ssh_identity_file", "key"),
+    "use_gloo": ("backend", "gloo"),
+    "use_mpi": ("backend", "mpi"),
+    "mpi_args": ("launcher_args", "--x"),
+    "network_interface": ("network_interface", "lo"),
+    "network_interfaces": ("network_interface", "lo,eth0"),
+}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
+    """What would have been run: where the ranks are, their settings, and what follows."""
+    seen: list[tuple[Any, ...]] = []
+
+    def note(*arguments: Any) -> list[Any]:
+        seen.append(arguments)
+        return []
+
+    monkeypatch.setattr(function, "run_placed", note)
+    monkeypatch.setattr(arguments, "check_route", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h").write_text("localhost slots=3\n")
+    return seen
+
+
+def test_positional_arguments_are_horovods() -> None:
+    """Names and order; ddl's own come behind them, by keyword only."""
+    parameters = inspect.signature(ddlcore.run).parameters
+    assert [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD] == list(HOROVOD)
+
+
+@pytest.mark.parametrize("name", [name for name in HOROVOD if name != "func"])
+def test_every_keyword_of_horovod_is_taken_or_answered(name: str, asked: list[tuple[Any, ...]]) -> None:
+    """It has its meaning, or an error or a warning names it."""
+    call = {name: HOROVOD[name]}
+    if name in (*ELASTIC, "min_np", "max_np"):
+        with pytest.raises(ValueError, match=f"^run: {name}: elastic jobs are not supported yet"):
+            ddlcore.run(my_rank, **call)
+        return
+    warns = {"np": DeprecationWarning, "disable_cache": UserWarning}.get(name)
+    with pytest.warns(warns, match=f"^run: {name}") if warns else contextlib.nullcontext():
+        ddlcore.run(my_rank, **call)
+    ((placed, settings, _, _, _, verbose, _, directory),) = asked
+    if name in BECOME:
+        setting, value = BECOME[name]
+        assert (settings[setting], settings.source(setting)) == (value, "flag")
+    assert placed.layout.size == {"num_proc": 1, "np": 1, "hosts": 1, "hostfile": 3}.get(name, 2)
+    assert verbose is (name == "verbose")
+    assert directory == (Path("out") if name == "output_filename" else None)
+
+
+def test_ddls_own_keywords_win(asked: list[tuple[Any, ...]]) -> None:
+    """Over Horovod's names for the same."""
+    ddlcore.run(my_rank, use_gloo=True, start_timeout=9, backend="shm", start_timeout_s=7)
+    assert (asked[0][1]["backend"], asked[0][1]["start_timeout_s"]) == ("shm", 7.0)
+
+
+def test_output_is_written_to_files_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One directory for each rank."""
+    ddlcore.run(lambda: print("hello"), num_proc=2, output_filename=str(tmp_path / "out"))
+    assert [(tmp_path / f"out/rank.{rank}/stdout").read_text() for rank in range(2)] == ["hello\n"] * 2
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] hello", "[1] hello"]
+
+
+def test_torchs_variables_are_left_out_if_wanted() -> None:
+    """ddl still knows its rank."""
+
+    def told() -> tuple[list[str], str]:
+        return [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ], os.environ["DDL_RANK"]
+
+    assert ddlcore.run(told, env={"RANK": "7"}, torch_env=False) == [([], "0"), ([], "1")]

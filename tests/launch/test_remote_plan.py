@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import ddlcore
+from ddlcore.config import TORCHRUN_VARIABLES
 from ddlcore.errors import DdlInternalError, RankFailed
 from tests.launch.standin import LOOPBACK, STAND_IN_WORKS, install_shell, install_ssh
 from tests.launch.starting import DDL, Begin, Ddl, environment
@@ -370,6 +371,10 @@ def test_a_function_across_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     """Results come in rank order, from here and there, large ones too; what ranks print is seen."""
     assert ddlcore.run(whose, (10,), hosts="h1:1,localhost:1,h2:2") == [(10, "0"), (11, "1"), (12, "2"), (13, "2")]
     assert set(capsys.readouterr().out.splitlines()) == {f"[{rank}] rank {rank}" for rank in range(4)}
+    left_out = ddlcore.run(
+        lambda: [name for name in TORCHRUN_VARIABLES if name in os.environ], hosts="h1:1", torch_env=False
+    )
+    assert left_out == [[]]
     large = b"x" * (3 << 20)
     assert ddlcore.run(lambda data: data + b"y", (large,), hosts="h1:2") == [large + b"y"] * 2
 

@@ -44,6 +44,17 @@ def test_every_line_carries_its_rank_and_is_whole(ddl: Ddl) -> None:
     assert lines_of(errors) == {rank: [f"e{rank}"] * 9 for rank in range(4)}
 
 
+def test_torchruns_variables_can_be_left_out(ddl: Ddl) -> None:
+    """Also for one that the user has set; --dry-run shows it."""
+    words = ("run", "-np", "2", "--no-torch-env")
+    shown = 'echo "$DDL_RANK ${RANK-none} ${WORLD_SIZE-none} ${TF_CONFIG:+set}"'
+    done = ddl(*words, "sh", "-c", shown, env={"WORLD_SIZE": "7"})
+    assert done.returncode == 0, done.stderr
+    assert lines_of(done.stdout) == {rank: [f"{rank} none none set"] for rank in range(2)}
+    plans = [ddl(*words[:3], *more, "--dry-run", "true").stdout for more in ((), words[3:])]
+    assert ["\n  WORLD_SIZE=2\n" in plan for plan in plans] == [True, False]
+
+
 def test_much_output_arrives_whole(ddl: Ddl) -> None:
     """More than pipes hold, from a rank that ends right after it."""
     done = ddl("run", "-np", "2", "sh", "-c", "seq 100000")

@@ -58,12 +58,16 @@ class _Patience:
         Raises DeadlineExceeded after the deadline, and TransportError if the wait must stop. Their messages contain
         ``missing``.
         """
-        if self._stop():
-            raise TransportError(f"shm: aborted while opening ({missing})")
+        self.check(missing)
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(f"shm: opening the shared memory took too long: {missing}; raise --open-timeout-s")
         return min(left, SLICE_S)
+
+    def check(self, missing: str) -> None:
+        """Raise TransportError if the wait for ``missing`` must stop."""
+        if self._stop():
+            raise TransportError(f"shm: aborted while opening ({missing})")
 
 
 def make(
@@ -142,7 +146,7 @@ def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool])
     reached or after ``stop()`` has become true.
     """
     patience = _Patience(timeout_s, stop)
-    card = store.get(KEY, timeout_s)
+    card = store.get_checked(KEY, timeout_s, lambda: patience.check("rank 0 has not made the memory"))
     token, name = card[:TOKEN_BYTES], card[TOKEN_BYTES + 8 :].decode()
     (nbytes,) = struct.unpack("<q", card[TOKEN_BYTES : TOKEN_BYTES + 8])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

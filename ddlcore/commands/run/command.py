@@ -12,12 +12,13 @@ import click
 from ddlcore.commands.completion import directories, files, script
 from ddlcore.commands.help import CORE, HELP, examples, option
 from ddlcore.commands.options import SettingsCommand, setting_options
-from ddlcore.commands.run.horovod import Answers, answers_of, horovod_options, log_level, read_variables
+from ddlcore.commands.run.horovod import answers_of, horovod_options
 from ddlcore.commands.run.top import PULSE_S, Top
 from ddlcore.config import GROUPS, Settings, read_toml
 from ddlcore.control.ports import is_free
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
+from ddlcore.launch.job.horovod import Answers, log_level, read_variables
 from ddlcore.launch.job.launcher import Launch, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
 from ddlcore.launch.job.placement import place

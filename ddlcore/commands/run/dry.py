@@ -77,7 +77,8 @@ def _own_environments(launch: Launch) -> Sequence[dict[str, str]]:
         address = reach if index == layout.here else f"<address of {name}>"
         ports = (f"<free port of {name}>",) * layout.ranks.count(index)
         places.append(HostPlace(_AT_START, address, ports))
-    return own_environments(layout.ranks, places, launch.port or f"<free port of {layout.hosts[layout.ranks[0]]}>")
+    port = launch.port or f"<free port of {layout.hosts[layout.ranks[0]]}>"
+    return own_environments(layout.ranks, places, port, bool(launch.settings["torch_env"]))
 
 
 def _task(way: str) -> str:

@@ -166,7 +166,9 @@ class RemoteLaunch:
         first = layout.ranks[0]
         spare = places[first].ports[-1:] or tuple(free_ports(1))
         self._places = places
-        self._owns = own_environments(layout.ranks, places, port or spare[0])
+        self._owns = own_environments(
+            layout.ranks, places, port or spare[0], bool(self.remote_plan.settings["torch_env"])
+        )
         return self._owns
 
     def begin(
@@ -198,7 +200,8 @@ class RemoteLaunch:
         layout = self.remote_plan.layout
         host = layout.hosts.index(name)
         threads = thread_variables(job.environ, self._places[host].cores, layout.ranks.count(host))
-        shared = shared_environment(carried(job.environ), {**threads, **setting_variables(job.settings)})
+        added = {**threads, **setting_variables(job.settings)}
+        shared = shared_environment(carried(job.environ), added, bool(job.settings["torch_env"]))
         return Begin(
             command=tuple(job.command),
             environ=shared,

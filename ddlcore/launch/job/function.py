@@ -6,8 +6,8 @@ import contextlib
 import os
 import pickle
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -16,10 +16,18 @@ from ddlcore.config import Settings
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError, RankFailed, ReplicasDiffer
-from ddlcore.launch.job.launcher import check_route
+from ddlcore.launch.job.arguments import (
+    check_call,
+    given,
+    joined,
+    number_of_ranks,
+    placed_on,
+    settings_from,
+)
+from ddlcore.launch.job.launcher import prepare_directory
 from ddlcore.launch.job.local_ranks import begin_all, chosen_port, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
-from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.job.placement import Placed
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen, coloured, stream_writer
 from ddlcore.launch.ranks.command import own_python
@@ -42,36 +50,96 @@ _TASK = -1  # key of the file that holds the function, beside the keys of the ra
 
 
 def run(
-    fn: Callable[..., Any],
+    func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
-    *,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
     hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | Sequence[str] | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
     backend: str | None = None,
     start_timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
-    verbose: bool = False,
-    np: int | None = None,
+    torch_env: bool | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args, **kwargs)`` in ``num_proc`` new processes and return the results in rank order.
+    """Call ``func(*args, **kwargs)`` in ``num_proc`` new processes and return the results in rank order.
 
-    ``fn`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere, also at a
-    prompt or in a notebook. ``hosts`` has the form of ``-H``. The default of ``num_proc`` is the number of slots in
-    ``hosts``, or 2 without ``hosts``; ``np`` is its deprecated name. ``env`` is added to the environment of the ranks.
-    This process shows what the ranks print, each line with its rank. The call blocks until all ranks have ended, and
-    leaves no process behind.
+    ``func`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere, also at a
+    prompt or in a notebook. This process shows what the ranks print, each line with its rank. The call blocks until all
+    ranks have ended, and leaves no process behind. The positional arguments are those of ``horovod.run``, in its order.
 
-    Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed if ``fn``
+    * ``num_proc``: the default is the number of slots in ``hosts`` or ``hostfile``, or 2 without these. ``np`` is its
+      deprecated name.
+    * ``hosts``, ``hostfile``, ``network_interface`` (or ``network_interfaces``; names in one text or in a list),
+      ``ssh_port``, ``ssh_identity_file``: the same as the flags of ``ddl run``.
+    * ``output_filename``: a directory, to which the output of each rank is also written, as ``--output-dir`` does.
+    * ``verbose``: show the number of ranks and of threads.
+    * ``backend``, ``start_timeout_s`` (seconds), ``torch_env`` (False: the ranks do not get torchrun's variables, as
+      with ``--no-torch-env``): settings. ``env``: variables that are added to the environment of the ranks.
+    * ``start_timeout``, ``use_gloo``, ``use_mpi``, ``mpi_args``: Horovod's names of the settings ``start_timeout_s``,
+      ``backend`` and ``launcher_args``, which take precedence. ``disable_cache`` has no effect and warns.
+    * ``min_num_proc``, ``max_num_proc``, ``min_np``, ``max_np``, ``slots``, ``reset_limit``, ``cooldown_range`` and
+      ``host_discovery_script`` are for elastic jobs, which are not supported: ValueError. So is an ``executable`` that
+      is not this process's interpreter.
+
+    Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed if ``func``
     raises on a rank or a rank dies; the error names the rank, and its cause is the exception that was raised there. The
     other ranks then have ``grace_s`` seconds (a setting) to end by themselves. Raises ReplicasDiffer if the ranks
     returned but their parameters differ.
     """
+    check_call(func, args, kwargs, executable)
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
-    flags = {"backend": backend, "start_timeout_s": start_timeout_s}
-    placed, settings, registry = _checked(fn, args, kwargs, num_proc, np, hosts, environ, flags)
+    horovod = {
+        "min_num_proc": min_num_proc,
+        "max_num_proc": max_num_proc,
+        "min_np": min_np,
+        "max_np": max_np,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+        "start_timeout": start_timeout,
+        "disable_cache": disable_cache,
+        "use_gloo": use_gloo,
+        "use_mpi": use_mpi,
+        "mpi_args": mpi_args,
+    }
+    own = {
+        "backend": backend,
+        "start_timeout_s": start_timeout_s,
+        "torch_env": torch_env,
+        "ssh_port": ssh_port,
+        "ssh_identity_file": ssh_identity_file,
+        "network_interface": joined(network_interface if network_interfaces is None else network_interfaces),
+    }
+    settings, registry = settings_of(environ, {**settings_from(horovod), **given(own)})
+    placed = placed_on(number_of_ranks(num_proc, np, hosts, hostfile), hosts, hostfile, settings, registry, environ)
+    directory = None if output_filename is None else Path(output_filename)
+    if directory is not None:
+        prepare_directory(directory, placed.layout.size)
     try:
-        return run_placed(placed, settings, registry, environ, (fn, args, kwargs), verbose)
+        return run_placed(placed, settings, registry, environ, (func, args, kwargs), bool(verbose), True, directory)
     except NotStarted as error:
         raise DdlInternalError(f"run: {error}") from None
 
@@ -84,10 +152,12 @@ def run_placed(
     call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any] | None],
     verbose: bool = False,
     remarks: bool = True,
+    output_dir: Path | None = None,
 ) -> list[Any]:
     """Call a function on ranks whose hosts are already chosen (``placed``), and return the results as ``run`` does.
 
-    ``call`` is (fn, args, kwargs). ``remarks`` says whether to show differences between hosts that do not stop the job.
+    ``call`` is (func, args, kwargs). ``remarks`` says whether to show differences between hosts that do not stop the
+    job. ``output_dir`` has a directory for each rank, to which its output is written; None: output is only shown.
     Raises NotStarted, with the problems of each host, if some hosts cannot take part.
     """
     size = placed.layout.size
@@ -95,7 +165,7 @@ def run_placed(
     screens = _screens(environ)
     if size > 1:
         compile_kernels(lambda text: _show(screens[1], text), settings.text("cache_dir"))
-    output = Output(screens, size)
+    output = Output(screens, size, directory=output_dir)
 
     def say(text: str) -> None:
         output.say(f"ddlcore.run: {text}")
@@ -200,42 +270,11 @@ def _show(screen: Screen, text: str) -> None:
     screen.show("ddl", [(f"ddlcore.run: {line}".encode(), b"\n") for line in text.splitlines()])
 
 
-def _checked(
-    fn: object,
-    args: object,
-    kwargs: object,
-    num_proc: int | None,
-    np: int | None,
-    hosts: str | None,
-    environ: Mapping[str, str],
-    flags: Mapping[str, object],
-) -> tuple[Placed, Settings, Registry]:
-    if not callable(fn):
-        raise ValueError(f"run: fn is of type {type(fn).__name__}; pass a function")
-    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise ValueError(f"run: args is of type {type(args).__name__}; pass a tuple, such as args=(x,)")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ValueError(f"run: kwargs is of type {type(kwargs).__name__}; pass a dict")
-    if np is not None:
-        if num_proc is not None and num_proc != np:
-            raise ValueError(f"run: np={np} and num_proc={num_proc} say different things; pass num_proc alone")
-        warnings.warn("run: np is deprecated; pass num_proc", DeprecationWarning, stacklevel=3)
-        num_proc = np
-    if num_proc is None and hosts is None:
-        num_proc = 2
-    if num_proc is not None and (isinstance(num_proc, bool) or not isinstance(num_proc, int)):
-        raise ValueError(f"run: num_proc is of type {type(num_proc).__name__}; pass a whole number")
-    settings, registry = settings_of(environ, flags)
-    placed = place(num_proc, hosts, None, settings, registry, environ)
-    check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
-    return placed, settings, registry
-
-
-def _pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+def _pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     try:
-        pickled: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+        pickled: bytes = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
     except Exception as error:  # pickling runs the objects' own code
-        raise ValueError(f"run: fn or its arguments cannot be sent to another process: {error}") from error
+        raise ValueError(f"run: func or its arguments cannot be sent to another process: {error}") from error
     return pickled
 
 
@@ -307,7 +346,7 @@ def _failure(
     if outcome is not None and outcome.text:
         lines = [f"rank {first.rank} raised {outcome.text}"]
     else:
-        how = "" if outcome is None else " after fn had returned"
+        how = "" if outcome is None else " after func had returned"
         lines = [f"rank {first.rank} {first.reason if first.silent else describe_exit(first.returncode)}{how}"]
         lines += ["  its last lines:", *(f"  | {line}" for line in last_lines)] if last_lines else []
     others: dict[str, list[int]] = {}

@@ -47,9 +47,10 @@ def local_environments(
     """
     local = layout.ranks_of(0) if remote is None else remote.remote_plan.local_ranks
     threads = thread_variables(environ, usable_cores(), max(1, len(local)))
-    shared = shared_environment(environ, {**threads, **setting_variables(settings)})
+    torch_env = bool(settings["torch_env"])
+    shared = shared_environment(environ, {**threads, **setting_variables(settings)}, torch_env)
     if remote is None:
-        owns = own_environments(layout.ranks, (HostPlace(job_file, timeline_dir=timeline_dir),), port)
+        owns = own_environments(layout.ranks, (HostPlace(job_file, timeline_dir=timeline_dir),), port, torch_env)
     else:
         owns = remote.environments(job_file, port, timeline_dir)
     return threads, {rank: {**shared, **owns[rank]} for rank in local}

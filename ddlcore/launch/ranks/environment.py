@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlcore.config import CHILD_MARK, Environment, Settings
+from ddlcore.config import CHILD_MARK, TORCHRUN_VARIABLES, Environment, Settings
 from ddlcore.control.ports import LOOPBACK, free_ports, is_free
 from ddlcore.launch.ranks.command import ranks_path
 from ddlcore.types import Placement
@@ -88,13 +88,14 @@ class HostPlace:
     timeline_dir: str = ""  # as in Environment; agents use directories of their own
 
 
-def shared_environment(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+def shared_environment(environ: Mapping[str, str], added: Mapping[str, str], torch_env: bool = True) -> dict[str, str]:
     """Return the variables that all ranks share: those of ``environ``, and those of ``added``, which take precedence.
 
     ``environ`` is the environment of the launching process. PATH is extended as ``ranks_path`` says, and
-    PYTHONUNBUFFERED is set.
+    PYTHONUNBUFFERED is set. Without ``torch_env``, torchrun's variables in ``environ`` are left out.
     """
-    base = {name: value for name, value in environ.items() if name != CHILD_MARK}
+    out = {CHILD_MARK, *(() if torch_env else TORCHRUN_VARIABLES)}
+    base = {name: value for name, value in environ.items() if name not in out}
     return base | {**added, "PATH": ranks_path(environ.get("PATH", os.defpath)), "PYTHONUNBUFFERED": "1"}
 
 
@@ -103,36 +104,33 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not _STAYS.fullmatch(name)}
 
 
-def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[dict[str, str]]:
+def own_environments(
+    hosts: Sequence[int], places: Sequence[HostPlace], port: int | str, torch_env: bool = True
+) -> list[dict[str, str]]:
     """Return, for each rank, the variables that differ between ranks.
 
     ``hosts`` holds the host index of each rank, ``places`` describes each host, and ``port`` is MASTER_PORT. RANK and
-    the related variables are those that torchrun sets; TF_CONFIG is what multi-worker strategies read.
+    the related variables are those that torchrun sets, and are left out without ``torch_env``; TF_CONFIG is what
+    multi-worker strategies read.
     """
     workers = _workers(hosts, places, port)
     made = []
     for rank, host in enumerate(hosts):
         placement = Placement(rank, tuple(hosts))
         tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-        made.append(
-            {
-                **Environment(
-                    placement,
-                    places[host].job_file,
-                    places[host].address,
-                    places[host].launcher,
-                    places[host].timeline_dir,
-                ).variables(),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(placement.size),
-                "LOCAL_RANK": str(placement.local_rank),
-                "LOCAL_WORLD_SIZE": str(placement.local_size),
-                "GROUP_RANK": str(host),
-                "MASTER_ADDR": places[hosts[0]].address or LOOPBACK,
-                "MASTER_PORT": str(port),
-                "TF_CONFIG": json.dumps(tf_config),
-            }
+        place = places[host]
+        ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir)
+        values = (
+            rank,
+            placement.size,
+            placement.local_rank,
+            placement.local_size,
+            host,
+            places[hosts[0]].address or LOOPBACK,
+            port,
         )
+        theirs = dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True)) if torch_env else {}
+        made.append({**ours.variables(), **theirs, "TF_CONFIG": json.dumps(tf_config)})
     return made
 
 

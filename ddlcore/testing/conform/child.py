@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from ddlcore.testing.conform.unwritten import unwritten
 __all__ = ["main", "suites"]
 
 _SOURCE = "from ddlcore.testing.conform import child\nglobals().update({one.__name__: one for one in child.suites()})\n"
+_NOT_OF_PLUGINS = ("ddlcore", "pytest", "_pytest", "pluggy", "hypothesis")  # packages, see ``_place``
 _current: dict[str, Any] = {}  # the suites of this session; a process has only one session
 
 
@@ -158,11 +160,38 @@ def _failure(error: BaseException | None) -> dict[str, str]:
 def _one_line(error: BaseException) -> str:
     """Return the first paragraph of the error's message as one line.
 
-    The class name comes first, unless the error is an assertion that has a message.
+    The class name comes first, and the place of the error last, unless the error is an assertion that has a message.
     """
     text = " ".join(str(error).partition("\nTraceback")[0].split("\n--- ")[0].split())
-    name = "" if isinstance(error, AssertionError) and text else f"{type(error).__name__}: "
-    return (name + text)[:600]
+    if isinstance(error, AssertionError) and text:
+        return text[:600]
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    place = _place(error)
+    return named[:600] + (f" ({place})" if place else "")
+
+
+def _place(error: BaseException) -> str:
+    """Return file, line and function where the error was raised; "" if it was not raised by Python code.
+
+    That is the innermost frame of the plugin's code or, if there is none, the innermost frame of all. Frames of Python's
+    library, of pytest and of ddlcore are not the plugin's code.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_foreign(frame.filename)]
+    return next((f"{frame.filename}:{frame.lineno}, in {frame.name}" for frame in reversed(own or frames)), "")
+
+
+def _is_foreign(filename: str) -> bool:
+    if filename.startswith("<"):
+        return True
+    library, packages = (sysconfig.get_path(name) for name in ("stdlib", "purelib"))
+    tops = (str(Path(str(sys.modules[name].__file__)).parent) for name in _NOT_OF_PLUGINS if name in sys.modules)
+    in_library = _below(filename, library) and not _below(filename, packages)
+    return in_library or any(_below(filename, top) for top in tops)
+
+
+def _below(filename: str, directory: str) -> bool:
+    return filename.startswith(directory + os.sep)
 
 
 def _not_implemented(error: BaseException | None, depth: int = 0) -> str:

@@ -11,12 +11,13 @@ from ddlcore.testing.levels import BASIC, FAULT_TOLERANT, FULL, Result, highest,
 __all__ = ["as_json", "as_text", "succeeded"]
 
 WIDTH = 118
+OUTCOMES = ("passed", "failed", "not run", "skipped")
 
 
 def succeeded(run: Run) -> bool:
-    """Return whether at least one test passed, none failed, and no method is still to be written."""
+    """Return whether at least one test passed, all others passed or were skipped, and every method is written."""
     outcomes = {result.outcome for result in run.results}
-    return not run.refused and "failed" not in outcomes and "passed" in outcomes and not run.unwritten
+    return not run.refused and "passed" in outcomes and outcomes <= {"passed", "skipped"} and not run.unwritten
 
 
 def as_json(run: Run, partial: bool) -> dict[str, Any]:
@@ -89,12 +90,12 @@ def _over(run: Run) -> Iterator[str]:
 def _by_test(results: Sequence[Result]) -> Iterator[str]:
     for test in dict.fromkeys(result.test for result in results):
         cases = [result for result in results if result.test == test]
-        counts = {o: sum(r.outcome == o for r in cases) for o in ("passed", "failed", "skipped")}
-        word = "FAILED " if counts["failed"] else "passed " if counts["passed"] else "skipped"
-        text = f"{word}  {test}"
+        counts = _counts(cases)
+        word = "FAILED" if counts["failed"] else next(o for o in ("not run", "passed", "skipped") if counts[o])
+        text = f"{word:7}  {test}"
         if len(cases) > 1:
             text += "  " + ", ".join(f"{n} {o}" for o, n in counts.items() if n)
-        reasons = list(dict.fromkeys(r.reason for r in cases if r.outcome == "skipped"))
+        reasons = list(dict.fromkeys(r.reason for r in cases if r.outcome in ("skipped", "not run")))
         yield text + (f": {_cut('; '.join(reasons))}" if reasons else "")
 
 
@@ -111,7 +112,7 @@ def _failures(failures: Sequence[Result]) -> Iterator[str]:
 
 
 def _end(run: Run, partial: bool) -> Iterator[str]:
-    counts = [(o, sum(r.outcome == o for r in run.results)) for o in ("passed", "failed", "skipped")]
+    counts = [(o, n) for o, n in _counts(run.results).items() if n or o != "not run"]
     yield f"{', '.join(f'{n} {o}' for o, n in counts)} in {run.seconds:.1f} s"
     if partial:
         yield "level: not judged, as not all tests were asked for"
@@ -120,6 +121,11 @@ def _end(run: Run, partial: bool) -> Iterator[str]:
     more = f"; to go higher: {_cut(why, 300)}" if why else ""
     top = "" if level == highest(run.subject.kind) or why else f" (the highest here is {highest(run.subject.kind)})"
     yield f"level: {level}{top}{more}"
+
+
+def _counts(results: Sequence[Result]) -> dict[str, int]:
+    """Return how many of ``results`` have each outcome, in the order in which the report shows them."""
+    return {outcome: sum(result.outcome == outcome for result in results) for outcome in OUTCOMES}
 
 
 def _cut(text: str, width: int = WIDTH) -> str:

@@ -1,4 +1,7 @@
-"""Runs a suite in a process of its own and collects its results; a test that hangs or crashes counts as failed."""
+"""Runs a suite in a process of its own and collects its results; a test that hangs or crashes counts as failed.
+
+After too many such tests, the remaining ones are recorded as not run.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def conform(
             if ended or run.refused:
                 break
             if restart == RESTARTS:
-                gathering.give_up("did not run: too many tests before it ended their process")
+                gathering.give_up(f"{RESTARTS + 1} tests before it hung or ended their process")
     run.seconds = time.monotonic() - begun_s
     return run
 
@@ -104,8 +107,9 @@ class _Gathering:
         self.run.results.append(Result(self.current, "failed", f"it {what}", detail=output[-_OUTPUT:]))
 
     def give_up(self, reason: str) -> None:
+        """Record that the tests without a result do not run, and the ``reason``."""
         done = self.done()
-        self.run.results += [Result(name, "failed", reason) for name in self.names if name not in done]
+        self.run.results += [Result(name, "not run", reason) for name in self.names if name not in done]
 
 
 def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: float, only: Sequence[str]) -> bool:

@@ -22,6 +22,7 @@ from ddl_torch.built import (
 )
 from ddl_torch.compression import Compression
 from ddl_torch.devices import local_device
+from ddl_torch.metrics import gather_all_tensors
 from ddl_torch.ops import (
     allgather,
     allgather_async,
@@ -80,6 +81,7 @@ from ddlcore.errors import (
     IncompleteGradients,
     MismatchError,
     PeerLost,
+    ReducedTwice,
     ReplicasDiffer,
 )
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
@@ -98,6 +100,7 @@ __all__ = [
     "PeerLost",
     "ProcessSet",
     "Product",
+    "ReducedTwice",
     "ReplicasDiffer",
     "Stats",
     "Sum",
@@ -125,6 +128,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "gather_all_tensors",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

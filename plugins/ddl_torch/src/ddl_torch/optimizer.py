@@ -20,6 +20,7 @@ import torch
 
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
+from ddl_torch.ddp import check_wrapped, watch_wrapping
 from ddl_torch.reducer import Reducer, UnfinishedBackward
 from ddl_torch.replicas import verify_steps
 from ddl_torch.slots import Reduction, Slot
@@ -79,7 +80,8 @@ def DistributedOptimizer(
     and ``skip_synchronize()``, which are not needed after ``backward()``. A mixed precision ``GradScaler`` finds
     the same gradients on all ranks, so all ranks skip the same steps. A copy or an unpickled optimizer is not
     distributed. After ``shutdown()`` and another ``init()`` this optimizer continues in the new world. Raises
-    ValueError for invalid arguments, and NotInitialized before ``init()``.
+    ValueError for invalid arguments, and NotInitialized before ``init()``. Raises ReducedTwice if the model is wrapped
+    in torch's DistributedDataParallel over the same ranks; if it is wrapped later, the wrapping raises it.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -95,7 +97,10 @@ def DistributedOptimizer(
     named = _named(optimizer, named_parameters)
     _check_groups(groups)
     reducer = Reducer(reduction, backward_passes_per_step)
+    if reducer.active:
+        check_wrapped(named, process_set)
     reducer.add(named, isinstance(optimizer, torch.optim.SparseAdam))
+    watch_wrapping(reducer)
     bare = type(optimizer)
     optimizer.__class__ = type(bare.__name__, (_Distributed, bare), {"__module__": bare.__module__})
     wrapped = cast("_Distributed", optimizer)

@@ -24,6 +24,7 @@ class ZmqTransport(Transport):
 
     def __init__(self) -> None:
         self._mailbox: Mailbox | None = None
+        self._aborted = False
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -40,7 +41,11 @@ class ZmqTransport(Transport):
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise DeadlineExceeded(f"zmq: {key} of {self.context.name} was not there in time")
-        return self.context.store.get(key, left_s)
+        return self.context.store.get_checked(key, left_s, self._check_opening)
+
+    def _check_opening(self) -> None:
+        if self._aborted:
+            raise TransportError(f"zmq: {self.context.name} was aborted while it was opened")
 
     def close(self) -> None:
         mailbox, self._mailbox = self._mailbox, None
@@ -48,6 +53,7 @@ class ZmqTransport(Transport):
             mailbox.close()
 
     def abort(self) -> None:
+        self._aborted = True
         mailbox = self._mailbox
         if mailbox is not None:
             mailbox.aborted = True  # a waiting rank checks this ten times a second

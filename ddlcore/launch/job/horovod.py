@@ -1,0 +1,334 @@
+"""Tables of Horovod's flags, variables and keywords of ``run``: the setting that each becomes here, or a message.
+
+The tables change nothing by themselves: ``ddl run`` looks up the words of its command line and its environment in them,
+and ``ddlcore.run`` its arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ddlcore.plug.aliases import FLAGS_OF_TRANSPORTS
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A flag or variable of Horovod, and what it does here.
+
+    Exactly one of ``setting``, ``environ``, ``note`` and ``later`` is given; it decides what the flag or variable does.
+    """
+
+    names: tuple[str, ...]
+    values: int = 1  # number of words that follow the flag
+    setting: str = ""  # our setting that gets its value
+    convert: Callable[[str], object] = str  # raises ValueError for a bad value; returns None to ignore the flag
+    environ: str = ""  # NAME=VALUE, added to the ranks' environment
+    note: str = ""  # shown to the user; the job starts
+    later: str = ""  # shown to the user; after a flag, but not after a variable, nothing is started
+
+    def answer(self, name: str, value: str, given: Answers) -> None:
+        """Add to ``given`` the setting, variable or message that results from ``value``.
+
+        ``name`` is the flag or variable as the user wrote it. Raises ValueError, with a message of one line, for a bad
+        value.
+        """
+        if self.later and _off(value):
+            return
+        if self.later:
+            given.refusals.append(f"{name}: {self.later}")
+        elif self.note:
+            given.notes.append(f"{name}: {self.note}")
+        elif self.environ:
+            variable, _, to = self.environ.partition("=")
+            given.environ[variable] = to
+        elif self.setting:
+            try:
+                converted = self.convert(value)
+            except ValueError as error:
+                raise ValueError(f"{name} {value}: {error}") from None
+            if converted is None:
+                return
+            if self.setting == "launcher_args" and self.setting in given.settings:
+                converted = f"{given.settings[self.setting]} {converted}"
+            given.settings[self.setting] = converted
+
+
+@dataclass
+class Answers:
+    """The settings, variables and messages that result from all given flags or variables of Horovod."""
+
+    settings: dict[str, object] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+
+def _off(value: str) -> bool:
+    return value.strip().lower() in ("", "0", "false", "no", "off")
+
+
+def _number(text: str) -> float:
+    value = float(text) if text.replace(".", "", 1).lstrip("+-").isdecimal() else math.nan
+    if not value >= 0:
+        raise ValueError("must be a number >= 0")
+    return value
+
+
+def _mebibytes(text: str) -> int:
+    return int(_number(text) * (1 << 20))
+
+
+def _whole(text: str) -> int:
+    return int(_number(text))
+
+
+def log_level(text: str) -> str:
+    """Return our name of Horovod's log level ``text``. Raises ValueError if ``text`` is no log level."""
+    level = text.strip().upper()
+    names = {"TRACE": "DEBUG", "FATAL": "ERROR", "0": "DEBUG", "1": "DEBUG", "2": "INFO", "3": "WARNING", "4": "ERROR"}
+    level = names.get(level, level)
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ValueError("is none of TRACE, DEBUG, INFO, WARNING, ERROR, FATAL")
+    return level
+
+
+def _no_warning(text: str) -> float | None:
+    return None if _off(text) else 0.0
+
+
+def _always(value: str) -> Callable[[str], str]:
+    return lambda _: value
+
+
+def _name(text: str) -> str:
+    return text.strip().lower()
+
+
+_WARMUP = "use --autotune-warmup-steps: the number of steps after a change that are not measured"
+_NOISE = "the noise is estimated from the measurements; there is nothing to set"
+_ELASTIC = "elastic jobs are not supported yet. Leave it out, and give the number of ranks and their hosts"
+_ROUTE = "there is no switch: --backend auto uses shared memory within a host, --backend NAME does not"
+_CYCLE = "ddl does not work in cycles, so there is no cycle time to set"
+_CACHE = "repeated steps are replayed, however many tensors they have; --no-replay turns that off"
+_THREADS = "it has no effect: one thread of each rank calls the transport"
+_STREAMS = "one stream is used; there is nothing to set"
+_AFFINITY = "no thread of ours is bound to a core; taskset or numactl before the command binds a rank"
+_STAMPS = "Python's logging decides the form of log lines; --prefix-output-with-timestamp stamps all output"
+_BUILD = "it has no effect, because ddl is not compiled at installation; `ddl info` lists what is installed"
+_LAUNCHED = "it has no effect here: only Horovod's own launcher sets it for its ranks"
+_KNOB = "it has no effect here: ddl has no such option"
+
+NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
+    "-v": "--version",
+    "--version": "--version",
+    "-cb": "--check-build",
+    "--check-build": "--check-build",
+    "-np": "-np",
+    "--num-proc": "-np",
+    "--network-interfaces": "--network-interface",
+    "--network-interface": "--network-interface",
+    "--output-filename": "--output-dir",
+    "--verbose": "--verbose",
+    "--config-file": "--config",
+    "-p": "--ssh-port",
+    "--ssh-port": "--ssh-port",
+    "-i": "--ssh-identity-file",
+    "--ssh-identity-file": "--ssh-identity-file",
+    "-prefix-timestamp": "--prefix-output-with-timestamp",
+    "--prefix-output-with-timestamp": "--prefix-output-with-timestamp",
+    "--log-level": "--log-level",
+    "--autotune": "--autotune",
+    "--no-autotune": "--no-autotune",
+    "--timeline-mark-cycles": "--timeline-mark-cycles",
+    "--no-timeline-mark-cycles": "--no-timeline-mark-cycles",
+    "-H": "-H",
+    "--hosts": "-H",
+    "-hostfile": "--hostfile",
+    "--hostfile": "--hostfile",
+}
+
+FLAGS: tuple[Foreign, ...] = (
+    *(Foreign((flag,), 0, setting="backend", convert=_always(name)) for flag, name in FLAGS_OF_TRANSPORTS.items()),
+    Foreign(("--jsrun",), 0, later="start the script with jsrun itself, whose ranks ddl recognises; or use -H"),
+    Foreign(("--start-timeout",), setting="start_timeout_s", convert=_number),
+    Foreign(("--disable-cache",), 0, note="it has no effect: nothing is cached between starts"),
+    Foreign(("--fusion-threshold-mb",), setting="fusion_bytes", convert=_mebibytes),
+    Foreign(("--cycle-time-ms",), note=_CYCLE),
+    Foreign(("--cache-capacity",), note=_CACHE),
+    Foreign(("--hierarchical-allreduce", "--no-hierarchical-allreduce"), 0, note=_ROUTE),
+    Foreign(("--hierarchical-allgather", "--no-hierarchical-allgather"), 0, note=_ROUTE),
+    Foreign(("--torus-allreduce", "--no-torus-allreduce"), 0, note=_ROUTE),
+    Foreign(("--autotune-log-file",), setting="autotune_log"),
+    Foreign(("--autotune-warmup-samples",), note=_WARMUP),
+    Foreign(("--autotune-steps-per-sample",), setting="autotune_steps", convert=_whole),
+    Foreign(("--autotune-bayes-opt-max-samples",), setting="autotune_trials", convert=_whole),
+    Foreign(("--autotune-gaussian-process-noise",), note=_NOISE),
+    Foreign(("--min-np", "--min-num-proc"), later=_ELASTIC),
+    Foreign(("--max-np", "--max-num-proc"), later=_ELASTIC),
+    Foreign(("--slots-per-host",), later=_ELASTIC),
+    Foreign(("--elastic-timeout",), later=_ELASTIC),
+    Foreign(("--reset-limit",), later=_ELASTIC),
+    Foreign(("--blacklist-cooldown-range",), 2, later=_ELASTIC),
+    Foreign(("--host-discovery-script",), later=_ELASTIC),
+    Foreign(("--timeline-filename",), setting="timeline"),
+    Foreign(("--no-stall-check",), 0, setting="stall_warning_s", convert=lambda _: 0.0),
+    Foreign(("--stall-check",), 0, setting="stall_warning_s", convert=lambda _: 60.0),
+    Foreign(("--stall-check-warning-time-seconds",), setting="stall_warning_s", convert=_number),
+    Foreign(("--stall-check-shutdown-time-seconds",), setting="stall_shutdown_s", convert=_number),
+    Foreign(("--mpi-threads-disable", "--no-mpi-threads-disable"), 0, note=_THREADS),
+    Foreign(("--mpi-args",), setting="launcher_args"),
+    Foreign(("--binding-args",), setting="launcher_args"),
+    Foreign(("--tcp",), 0, environ="NCCL_IB_DISABLE=1"),
+    Foreign(("--num-nccl-streams",), note=_STREAMS),
+    Foreign(("--thread-affinity",), note=_AFFINITY),
+    Foreign(("--gloo-timeout-seconds",), setting="open_timeout_s", convert=_number),
+    Foreign(("--log-with-timestamp", "--log-without-timestamp"), 0, note=_STAMPS),
+    Foreign(("--log-hide-timestamp", "--no-log-hide-timestamp"), 0, note=_STAMPS),
+)
+
+VARIABLES: tuple[Foreign, ...] = (
+    Foreign(("HOROVOD_START_TIMEOUT",), setting="start_timeout_s", convert=_number),
+    Foreign(("HOROVOD_FUSION_THRESHOLD",), setting="fusion_bytes", convert=_whole),
+    Foreign(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), setting="backend", convert=_name),
+    Foreign(("HOROVOD_GLOO_IFACE",), setting="network_interface"),
+    Foreign(("HOROVOD_GLOO_TIMEOUT_SECONDS",), setting="open_timeout_s", convert=_number),
+    Foreign(("HOROVOD_STALL_CHECK_TIME_SECONDS",), setting="stall_warning_s", convert=_number),
+    Foreign(("HOROVOD_STALL_CHECK_DISABLE",), setting="stall_warning_s", convert=_no_warning),  # last: it counts
+    Foreign(("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",), setting="stall_shutdown_s", convert=_number),
+    Foreign(("HOROVOD_LOG_LEVEL",), setting="log_level", convert=log_level),
+    Foreign(("HOROVOD_LOG_HIDE_TIME",), note=_STAMPS),
+    Foreign(("HOROVOD_CYCLE_TIME",), note=_CYCLE),
+    Foreign(("HOROVOD_CACHE_CAPACITY",), note=_CACHE),
+    Foreign(
+        ("HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_TORUS_ALLREDUCE"), note=_ROUTE
+    ),
+    Foreign(("HOROVOD_AUTOTUNE",), setting="autotune", convert=lambda text: not _off(text)),
+    Foreign(("HOROVOD_AUTOTUNE_LOG",), setting="autotune_log"),
+    Foreign(("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",), setting="autotune_steps", convert=_whole),
+    Foreign(("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",), setting="autotune_trials", convert=_whole),
+    Foreign(("HOROVOD_AUTOTUNE_WARMUP_SAMPLES",), note=_WARMUP),
+    Foreign(("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",), note=_NOISE),
+    Foreign(("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT"), later=_ELASTIC),
+    Foreign(("HOROVOD_TIMELINE",), setting="timeline"),
+    Foreign(("HOROVOD_TIMELINE_MARK_CYCLES",), setting="timeline_mark_cycles", convert=lambda text: not _off(text)),
+    Foreign(("HOROVOD_MPI_THREADS_DISABLE",), note=_THREADS),
+    Foreign(("HOROVOD_NUM_NCCL_STREAMS",), note=_STREAMS),
+    Foreign(("HOROVOD_THREAD_AFFINITY",), note=_AFFINITY),
+    Foreign(
+        (
+            "HOROVOD_HOSTNAME",
+            "HOROVOD_RANK",
+            "HOROVOD_SIZE",
+            "HOROVOD_LOCAL_RANK",
+            "HOROVOD_LOCAL_SIZE",
+            "HOROVOD_CROSS_RANK",
+            "HOROVOD_CROSS_SIZE",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT",
+        ),
+        note=_LAUNCHED,
+    ),
+    Foreign(
+        (
+            "HOROVOD_BATCH_D2D_MEMCOPIES",
+            "HOROVOD_CCL_CACHE",
+            "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
+            "HOROVOD_DISABLE_GROUP_FUSION",
+            "HOROVOD_DISABLE_NVTX_RANGES",
+            "HOROVOD_ENABLE_ASYNC_COMPLETION",
+            "HOROVOD_DYNAMIC_PROCESS_SETS",
+            "HOROVOD_ENABLE_XLA_OPS",
+            "HOROVOD_SPARK_START_TIMEOUT",
+            "HOROVOD_SPARK_WORK_DIR",
+            "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX",
+        ),
+        note=_KNOB,
+    ),
+    Foreign(
+        (
+            "HOROVOD_WITH_TENSORFLOW",
+            "HOROVOD_WITH_PYTORCH",
+            "HOROVOD_WITH_MXNET",
+            "HOROVOD_WITH_MPI",
+            "HOROVOD_WITH_GLOO",
+            "HOROVOD_WITHOUT_TENSORFLOW",
+            "HOROVOD_WITHOUT_PYTORCH",
+            "HOROVOD_WITHOUT_MXNET",
+            "HOROVOD_WITHOUT_MPI",
+            "HOROVOD_WITHOUT_GLOO",
+            *(
+                f"HOROVOD_GPU_{what}"
+                for what in ("OPERATIONS", "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
+            ),
+            "HOROVOD_GPU",
+            "HOROVOD_CUDA_HOME",
+            "HOROVOD_ROCM_HOME",
+            "HOROVOD_NCCL_HOME",
+            "HOROVOD_NCCL_INCLUDE",
+            "HOROVOD_NCCL_LIB",
+            "HOROVOD_NCCL_LINK",
+            "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+            "HOROVOD_BUILD_ARCH_FLAGS",
+            "HOROVOD_BUILD_CUDA_CC_LIST",
+            "HOROVOD_CMAKE",
+            "HOROVOD_DEBUG",
+        ),
+        note=_BUILD,
+    ),
+)
+# The keywords of ``horovod.run`` that mean the same as a flag of horovodrun. ``ddlcore.run`` takes the others itself.
+KEYWORDS: Mapping[str, str] = {
+    "min_num_proc": "--min-num-proc",
+    "max_num_proc": "--max-num-proc",
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "host_discovery_script": "--host-discovery-script",
+    "start_timeout": "--start-timeout",
+    "disable_cache": "--disable-cache",
+    "use_gloo": "--gloo",
+    "use_mpi": "--mpi",
+    "mpi_args": "--mpi-args",
+    "min_np": "--min-np",
+    "max_np": "--max-np",
+}
+_BY_FLAG = {name: row for row in FLAGS for name in row.names}
+_BY_VARIABLE = {name: row for row in VARIABLES for name in row.names}
+_ORDER = {name: at for at, name in enumerate(_BY_VARIABLE)}
+
+
+def read_variables(environ: Mapping[str, str]) -> Answers:
+    """Return the settings and messages that result from the HOROVOD_* variables in ``environ``.
+
+    Raises ValueError, with one line, for a bad value. The ``refusals`` of the result are only messages: unlike a flag,
+    a variable never stops the start.
+    """
+    given = Answers()
+    names = [name for name in environ if name.startswith("HOROVOD_")]
+    for name in sorted(names, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
+        row = _BY_VARIABLE.get(name)
+        if row is None:
+            given.notes.append(f"{name}: Horovod has no such variable that ddl knows; it is ignored")
+        else:
+            row.answer(name, environ[name], given)
+    return given
+
+
+def read_keywords(given: Mapping[str, object]) -> Answers:
+    """Return the settings and messages that result from keywords of ``horovod.run``. None and False mean: not given.
+
+    Raises ValueError, with one line, for a bad value. ``refusals`` are those for which nothing can be started.
+    """
+    answers = Answers()
+    for name, value in given.items():
+        if value is None or value is False:
+            continue
+        text = (
+            " ".join(map(str, value))
+            if isinstance(value, (list, tuple))
+            else str(int(value) if value is True else value)
+        )
+        _BY_FLAG[KEYWORDS[name]].answer(name, text, answers)
+    return answers
