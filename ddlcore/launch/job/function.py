@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from ddlcore.errors import DdlInternalError, RankFailed, ReplicasDiffer
 from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.job.local_ranks import begin_all, chosen_port, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
+from ddlcore.launch.job.page import JobPage, page_of
 from ddlcore.launch.job.placement import Placed, place
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen, coloured, stream_writer
@@ -52,6 +54,7 @@ def run(
     start_timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     verbose: bool = False,
+    dashboard: str | int | bool | None = None,
     np: int | None = None,
 ) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` in ``num_proc`` new processes and return the results in rank order.
@@ -59,7 +62,8 @@ def run(
     ``fn`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere, also at a
     prompt or in a notebook. ``hosts`` has the form of ``-H``. The default of ``num_proc`` is the number of slots in
     ``hosts``, or 2 without ``hosts``; ``np`` is its deprecated name. ``env`` is added to the environment of the ranks.
-    This process shows what the ranks print, each line with its rank. The call blocks until all ranks have ended, and
+    This process shows what the ranks print, each line with its rank. ``dashboard`` says where the live page of the job
+    is served (the setting of that name); True: at the first free port. The call blocks until all ranks have ended, and
     leaves no process behind.
 
     Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed if ``fn``
@@ -68,10 +72,15 @@ def run(
     returned but their parameters differ.
     """
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
-    flags = {"backend": backend, "start_timeout_s": start_timeout_s}
+    flags = {"backend": backend, "start_timeout_s": start_timeout_s, "dashboard": _place_text(dashboard)}
     placed, settings, registry = _checked(fn, args, kwargs, num_proc, np, hosts, environ, flags)
+    title = f"ddlcore.run({getattr(fn, '__name__', type(fn).__name__)})"
     try:
-        return run_placed(placed, settings, registry, environ, (fn, args, kwargs), verbose)
+        with page_of(settings, title, _host_names(placed)) as page:
+            results = run_placed(placed, settings, registry, environ, (fn, args, kwargs), verbose, page=page)
+            if page is not None:
+                page.over(0)
+        return results
     except NotStarted as error:
         raise DdlInternalError(f"run: {error}") from None
 
@@ -84,10 +93,12 @@ def run_placed(
     call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any] | None],
     verbose: bool = False,
     remarks: bool = True,
+    page: JobPage | None = None,
 ) -> list[Any]:
     """Call a function on ranks whose hosts are already chosen (``placed``), and return the results as ``run`` does.
 
     ``call`` is (fn, args, kwargs). ``remarks`` says whether to show differences between hosts that do not stop the job.
+    ``page`` is told what happens.
     Raises NotStarted, with the problems of each host, if some hosts cannot take part.
     """
     size = placed.layout.size
@@ -99,11 +110,19 @@ def run_placed(
 
     def say(text: str) -> None:
         output.say(f"ddlcore.run: {text}")
+        if page is not None:
+            page.said(text)
 
+    if page is not None:
+        page.say = say
+        _show(screens[1], f"live page: {page.url}")
     with contextlib.ExitStack() as stack:
         remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, say)
         server, failure_log = open_network(size, settings, registry, say, remote)
         stack.callback(server.close)
+        if page is not None:
+            failure_log.listeners.append(page.heard)
+            failure_log.observers.append(page.passed)
         if remote is not None:
             stack.callback(remote.agents.close)
             _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
@@ -119,7 +138,7 @@ def run_placed(
         if remote is not None:
             remote.agents.join(output)
         processes = _begin(environments, files, output)
-        ends = _supervised(processes, settings, server, failure_log, output, remote, environ, say)
+        ends = _supervised(processes, settings, server, failure_log, output, remote, environ, say, page)
         outcomes = _outcomes(size, files, remote)
     results = _results(ends, outcomes, failure_log.raised, output)
     if failure_log.differ:  # parameters are compared after the ranks have returned
@@ -171,12 +190,14 @@ def _supervised(
     remote: RemoteLaunch | None,
     environ: Mapping[str, str],
     say: Callable[[str], None],
+    page: JobPage | None,
 ) -> list[End]:
     """Let the agents start their ranks, watch all ranks until they have ended, and return how each ended.
 
     If the caller is interrupted, all ranks are ended before the exception is raised again.
     """
-    supervisor = supervise(processes, remote, settings, server, failure_log, say)
+    noted = page.ended if page is not None else lambda end: None
+    supervisor = supervise(processes, remote, settings, server, failure_log, say, noted)
     try:
         output.start()
         if remote is None:
@@ -229,6 +250,19 @@ def _checked(
     placed = place(num_proc, hosts, None, settings, registry, environ)
     check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
     return placed, settings, registry
+
+
+def _place_text(dashboard: str | int | bool | None) -> str | None:
+    """Return the setting ``dashboard`` for the argument of that name; None leaves it to the environment."""
+    return (
+        ("auto" if dashboard else "") if isinstance(dashboard, bool) else None if dashboard is None else str(dashboard)
+    )
+
+
+def _host_names(placed: Placed) -> list[str]:
+    if placed.remote_plan is None:
+        return [socket.gethostname()] * placed.layout.size
+    return [placed.layout.hosts[host] for host in placed.layout.ranks]
 
 
 def _pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
