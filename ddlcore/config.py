@@ -410,6 +410,15 @@ SETTINGS: tuple[Setting, ...] = (
         group="output",
     ),
     Setting(
+        "dashboard",
+        str,
+        "",
+        "where the launcher serves a live page of the job: PORT, for this host alone; HOST:PORT, for other hosts too, "
+        "with a token; auto: the first free port; empty: nowhere",
+        group="output",
+        brief="Serve a live page of the job.",
+    ),
+    Setting(
         "pulse_s",
         float,
         0.0,

@@ -101,7 +101,7 @@ class Job:
         self._ranks = ranks
         self._ordinal = ordinal
         self._network = network
-        self._address = address
+        self.address = address
         self._kernels = CpuKernels(settings.text("cache_dir"), late=True)
         self._compressors: dict[str, Compressor] = {}
         self.companions = Companions(self)
@@ -330,7 +330,7 @@ class Job:
             timeout_s=self.settings.number("open_timeout_s"),
             route=lambda members: choose_route(backend, members, self.registry, self._launched_by),
             build=partial(build_transport, self.registry),
-            address=self._address,
+            address=self.address,
         )
 
     def _accelerators(self, opener: Opener, host: HostExecutor) -> Accelerators:
@@ -442,6 +442,18 @@ class Job:
         A caller that compares two results sees whether any bucket was completed in between. Any thread may call this.
         """
         return self._meter.negotiated, self._meter.replayed
+
+    def doing(self) -> str:
+        """Describe in words what this rank is doing now. Any thread may call this."""
+        return self._control_thread.describe_state()
+
+    def launched_members(self, set_id: int) -> tuple[int, ...]:
+        """Return the members of a process set by their ranks in the whole launch; () if these are all ranks of it.
+
+        Any thread may call this.
+        """
+        members = tuple(self._ranks[rank] for rank in self.sets.all().get(set_id, ()))
+        return members if len(members) < self.launched.size else ()
 
     def inside(self) -> bool:
         """Return whether the calling thread is one of ddl's own threads, or is executing a call of ddl.

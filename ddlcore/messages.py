@@ -208,6 +208,33 @@ class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
     launched: tuple[tuple[int, int], ...]  # (set id, last launched place); place -1: none was launched
 
 
+class Traffic(msgspec.Struct, frozen=True, array_like=True):
+    """The traffic of a network interface of a host, of all programs together, in bytes since the host was started."""
+
+    name: str
+    received_bytes: int
+    sent_bytes: int
+    bits_per_s: float = 0.0  # speed of the link; 0: unknown
+
+
+class Activity(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank tells in its Pulse about its present operations and its time, if the launcher serves a live page.
+
+    Counts and times are totals since ``init``.
+    """
+
+    doing: str  # a sentence
+    waits_s: float = 0.0  # for how long at least no operation has ended, although some are in flight; 0: none is
+    in_flight: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the first operations by name: name, ranks; (): all ranks
+    pending: int = 0  # how many operations are in flight
+    input_s: float = 0.0  # time for which the main thread has waited for input
+    sampled_s: float = 0.0  # time for which it is known whether the main thread waited for input
+    transport_s: float = 0.0
+    nbytes: int = 0  # bytes of this rank's tensors in delivered buckets
+    route: str = ""  # the transport of process set 0
+    traffic: tuple[Traffic, ...] = ()  # only from the first rank of each host, if there are several hosts
+
+
 class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
     """The load and progress of a rank, sent every ``pulse_s`` seconds if that is set; not counted as a control message.
 
@@ -222,6 +249,7 @@ class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
     gpu_share: float = -1.0  # utilization of its GPU when that was last used, 0 … 1; below 0: it has no GPU
     gpu_used_bytes: int = 0
     gpu_total_bytes: int = 0
+    activity: Activity | None = None
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):

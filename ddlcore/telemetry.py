@@ -9,14 +9,20 @@ from typing import Protocol
 
 from ddlcore.builtin.nvml import use_of
 from ddlcore.config import Settings
-from ddlcore.messages import Profile, Pulse
+from ddlcore.messages import Activity, Profile, Pulse
+from ddlcore.observe.activity import ActivityMeter
 from ddlcore.observe.metrics import Exporter, Family, families
 from ddlcore.observe.pulse import Pace, Ticker, make_pulse
-from ddlcore.observe.sampler import Sampler
+from ddlcore.observe.sampler import InputClock, Sampler
+from ddlcore.observe.traffic import TrafficMeter
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Placement
+
+PAGE_PULSE_S = 1.0  # interval of the pulses for a live page, unless pulse_s sets another
+_INPUT_S = 0.05  # mean interval of the samples that tell whether the main thread waits for input
+_INPUT_SPREAD = 0.5
 
 
 class Observer(Protocol):
@@ -35,6 +41,11 @@ class Subject(Protocol):
     settings: Settings
     registry: Registry
     tensor_queue: TensorQueue
+    address: str
+
+    def doing(self) -> str: ...
+
+    def launched_members(self, set_id: int) -> tuple[int, ...]: ...
 
     def stats(self) -> Stats: ...
 
@@ -60,8 +71,12 @@ def observers(job: Subject) -> list[Observer]:
 def _wanted(job: Subject) -> Iterator[Callable[[], Observer]]:
     if job.settings.whole("metrics_port") and job.launched.local_rank == 0:
         yield lambda: _exporter(job)
-    if job.settings.number("pulse_s") > 0:
-        yield lambda: _ticker(job)
+    if job.settings.text("dashboard"):
+        clock = InputClock(_main_thread(), _loaders(job))
+        yield lambda: Ticker(_INPUT_S, clock.sample, f"ddl-input-{job.rank}", _INPUT_SPREAD)
+        yield lambda: _ticker(job, job.settings.number("pulse_s") or PAGE_PULSE_S, _activity(job, clock))
+    elif job.settings.number("pulse_s") > 0:
+        yield lambda: _ticker(job, job.settings.number("pulse_s"), lambda stats: None)
     if job.settings.number("sample_ms") > 0:
         yield lambda: _sampler(job)
 
@@ -79,19 +94,40 @@ def _exporter(job: Subject) -> Observer:
     return exporter
 
 
-def _ticker(job: Subject) -> Observer:
+def _ticker(job: Subject, interval_s: float, activity: Callable[[Stats], Activity | None]) -> Observer:
     gpu = use_of(os.environ, job.launched.local_rank)
 
     def tick() -> None:
         stats = job.stats()
-        job.tell(make_pulse(stats["steps"], stats["seconds"]["user"], gpu()))
+        job.tell(make_pulse(stats["steps"], stats["seconds"]["user"], gpu(), activity(stats)))
 
-    return Ticker(job.settings.number("pulse_s"), tick, f"ddl-pulse-{job.rank}")
+    return Ticker(interval_s, tick, f"ddl-pulse-{job.rank}")
+
+
+def _activity(job: Subject, clock: InputClock) -> Callable[[Stats], Activity]:
+    meter = ActivityMeter(job.launched_members)
+    counts = bool(job.address) and job.launched.local_rank == 0  # there are other hosts, and one rank counts for all
+    traffic = TrafficMeter(job.address) if counts else None
+
+    def read(stats: Stats) -> Activity:
+        sent = traffic.read() if traffic is not None else ()
+        return meter.read(stats, job.doing(), job.tensor_queue.pending_in_sets(), clock.input_s, clock.sampled_s, sent)
+
+    return read
 
 
 def _sampler(job: Subject) -> Observer:
-    loaders = [module for provider in job.registry.adapters.values() for module in provider.loaders]
-    main = threading.main_thread().ident
-    assert main is not None
     interval_s = job.settings.number("sample_ms") / 1000
-    return Sampler(main, interval_s, job.tensor_queue.steps, loaders, job.tell, f"ddl-sampler-{job.rank}")
+    return Sampler(
+        _main_thread(), interval_s, job.tensor_queue.steps, _loaders(job), job.tell, f"ddl-sampler-{job.rank}"
+    )
+
+
+def _main_thread() -> int:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return ident
+
+
+def _loaders(job: Subject) -> list[str]:
+    return [module for provider in job.registry.adapters.values() for module in provider.loaders]

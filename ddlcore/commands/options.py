@@ -25,6 +25,7 @@ _VALUES: Mapping[str, tuple[str, Any]] = {
     "autotune_log": ("FILE", completion.files),
     "tuner": ("NAME", completion.providers("tuners", "auto")),
     "fusion_policy": ("NAME", completion.providers("fusion_policies")),
+    "dashboard": ("[HOST:][PORT]", completion.words("auto")),
     "flight_dir": ("DIR", completion.directories),
     "timeline": ("FILE", completion.files),
     "cache_dir": ("DIR", completion.directories),

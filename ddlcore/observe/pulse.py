@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddlcore.messages import Pulse
+from ddlcore.messages import Activity, Pulse
 
 _STATM = Path("/proc/self/statm")
 
@@ -16,11 +17,13 @@ _STATM = Path("/proc/self/statm")
 class Ticker:
     """A thread that calls ``tick`` every ``interval_s`` until ``close``.
 
-    An exception of ``tick`` ends the calls, but not the job.
+    An exception of ``tick`` ends the calls, but not the job. With ``spread``, the intervals are random, and differ from
+    ``interval_s`` by up to this share of it: what is sampled may have a period of its own.
     """
 
-    def __init__(self, interval_s: float, tick: Callable[[], None], name: str) -> None:
+    def __init__(self, interval_s: float, tick: Callable[[], None], name: str, spread: float = 0.0) -> None:
         self._interval_s = interval_s
+        self._spread = spread
         self._tick = tick
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -35,11 +38,13 @@ class Ticker:
         self._thread.join(2.0)
 
     def _run(self) -> None:
-        while not self._end.wait(self._interval_s):
+        while not self._end.wait(self._interval_s * (1 + random.uniform(-self._spread, self._spread))):
             self._tick()
 
 
-def make_pulse(steps: int, user_s: float, gpu: tuple[float, int, int] | None) -> Pulse:
+def make_pulse(
+    steps: int, user_s: float, gpu: tuple[float, int, int] | None, activity: Activity | None = None
+) -> Pulse:
     """Return a Pulse of this process.
 
     ``user_s``: seconds that the user's threads have spent in ``wait``. ``gpu``: (utilization 0 … 1, used bytes, total
@@ -55,6 +60,7 @@ def make_pulse(steps: int, user_s: float, gpu: tuple[float, int, int] | None) ->
         gpu_share=share,
         gpu_used_bytes=used,
         gpu_total_bytes=total,
+        activity=activity,
     )
 
 

@@ -231,7 +231,7 @@ class ControlThread:
             return
         if isinstance(message, Probe):
             self._meter.stalls += 1
-            self._send(Alive(self._said()))
+            self._send(Alive(self.describe_state()))
             return
         if isinstance(message, Show):
             self._meter.stalls += 1
@@ -343,8 +343,8 @@ class ControlThread:
             return None
         return replay_status
 
-    def _said(self) -> str:
-        """Describe in words what this rank is doing now."""
+    def describe_state(self) -> str:
+        """Describe in words what this rank is doing now. Any thread may call this."""
         doing = self._doing()
         if isinstance(doing, Busy):
             return f"its engine is in {doing.what}"

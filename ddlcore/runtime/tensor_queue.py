@@ -560,9 +560,13 @@ class TensorQueue:
 
     def pending(self) -> list[str]:
         """Return the names of this rank's operations that have not ended."""
+        return [name for name, _ in self.pending_in_sets()]
+
+    def pending_in_sets(self) -> list[tuple[str, int]]:
+        """Return the names of this rank's operations that have not ended, each with its process set."""
         with self.lock:
             busy = [entry for entry in self._persistent.values() if entry.state != IDLE]
-            return [entry.name for entry in (*self._in_flight.values(), *busy)]
+            return [(entry.name, entry.set_id) for entry in (*self._in_flight.values(), *busy)]
 
     def replay_status(self) -> ReplayStatus | None:
         """Return at which bucket of the schedule this rank is. Return None if it replays none or has paused."""

@@ -13,7 +13,7 @@ LAYERS = (  # from the ground up; a room may import itself and the layers below 
     {"kernels"},
     {"observe"},
     {"runtime", "builtin", "control", "plug", "tune"},
-    {"coordinator", "telemetry"},
+    {"coordinator", "dashboard", "telemetry"},
     {"build"},
     {"job", "search"},
     {"jobs"},

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddlcore.commands.run.rank_statistics import rows_of, table_lines
 from ddlcore.commands.run.top import Top
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages import Pulse
+from ddlcore.observe.rank_statistics import rows_of, table_lines
 from tests.launch.starting import DDL
 
 HOSTS = ("node1", "node1", "node2")

@@ -16,6 +16,7 @@ from ddlcore.commands.run.horovod import answers_of, horovod_options
 from ddlcore.commands.run.top import PULSE_S, Top
 from ddlcore.config import GROUPS, Settings, read_toml
 from ddlcore.control.ports import is_free
+from ddlcore.dashboard.place import is_place, place_of, require_installed
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
 from ddlcore.launch.job.horovod import Answers, log_level, read_variables
@@ -39,9 +40,21 @@ class JobCommand(SettingsCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line ``args``."""
+        args = self.with_places(ctx, args)
         self.find_plugin_options(ctx, args)  # where the command begins depends on which options take a value
         at = self.command_at(ctx, args)
         return super().parse_args(ctx, [*args[:at], "--", *args[at:]] if args[at : at + 1] == ["-m"] else args)
+
+    def with_places(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+        """Return ``args``, in which ``--dashboard`` has the value auto if what follows it is no place.
+
+        The value of the option may be left out, and the word after it may be the command.
+        """
+        found = list(args)
+        for at, word in enumerate(found[: self.command_at(ctx, found)]):
+            if word == "--dashboard" and not any(map(is_place, found[at + 1 : at + 2])):
+                found[at] = "--dashboard=auto"
+        return found
 
     def command_at(self, ctx: click.Context, args: Sequence[str]) -> int:
         """Return the index in ``args`` at which our options end. An option that is unknown is taken to have a value."""
@@ -53,7 +66,8 @@ class JobCommand(SettingsCommand):
         }
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("--", "-m"):
-            at += 1 if "=" in args[at] else 1 + words.get(args[at], 1)
+            bare = args[at] == "--dashboard" and not any(map(is_place, args[at + 1 : at + 2]))
+            at += 1 if bare or "=" in args[at] else 1 + words.get(args[at], 1)
         return at
 
 
@@ -260,6 +274,9 @@ def prepare(
         watch=_top(placed.layout, settings) if top else None,
     )
     check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
+    if settings.text("dashboard"):
+        place_of(settings.text("dashboard"))
+        require_installed()
     _check_metrics(settings, placed.layout.here >= 0 and not dry_run)
     registry.load(registry.named(Registry.fusion_policies, settings.text("fusion_policy")))
     registry.named(Registry.compressors, settings.text("compression"))

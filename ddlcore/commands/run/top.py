@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddlcore.commands.run.rank_statistics import HEADINGS, LEFT, Row, cells, known_columns, rows_of, table_lines
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages import Profile, Pulse
+from ddlcore.observe.rank_statistics import HEADINGS, LEFT, Row, cells, known_columns, rows_of, table_lines
 
 if TYPE_CHECKING:
     from rich.table import Table

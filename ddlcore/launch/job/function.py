@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from ddlcore.launch.job.arguments import (
 from ddlcore.launch.job.launcher import prepare_directory
 from ddlcore.launch.job.local_ranks import begin_all, chosen_port, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
+from ddlcore.launch.job.page import JobPage, page_of
 from ddlcore.launch.job.placement import Placed
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen, coloured, stream_writer
@@ -82,6 +84,7 @@ def run(
     start_timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     torch_env: bool | None = None,
+    dashboard: str | int | bool | None = None,
 ) -> list[Any]:
     """Call ``func(*args, **kwargs)`` in ``num_proc`` new processes and return the results in rank order.
 
@@ -96,7 +99,8 @@ def run(
     * ``output_filename``: a directory, to which the output of each rank is also written, as ``--output-dir`` does.
     * ``verbose``: show the number of ranks and of threads.
     * ``backend``, ``start_timeout_s`` (seconds), ``torch_env`` (False: the ranks do not get torchrun's variables, as
-      with ``--no-torch-env``): settings. ``env``: variables that are added to the environment of the ranks.
+      with ``--no-torch-env``): settings. ``dashboard``: where the live page of the job is served (the setting of that
+      name); True: at the first free port. ``env``: variables that are added to the environment of the ranks.
     * ``start_timeout``, ``use_gloo``, ``use_mpi``, ``mpi_args``: Horovod's names of the settings ``start_timeout_s``,
       ``backend`` and ``launcher_args``, which take precedence. ``disable_cache`` has no effect and warns.
     * ``min_num_proc``, ``max_num_proc``, ``min_np``, ``max_np``, ``slots``, ``reset_limit``, ``cooldown_range`` and
@@ -129,6 +133,7 @@ def run(
         "backend": backend,
         "start_timeout_s": start_timeout_s,
         "torch_env": torch_env,
+        "dashboard": _dashboard_setting(dashboard),
         "ssh_port": ssh_port,
         "ssh_identity_file": ssh_identity_file,
         "network_interface": joined(network_interface if network_interfaces is None else network_interfaces),
@@ -138,8 +143,14 @@ def run(
     directory = None if output_filename is None else Path(output_filename)
     if directory is not None:
         prepare_directory(directory, placed.layout.size)
+    title = f"ddlcore.run({getattr(func, '__name__', type(func).__name__)})"
+    call = (func, args, kwargs)
     try:
-        return run_placed(placed, settings, registry, environ, (func, args, kwargs), bool(verbose), True, directory)
+        with page_of(settings, title, _host_names(placed)) as page:
+            results = run_placed(placed, settings, registry, environ, call, bool(verbose), True, directory, page)
+            if page is not None:
+                page.over(0)
+        return results
     except NotStarted as error:
         raise DdlInternalError(f"run: {error}") from None
 
@@ -153,11 +164,13 @@ def run_placed(
     verbose: bool = False,
     remarks: bool = True,
     output_dir: Path | None = None,
+    page: JobPage | None = None,
 ) -> list[Any]:
     """Call a function on ranks whose hosts are already chosen (``placed``), and return the results as ``run`` does.
 
     ``call`` is (func, args, kwargs). ``remarks`` says whether to show differences between hosts that do not stop the
     job. ``output_dir`` has a directory for each rank, to which its output is written; None: output is only shown.
+    ``page`` is told what happens.
     Raises NotStarted, with the problems of each host, if some hosts cannot take part.
     """
     size = placed.layout.size
@@ -169,11 +182,19 @@ def run_placed(
 
     def say(text: str) -> None:
         output.say(f"ddlcore.run: {text}")
+        if page is not None:
+            page.said(text)
 
+    if page is not None:
+        page.say = say
+        _show(screens[1], f"live page: {page.url}")
     with contextlib.ExitStack() as stack:
         remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, say)
         server, failure_log = open_network(size, settings, registry, say, remote)
         stack.callback(server.close)
+        if page is not None:
+            failure_log.listeners.append(page.heard)
+            failure_log.observers.append(page.passed)
         if remote is not None:
             stack.callback(remote.agents.close)
             _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
@@ -189,7 +210,7 @@ def run_placed(
         if remote is not None:
             remote.agents.join(output)
         processes = _begin(environments, files, output)
-        ends = _supervised(processes, settings, server, failure_log, output, remote, environ, say)
+        ends = _supervised(processes, settings, server, failure_log, output, remote, environ, say, page)
         outcomes = _outcomes(size, files, remote)
     results = _results(ends, outcomes, failure_log.raised, output)
     if failure_log.differ:  # parameters are compared after the ranks have returned
@@ -241,12 +262,14 @@ def _supervised(
     remote: RemoteLaunch | None,
     environ: Mapping[str, str],
     say: Callable[[str], None],
+    page: JobPage | None,
 ) -> list[End]:
     """Let the agents start their ranks, watch all ranks until they have ended, and return how each ended.
 
     If the caller is interrupted, all ranks are ended before the exception is raised again.
     """
-    supervisor = supervise(processes, remote, settings, server, failure_log, say)
+    noted = page.ended if page is not None else lambda end: None
+    supervisor = supervise(processes, remote, settings, server, failure_log, say, noted)
     try:
         output.start()
         if remote is None:
@@ -268,6 +291,19 @@ def _supervised(
 
 def _show(screen: Screen, text: str) -> None:
     screen.show("ddl", [(f"ddlcore.run: {line}".encode(), b"\n") for line in text.splitlines()])
+
+
+def _dashboard_setting(dashboard: str | int | bool | None) -> str | None:
+    """Return the setting ``dashboard`` for the argument of that name; None leaves it to the environment."""
+    if isinstance(dashboard, bool):
+        return "auto" if dashboard else ""
+    return None if dashboard is None else str(dashboard)
+
+
+def _host_names(placed: Placed) -> list[str]:
+    if placed.remote_plan is None:
+        return [socket.gethostname()] * placed.layout.size
+    return [placed.layout.hosts[host] for host in placed.layout.ranks]
 
 
 def _pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:

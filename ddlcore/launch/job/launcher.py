@@ -19,6 +19,7 @@ from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
 from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
+from ddlcore.launch.job.page import JobPage, page_of
 from ddlcore.launch.job.signals import SignalTrap
 from ddlcore.launch.job.timeline import Gathering
 from ddlcore.launch.job.watch import Watch
@@ -140,6 +141,14 @@ def run_job(launch: Launch) -> int:
     killed, 1 if the ranks' parameters differ or a rank that was ended by the launcher has another exit code than 0, and
     otherwise 0. Raises NotStarted if no rank was started.
     """
+    with page_of(launch.settings, _title(launch.command), _host_names(launch)) as page:
+        code = _run(launch, page)
+        if page is not None:
+            page.over(code)
+    return code
+
+
+def _run(launch: Launch, page: JobPage | None) -> int:
     if launch.output_dir is not None:
         prepare_directory(launch.output_dir, launch.size)
     screens = _screens(launch.environ, launch.bar)
@@ -149,7 +158,12 @@ def run_job(launch: Launch) -> int:
 
     def say(text: str) -> None:
         output.say(f"ddl run: {text}")
+        if page is not None:
+            page.said(text)
 
+    if page is not None:
+        page.say = say
+        _show(screens[1], f"live page: {page.url}")
     if launch.size > 1 and may_run_python(launch.command):
         compile_kernels(lambda text: _show(screens[1], text), launch.settings.text("cache_dir"))
     adopt_orphans()
@@ -172,8 +186,11 @@ def run_job(launch: Launch) -> int:
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
         stack.callback(server.close)
+        if page is not None:
+            failure_log.listeners.append(page.heard)
+            failure_log.observers.append(page.passed)
         if launch.watch is not None:
-            failure_log.heard = launch.watch.heard
+            failure_log.listeners.append(launch.watch.heard)
             stack.callback(launch.watch.end)
         # The trap must be entered before the first rank or agent starts: otherwise a Ctrl-C during the start would end
         # this process by an exception and leave ranks without anybody who watches them. The trap keeps what arrives
@@ -186,10 +203,11 @@ def run_job(launch: Launch) -> int:
         processes = _begin(launch, server, output, say, remote, gathering)
         if remote is not None:
             _begin_remote(launch, remote, output, processes, trap, gathering)
-        supervisor = supervise(processes, remote, launch.settings, server, failure_log, say)
+        noted = page.ended if page is not None else lambda end: None
+        supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted)
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
-            launch.watch.begin(say, supervisor.abandon)
+            launch.watch.begin(lambda text: output.say(f"ddl run: {text}"), supervisor.abandon)
         if launch.end is not None:
             launch.end.attach(supervisor.finish)
         ends = supervisor.run()
@@ -343,11 +361,22 @@ def _conclude(
             _show(screen, failure_log.differ)
         return
     lines = output.last_lines(first.rank)
-    host = launch.layout.hosts[launch.layout.ranks[first.rank]] if launch.remote_plan else socket.gethostname()
+    host = _host_names(launch)[first.rank]
     text = summary(ends, first, host, lines, first.at_s - begun_s, output.wrote(first.rank))
     if launch.output_dir is not None:
         text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.size)}"
     _show(screen, text)
+
+
+def _host_names(launch: Launch) -> list[str]:
+    """Return the name of the host of each rank."""
+    if launch.remote_plan is None:
+        return [socket.gethostname()] * launch.size
+    return [launch.layout.hosts[host] for host in launch.layout.ranks]
+
+
+def _title(command: Sequence[str]) -> str:
+    return " ".join([os.path.basename(command[0]), *command[1:]])
 
 
 def _show(screen: Screen, text: str) -> None:

@@ -19,6 +19,7 @@ from ddlcore.launch.ranks.environment import (
     usable_cores,
     wanted_port,
 )
+from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess
 from ddlcore.launch.ranks.supervisor import Supervisor
@@ -78,12 +79,21 @@ def supervise(
     server: Server,
     failure_log: FailureLog,
     say: Callable[[str], None],
+    noted: Callable[[End], None] = lambda end: None,
 ) -> Supervisor:
-    """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run."""
+    """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run.
+
+    ``noted`` is called with the end of each rank.
+    """
+
+    def ended(end: End) -> None:
+        server.rank_ended(end.rank, end.reason)
+        noted(end)
+
     supervisor = Supervisor(
         [*processes, *(remote.agents.ranks() if remote is not None else [])],
         grace_s=settings.number("grace_s"),
-        ended=lambda end: server.rank_ended(end.rank, end.reason),
+        ended=ended,
         say=say,
     )
     if remote is not None:

@@ -22,7 +22,8 @@ _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because anothe
 class FailureLog:
     """A wrapper around a coordinator that records which ranks leave because of an exception.
 
-    It passes all calls on to the coordinator, but gives pulses and profiles to ``heard`` instead.
+    It passes all calls on to the coordinator, but gives pulses and profiles to the functions in ``listeners`` instead.
+    The functions in ``observers`` get all other messages, with the coordinator's answers.
     """
 
     def __init__(self, coordinator: CoordinatorProtocol, dead: Callable[[], Mapping[int, str]] = dict) -> None:
@@ -36,16 +37,21 @@ class FailureLog:
         self._killed: set[int] = set()
         self.raised: list[int] = []  # in the order of their reports
         self.differ = ""  # how the ranks' parameters differ, if that ended the job
-        self.heard: Callable[[int, Pulse | Profile], None] = lambda rank, message: None
+        self.listeners: list[Callable[[int, Pulse | Profile], None]] = []
+        self.observers: list[Callable[[int, ToCoordinator, Outgoing], None]] = []
         self._coordinator = coordinator
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
         if isinstance(message, (Pulse, Profile)):
-            self.heard(rank, message)
+            for listener in self.listeners:
+                listener(rank, message)
             return []
         if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
             self.raised.append(rank)
-        return self._noted(self._coordinator.handle(rank, message))
+        outgoing = self._noted(self._coordinator.handle(rank, message))
+        for observer in self.observers:
+            observer(rank, message, outgoing)
+        return outgoing
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
         return self._noted(self._coordinator.rank_ended(rank, reason))

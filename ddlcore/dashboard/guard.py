@@ -1,0 +1,90 @@
+"""Decide who may read the page: a middleware that lets a request through only if its host name and token are right."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+# The page has no script but those of this server; styles are also set by the charts' library.
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Guard:
+    """A wrapper of an ASGI application that answers requests without the right to read the page itself.
+
+    Without a ``token``, the page is served on this host only. A page of the internet could then have its own host name
+    resolve to 127.0.0.1 and read everything (DNS rebinding), so requests for other names than those of this host are
+    refused. With a token, a browser that has not shown it gets nothing, whatever name it uses. The token comes once in
+    the address, and then in a cookie that scripts cannot read.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._cookie = f"ddl-dashboard-{port}"  # browsers send cookies to all ports of a host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = HTTPConnection(scope)
+        answer = self._refusal(scope["method"], request)
+        await (answer or self._app)(scope, receive, _with_headers(send))
+
+    def _refusal(self, method: str, request: HTTPConnection) -> Response | None:
+        """Return the answer to a request that must not reach the application; None if it may."""
+        if method not in ("GET", "HEAD"):
+            return PlainTextResponse("This page can only be read.\n", 405, {"allow": "GET, HEAD"})
+        if not self._token:
+            name = request.headers.get("host", "")
+            known = name.rpartition(":")[0] if name.rpartition(":")[2].isdecimal() else name
+            if known.lower() not in _LOCAL_NAMES:
+                return PlainTextResponse("This page is served under the name localhost only.\n", 421)
+            return None
+        if self._is_token(_cookies(request.headers.get("cookie", "")).get(self._cookie, "")):
+            return None
+        given = parse_qs(request.scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if self._is_token(given):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(self._cookie, given, httponly=True, samesite="lax")
+            return answer
+        return PlainTextResponse("Open the address that the launcher has printed: it contains a token.\n", 401)
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
+
+
+def _cookies(text: str) -> dict[str, str]:
+    try:
+        return {name: morsel.value for name, morsel in SimpleCookie(text).items()}
+    except CookieError:
+        return {}
+
+
+def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            known = {name.lower() for name, _ in message.get("headers", [])}
+            if b"cache-control" not in known:
+                own.append((b"cache-control", b"no-store"))
+            message = {**message, "headers": [*message.get("headers", []), *own]}
+        await send(message)
+
+    return sending

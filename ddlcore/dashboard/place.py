@@ -1,0 +1,130 @@
+"""Decide where the live page is served, who may read it, and whether what serves it is installed."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlcore.plug.finding import find
+from ddlcore.text.installing import pip_install
+
+FIRST_PORT = 8480
+_PORTS = 20  # how many ports are tried, from FIRST_PORT on, if the user names none
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 64
+_PLACE = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+(?:%\w+)?\]|[\w.-]+):)?(?P<port>\d{1,6})")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The address at which the page is served. ``port`` 0: the first free port from FIRST_PORT on."""
+
+    host: str = _LOOPBACK
+    port: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs of this host can connect, so that the page needs no token."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def is_place(text: str) -> bool:
+    """Return whether ``text`` has the form of a place: PORT, HOST:PORT or auto."""
+    return text == "auto" or _PLACE.fullmatch(text) is not None
+
+
+def place_of(text: str) -> Place:
+    """Return the place that ``text``, a value of the setting ``dashboard``, describes.
+
+    Raises ValueError, with a message of one line, for a text of another form and for a port that does not exist.
+    """
+    if text in ("auto", "true", "True"):
+        return Place()
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"--dashboard {text}: that is no PORT and no HOST:PORT, such as 8480 or 0.0.0.0:8480")
+    if int(found["port"]) > 65535:
+        raise ValueError(f"--dashboard {text}: {found['port']} is no port number; the highest is 65535")
+    return Place((found["host"] or _LOOPBACK).strip("[]"), int(found["port"]))
+
+
+def listen(place: Place) -> socket.socket:
+    """Return a socket that listens at ``place``.
+
+    Raises ValueError, with a message of one line, if that is impossible: if a port that the user has named is taken, or
+    if the host is not this one.
+    """
+    if place.port:
+        return _listen(place.host, place.port)
+    for port in range(FIRST_PORT, FIRST_PORT + _PORTS):
+        try:
+            return _listen(place.host, port)
+        except _Taken:
+            continue
+    raise ValueError(f"--dashboard: the ports {FIRST_PORT} to {FIRST_PORT + _PORTS - 1} are all taken; name another")
+
+
+class _Taken(ValueError):
+    pass
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    where = f"--dashboard {f'[{host}]' if ':' in host else host}:{port}"
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ValueError(f"{where}: no address is known for this host ({error.strerror})") from None
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise _Taken(f"{where}: the port is taken; without a port, the next free one is chosen") from None
+        raise ValueError(f"{where}: {os.strerror(error.errno or 0)}") from None
+    return listening
+
+
+def url_of(listening: socket.socket, place: Place, token: str) -> str:
+    """Return the address of the page for a browser. ``token``: "" if the page needs none."""
+    host, port = listening.getsockname()[:2]
+    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        host = socket.gethostname()
+    elif place.host == "localhost" or not place.is_local:
+        host = place.host
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/{f'?token={token}' if token else ''}"
+
+
+def chart_library() -> Path | None:
+    """Return the file with the JavaScript of the charts, which the wheel of plotly contains; None without plotly."""
+    spec = find("plotly")
+    if spec is None or spec.origin is None:
+        return None
+    file = Path(spec.origin).parent / "package_data" / "plotly.min.js"
+    return file if file.is_file() else None
+
+
+def missing() -> str:
+    """Return the names of the packages that are needed and not installed, separated by commas; "" if there are none."""
+    absent = [name for name in ("starlette", "uvicorn") if find(name) is None]
+    return ", ".join([*absent, *(["plotly"] if chart_library() is None else [])])
+
+
+def require_installed() -> None:
+    """Raise ValueError, with a message of one line, if what serves the page is not installed."""
+    absent = missing()
+    if absent:
+        raise ValueError(f"--dashboard: {absent} not installed; {pip_install('ddlcore[dashboard]')}")

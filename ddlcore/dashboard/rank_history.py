@@ -1,0 +1,145 @@
+"""Keep what one rank has told in the last seconds, and compute its rates and shares from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from ddlcore.dashboard.records import STARTING
+from ddlcore.messages import Activity, Pulse, Traffic
+
+KEPT = 30  # pulses of a rank: half a minute
+_RATE_S = 5.0  # time over which a rate of bytes is computed
+_STEPS_S = 10.0  # time over which the rate of steps is computed; more if steps take long
+_STANDS_S = 3.0  # a rank stands still after so long without a step,
+_RATE_STEPS = 5  # and after the time of so many steps
+_LEAST_SAMPLED_S = 0.5
+
+
+@dataclass(frozen=True)
+class LinkRate:
+    """How many bytes a link moves: in total, and in each second of the last ones."""
+
+    name: str
+    sent_bytes: int
+    sent_per_s: float
+    received_bytes: int = 0
+    received_per_s: float = 0.0
+    bits_per_s: float = 0.0  # speed of the link; 0: unknown
+
+
+@dataclass
+class RankHistory:
+    """One rank: its state as the launcher knows it, its last pulses, and when the last one arrived."""
+
+    host: str
+    state: str = STARTING
+    text: str = ""
+    heard_s: float | None = None
+    pulses: deque[Pulse] = field(default_factory=lambda: deque(maxlen=KEPT))
+    activity: Activity | None = None  # of the last pulse
+    _first: Pulse | None = None
+    _resumed: Pulse | None = None  # the pulse that brought the first steps, or the first ones after a long wait
+    _moved_s: float = 0.0  # time of the last pulse that brought steps
+    _activities: deque[Activity] = field(default_factory=lambda: deque(maxlen=KEPT))  # of ``pulses``, without names
+
+    def take(self, pulse: Pulse, now_s: float) -> None:
+        """Add a pulse that has arrived at ``now_s``. A rank that has called ``init`` again begins anew."""
+        if self.pulses and (pulse.steps < self.pulses[-1].steps or pulse.at_s < self.pulses[-1].at_s):
+            self.forget()
+        self.heard_s = now_s
+        activity = pulse.activity or Activity("")
+        bare = replace(pulse, activity=None)  # names are kept for the last pulse only
+        self._first = self._first or bare
+        before = self.pulses[-1].steps if self.pulses else 0
+        if pulse.steps > before:
+            if before == 0 or pulse.at_s - self._moved_s >= self._stands_s(pulse):
+                self._resumed = bare  # a wait before it is no part of a step
+            self._moved_s = pulse.at_s
+        self.pulses.append(bare)
+        self.activity = activity
+        self._activities.append(replace(activity, doing="", in_flight=()))
+
+    def forget(self) -> None:
+        """Forget all pulses, because the counts of the next ones begin at 0."""
+        self.pulses.clear()
+        self._activities.clear()
+        self._first = self._resumed = self.activity = None
+
+    def steps_per_s(self) -> float | None:
+        """Return the recent rate of steps; None if it is not known, or if no step was counted yet."""
+        if self._resumed is None:
+            return None
+        last = self.pulses[-1]
+        stands_s = self._stands_s(last)
+        if last.at_s - self._moved_s >= stands_s:
+            return 0.0
+        window_s = max(_STEPS_S, 2 * stands_s)
+        since = next((one for one in reversed(self.pulses) if last.at_s - one.at_s >= window_s), self.pulses[0])
+        if since.at_s < self._resumed.at_s:
+            since = self._resumed
+        return (last.steps - since.steps) / (last.at_s - since.at_s) if last.at_s > since.at_s else None
+
+    def _stands_s(self, last: Pulse) -> float:
+        """Return after how long without a step a rank stands still: a few times as long as a step has taken so far."""
+        first = self._first
+        usual_s = (last.at_s - first.at_s) / (last.steps - first.steps) if first and last.steps > first.steps else 0.0
+        return max(_STANDS_S, _RATE_STEPS * usual_s)
+
+    def step_s(self) -> float | None:
+        """Return the recent duration of a step; None if it is not known, or if the rank makes no steps."""
+        rate = self.steps_per_s()
+        return 1 / rate if rate else None
+
+    def input_share(self) -> float | None:
+        """Return the share of the time that the main thread waited for input; None if it is not known."""
+        if len(self._activities) < 2:
+            return None
+        first, last = self._activities[0], self._activities[-1]
+        sampled_s = last.sampled_s - first.sampled_s
+        return (last.input_s - first.input_s) / sampled_s if sampled_s >= _LEAST_SAMPLED_S else None
+
+    def transport_share(self) -> float | None:
+        """Return the share of the time that the transport was in use; None if it is not known."""
+        at = self._window()
+        return None if at is None else min(1.0, self._rate(at, lambda one: one.transport_s))
+
+    def tensor_rate(self) -> tuple[int, float]:
+        """Return the bytes of this rank's tensors in buckets that were delivered: the total, and those per second."""
+        if self.activity is None:
+            return 0, 0.0
+        at = self._window()
+        return self.activity.nbytes, 0.0 if at is None else self._rate(at, lambda one: one.nbytes)
+
+    def links(self) -> list[LinkRate]:
+        """Return the rates of the interfaces on which this rank reports."""
+        at = self._window()
+        if self.activity is None or at is None:
+            return []
+        before = {one.name: one for one in self._activities[at].traffic}
+        elapsed_s = self.pulses[-1].at_s - self.pulses[at].at_s
+        return [_link(one, before.get(one.name, one), elapsed_s) for one in self.activity.traffic]
+
+    def _window(self) -> int | None:
+        """Return the index of the pulse from which a rate of bytes is computed; None if there is none."""
+        last_s = self.pulses[-1].at_s if self.pulses else 0.0
+        found: Sequence[int] = [i for i, one in enumerate(self.pulses) if last_s - one.at_s >= _RATE_S] or [0]
+        return found[-1] if len(self.pulses) > 1 and last_s > self.pulses[found[-1]].at_s else None
+
+    def _rate(self, at: int, value: Callable[[Activity], float]) -> float:
+        elapsed_s = self.pulses[-1].at_s - self.pulses[at].at_s
+        return max(0.0, value(self._activities[-1]) - value(self._activities[at])) / elapsed_s
+
+
+def _link(now: Traffic, before: Traffic, elapsed_s: float) -> LinkRate:
+    return LinkRate(
+        now.name,
+        now.sent_bytes,
+        max(0, now.sent_bytes - before.sent_bytes) / elapsed_s,
+        now.received_bytes,
+        max(0, now.received_bytes - before.received_bytes) / elapsed_s,
+        now.bits_per_s,
+    )

@@ -1,0 +1,192 @@
+"""Serve the page from a process of its own, which ends with the job: when the launcher's pipe ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ddlcore.dashboard.guard import Guard
+from ddlcore.dashboard.history import History
+from ddlcore.dashboard.place import chart_library
+from ddlcore.dashboard.records import Begin, Over, decoded
+
+TURN_S = 0.5  # how often open pages are told what is new
+MOST_STREAMS = 16  # pages that are open at one time
+MOST_CONNECTIONS = 64
+REQUEST_S = 5.0  # time for the first request of a connection to arrive
+_LAST_S = 1.0  # time for open pages to be told that the job has ended
+_LONGEST_LINE = 64 << 20
+_LARGEST_HEAD = 16 << 10
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_CHARTS_FOR = "private, max-age=86400"  # how long a browser may keep the charts' library
+
+
+class Site:
+    """The application: the files of the page, and a stream of server-sent events for each page that is open."""
+
+    def __init__(self, history: History, clock: Callable[[], float] = time.time) -> None:
+        self._history = history
+        self._clock = clock
+        self._turned = asyncio.Event()
+        self._now = b"{}"
+        self._charts: bytes | None = None
+        self.streams = 0
+        self.turn()
+
+    def app(self) -> Starlette:
+        routes = [Route(path, self._file) for path in _FILES]
+        return Starlette(routes=[*routes, Route("/charts.js", self._chart_file), Route("/stream", self._stream)])
+
+    def turn(self) -> None:
+        """Tell all open pages what is new."""
+        now_s = self._clock()
+        self._history.tick(now_s)
+        self._now = msgspec.json.encode(self._history.now(now_s))
+        turned, self._turned = self._turned, asyncio.Event()
+        turned.set()
+
+    async def read(self, reader: asyncio.StreamReader) -> None:
+        """Take the launcher's records until the last one, or until the launcher is gone."""
+        while not isinstance(self._history.over, Over):
+            line = await reader.readline()
+            if not line:
+                self.end()
+                return
+            self._history.take(decoded(line), self._clock())
+        self.turn()
+
+    def end(self) -> None:
+        """Tell all open pages that the launcher is gone, if it has not said how the job ended."""
+        if self._history.over is None:
+            self._history.take(Over(-1, "The launcher is gone, so nothing more is known of the job."), self._clock())
+        self.turn()
+
+    async def _file(self, request: Request) -> Response:
+        name, kind = _FILES[request.url.path]
+        return Response((Path(__file__).parent / "page" / name).read_bytes(), media_type=kind)
+
+    async def _chart_file(self, request: Request) -> Response:
+        file = chart_library()
+        if file is None:
+            return PlainTextResponse("plotly is not installed any more\n", 404)
+        headers = {"cache-control": _CHARTS_FOR, "vary": "accept-encoding"}
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(file.read_bytes(), media_type="text/javascript", headers=headers)
+        if self._charts is None:
+            self._charts = await run_in_threadpool(lambda: gzip.compress(file.read_bytes(), 5))
+        return Response(self._charts, media_type="text/javascript", headers={**headers, "content-encoding": "gzip"})
+
+    async def _stream(self, request: Request) -> Response:
+        if self.streams >= MOST_STREAMS:
+            return PlainTextResponse("Too many pages are open.\n", 503, {"retry-after": "5"})
+        return StreamingResponse(self._events(request), media_type="text/event-stream")
+
+    async def _events(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield an event for each turn: the present state, and the points that are new since the last event.
+
+        The first event has all points. A page that reads slowly skips turns, so nothing queues up for it.
+        """
+        self.streams += 1
+        try:
+            made = -1
+            while True:
+                turned = self._turned
+                points, reached = self._history.points_after(max(made, 0))
+                first, made = b"true" if made < 0 else b"false", reached
+                yield b'data: {"first":%b,"points":%b,"now":%b}\n\n' % (first, msgspec.json.encode(points), self._now)
+                if self._history.over is not None:
+                    return
+                await turned.wait()
+                if await request.is_disconnected():
+                    return
+        finally:
+            self.streams -= 1
+
+
+class Connection(H11Protocol):
+    """A connection of the server. Beyond MOST_CONNECTIONS, the oldest one without a request in progress is closed."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.began_s = time.monotonic()
+        connections: Any = self.connections
+        if len(connections) > MOST_CONNECTIONS:
+            idle = [one for one in connections if one.cycle is None or one.cycle.response_complete]
+            min(idle, key=lambda one: one.began_s).transport.abort()
+        self.loop.call_later(REQUEST_S, self._end_if_silent)
+
+    def _end_if_silent(self) -> None:
+        cycle: Any = self.cycle  # the library's annotation leaves out that it is None before the first request
+        if cycle is None and not self.transport.is_closing():
+            self.transport.abort()
+
+
+async def serve(listening: socket.socket, reader: asyncio.StreamReader) -> None:
+    """Serve the page at ``listening`` until the records that arrive by ``reader`` end."""
+    begin = decoded(await reader.readline())
+    if not isinstance(begin, Begin):
+        raise ValueError("the first record does not say what the job is")
+    site = Site(History(begin))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            Guard(site.app(), begin.token, listening.getsockname()[1]),
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=_LARGEST_HEAD,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    reading = asyncio.create_task(site.read(reader))
+    launcher = os.getppid()
+    while not reading.done() and not serving.done():
+        await asyncio.wait({reading, serving}, timeout=TURN_S, return_when=asyncio.FIRST_COMPLETED)
+        if os.getppid() != launcher:  # another process may still hold the launcher's end of the pipe
+            site.end()
+            break
+        site.turn()
+    until_s = time.monotonic() + _LAST_S
+    while site.streams and time.monotonic() < until_s:
+        await asyncio.sleep(0.02)
+    server.should_exit = True
+    reading.cancel()
+    await serving
+
+
+async def _run(fd: int) -> None:
+    reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+    pipe = sys.stdin.buffer
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    await serve(socket.socket(fileno=fd), reader)
+
+
+def main() -> None:
+    """Run the process: its argument is the number of the listening socket's descriptor, and records come by stdin."""
+    asyncio.run(_run(int(sys.argv[1])))

@@ -1,0 +1,202 @@
+"""Start the process that serves a job's live page, and tell it what happens, for ``ddl run`` and ``ddlcore.run`` alike.
+
+The process is separate, so that neither a slow browser nor a hostile client can delay the launcher. Nothing here waits
+for it before the job has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
+
+from ddlcore.config import Settings
+from ddlcore.control.coordinator_protocol import Outgoing
+from ddlcore.dashboard import records
+from ddlcore.dashboard.place import listen, place_of, require_installed, url_of
+from ddlcore.dashboard.records import Begin, Event, Heard, Over, Record, State, encoded
+from ddlcore.job import VERSION
+from ddlcore.launch.ranks.command import own_python
+from ddlcore.launch.ranks.exit_status import End, NotStarted
+from ddlcore.messages import Answer, Bye, Hello, Leave, Profile, Pulse, Resume, ToCoordinator, Welcome
+from ddlcore.telemetry import PAGE_PULSE_S
+
+# The first entry of the path is the user's directory, in which a queue.py would hide the one of Python.
+_PROGRAM = """
+sys.path[:] = [one for one in sys.path if one]
+from ddlcore.dashboard.serving import main
+main()
+"""
+_MOST_RECORDS = 20000  # that wait for the process to read them; the oldest are dropped
+_END_S = 3.0  # time for the process to end
+_SELDOM_S = 10.0  # events about replay: not more often, because a job may leave it in every step
+
+
+class JobPage:
+    """The live page of one job, from before its start to after its end. Any thread may call the methods for events."""
+
+    def __init__(self, settings: Settings, title: str, hosts: Sequence[str]) -> None:
+        """Start the process. ``title`` is the job's command, and ``hosts`` holds the host of each rank.
+
+        Raises ValueError, with a message of one line, if a package is missing or the page cannot be served where the
+        setting ``dashboard`` says, and OSError if the process cannot be started.
+        """
+        require_installed()
+        place = place_of(settings.text("dashboard"))
+        token = "" if place.is_local else secrets.token_urlsafe(24)
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — `close` closes it
+        try:
+            with listen(place) as listening:
+                self.url = url_of(listening, place, token)
+                self._process = subprocess.Popen(
+                    own_python(_PROGRAM, str(listening.fileno())),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
+                    pass_fds=(listening.fileno(),),
+                    start_new_session=True,  # a Ctrl-C on the terminal is for the launcher
+                )
+        except BaseException:
+            self._errors.close()
+            raise
+        interval_s = settings.number("pulse_s") or PAGE_PULSE_S
+        self._records: deque[Record] = deque(maxlen=_MOST_RECORDS)
+        self._wake = threading.Event()
+        self._closing = False
+        self._over = False
+        self._epoch = -1
+        self._seldom_s = 0.0
+        self.say: Callable[[str], None] = lambda text: None  # shows a line to the user
+        self._tell(Begin(title, tuple(hosts), VERSION, time.time(), token, interval_s))
+        self._thread = threading.Thread(target=self._write, name="ddl-page", daemon=True)
+        self._thread.start()
+        for rank in range(len(hosts)):
+            self._tell(State(rank, records.STARTING))
+
+    # --- what happens
+
+    def heard(self, rank: int, message: Pulse | Profile) -> None:
+        """Take a report of ``rank`` about itself."""
+        if isinstance(message, Pulse):
+            self._tell(Heard(rank, message))
+
+    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
+        """Take a message of ``rank``, and the messages with which the coordinator answered it."""
+        if isinstance(message, Hello):
+            self._tell(State(rank, records.INIT))
+        elif isinstance(message, Bye):
+            self._tell(State(rank, records.LEFT, message.reason))
+            if message.reason.startswith(("raised ", "init failed")):
+                self._event("error", f"rank {rank} {message.reason}")
+        elif isinstance(message, Leave) and not message.slow:
+            self._seldom(f"rank {rank} asks to leave replay: {message.reason}")
+        for other, answer in outgoing:
+            if isinstance(answer, Welcome):
+                self._tell(State(other, records.RUNNING))
+            elif isinstance(answer, Answer):
+                for item in answer.items:
+                    if isinstance(item, Resume) and item.epoch != self._epoch:
+                        self._epoch = item.epoch
+                        self._seldom("the steps repeat: the ranks run them from memory")
+
+    def ended(self, end: End) -> None:
+        """Take the end of a rank's process."""
+        failed = records.STOPPED if end.stopped else records.FAILED
+        self._tell(State(end.rank, records.ENDED if end.returncode == 0 else failed, end.reason))
+        if end.failed:
+            self._event("error", f"rank {end.rank} {end.reason}")
+
+    def said(self, text: str) -> None:
+        """Take a message of the launcher to the user, such as the report of a stall."""
+        self._event("warning" if text.startswith("stalled") else "info", text)
+
+    def over(self, code: int, text: str = "") -> None:
+        """Tell the page that the job has ended with exit code ``code``; -1: it has none. Only the first call counts."""
+        if not self._over:
+            self._over = True
+            self._tell(Over(code, text))
+
+    def close(self) -> None:
+        """End the process, after all pages that are open have been told everything."""
+        self.over(-1, "The launcher has given up.")
+        self._closing = True
+        self._wake.set()
+        self._thread.join(_END_S)
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._thread.join(_END_S)  # a blocked write ends with the process
+        self._errors.close()
+
+    # --- to the process
+
+    def _event(self, kind: str, text: str) -> None:
+        self._tell(Event(time.time(), kind, text))
+
+    def _seldom(self, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._seldom_s:
+            self._seldom_s = now_s + _SELDOM_S
+            self._event("info", text)
+
+    def _tell(self, record: Record) -> None:
+        self._records.append(record)
+        self._wake.set()
+
+    def _write(self) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None
+        try:
+            while True:
+                self._wake.wait()
+                self._wake.clear()
+                closing = self._closing  # read first: what was added before it was set is still written
+                while self._records:
+                    pipe.write(encoded(self._records.popleft()))
+                pipe.flush()
+                if closing:
+                    return
+        except OSError:
+            if not self._closing:
+                self.say(f"the live page is gone, the job goes on: {self._why()}")
+        finally:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _why(self) -> str:
+        """Return the last line that the process wrote to stderr, or how it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), f"exit code {self._process.returncode}")
+
+
+@contextlib.contextmanager
+def page_of(settings: Settings, title: str, hosts: Sequence[str]) -> Iterator[JobPage | None]:
+    """Yield the live page of a job, or None if the settings ask for none. It ends with the context.
+
+    An exception that leaves the context is shown as the end of the job. Raises NotStarted if the page cannot be served.
+    """
+    if not settings.text("dashboard"):
+        yield None
+        return
+    try:
+        page = JobPage(settings, title, hosts)
+    except (ValueError, OSError) as error:
+        raise NotStarted(str(error)) from None
+    try:
+        yield page
+    except BaseException as error:
+        page.over(-1, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        page.close()

@@ -1,0 +1,158 @@
+"""What a rank tells the live page about itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddlcore as ddl
+from ddlcore.contracts.interfaces import interface_addresses
+from ddlcore.job import Job
+from ddlcore.messages import Pulse, decode_to_coordinator, encode
+from ddlcore.observe.activity import MOST_NAMES, ActivityMeter
+from ddlcore.observe.sampler import InputClock, Stacks
+from ddlcore.observe.traffic import TrafficMeter
+from ddlcore.testing.world import World
+
+
+def stats(buckets: int) -> dict[str, Any]:
+    return {
+        "buckets_negotiated": 1,
+        "buckets_replayed": buckets,
+        "bytes": {"allreduce": 10, "broadcast": 5},
+        "seconds": {"transport": 0.5},
+        "routes": {0: "shm (all ranks are on one host)"},
+    }
+
+
+def test_how_long_nothing_has_moved() -> None:
+    """From the first look at which the present buckets had ended, and only while something is in flight."""
+    now_s = 0.0
+    meter = ActivityMeter(lambda set_id: (0, 3) if set_id else (), lambda: now_s)
+    assert meter.read(stats(5), "it waits", [("b", 0), ("a", 2)]).waits_s == 0.0
+    now_s = 2.0
+    told = meter.read(stats(5), "it waits", [("b", 0), ("a", 2)])
+    assert (told.waits_s, told.in_flight, told.pending) == (2.0, (("a", (0, 3)), ("b", ())), 2)
+    assert (told.nbytes, told.transport_s, told.route) == (15, 0.5, "shm")
+    now_s = 3.0
+    assert meter.read(stats(6), "it waits", [("b", 0)]).waits_s == 0.0, "a bucket has ended"
+    now_s = 5.0
+    assert meter.read(stats(6), "it runs", []).waits_s == 0.0, "nothing is in flight"
+    now_s = 6.0
+    assert meter.read(stats(6), "it waits", [("b", 0)]).waits_s == 1.0
+
+
+def test_the_message_is_small() -> None:
+    """However many tensors wait, and however long their names are."""
+    meter = ActivityMeter(lambda set_id: ())
+    told = meter.read(stats(0), "x" * 5000, [(f"{number:05}" + "n" * 5000, 0) for number in range(5000)])
+    assert (len(told.in_flight), told.pending) == (MOST_NAMES, 5000)
+    data = encode(Pulse(1.0, 2, 3.0, 4.0, 5, activity=told))
+    assert len(data) < 3000
+    assert decode_to_coordinator(data) == Pulse(1.0, 2, 3.0, 4.0, 5, activity=told)
+
+
+def test_a_pulse_without_activity_is_as_before() -> None:
+    """As the ranks of `ddl run --top` send it."""
+    assert len(encode(Pulse(1.0, 2, 3.0, 4.0, 5))) < 60
+
+
+def test_nothing_is_sent_unless_the_page_is_served() -> None:
+    """Neither by a thread of its own nor on the way of a step."""
+
+    def body(rank: int, job: Job) -> int:
+        for _ in range(20):
+            ddl.allreduce(np.ones(4, np.float32), name="x")
+        return job.stats()["pulse_messages"]
+
+    with World(2) as world:
+        assert world.run(body) == [0, 0]
+
+
+def test_pulses_of_a_page_have_activity() -> None:
+    """About one a second, however many steps there are."""
+
+    def body(rank: int, job: Job) -> int:
+        for _ in range(250):
+            ddl.allreduce(np.ones(256, np.float32), name="x")
+            time.sleep(0.01)
+        return job.stats()["pulse_messages"]
+
+    with World(2, settings={"dashboard": "auto"}) as world:
+        assert all(2 <= count <= 10 for count in world.run(body))
+
+
+TRAINS = """
+def wait(look):
+    look()
+"""
+
+
+def ours(look: Any) -> None:
+    """A frame of a module of ddl's."""
+    module = types.ModuleType("ddl_pretended")
+    exec(TRAINS, vars(module))
+    vars(module)["wait"](look)
+
+
+def test_input_is_recognized_without_keeping_frames() -> None:
+    """In a generator, not in computation; unknown before any training code was seen."""
+    stacks = Stacks()
+    seen: list[tuple[str, bool | None]] = []
+
+    def look(where: str) -> None:
+        seen.append((where, stacks.is_input(sys._getframe(1))))
+
+    def batches() -> Iterator[int]:
+        for number in range(3):
+            look("batches")
+            yield number
+
+    def compute() -> None:
+        sum(i for i in range(3))
+        look("compute")
+
+    def train() -> None:
+        for _ in batches():
+            compute()
+            ours(lambda: look("ddl"))
+
+    train()
+    assert seen[0] == ("batches", None)
+    later = seen[3:]
+    assert dict(later) == {"batches": True, "compute": False, "ddl": False}
+    assert stacks._stack == [] and stacks._loops == {}
+
+
+def test_the_clock_counts_only_what_it_knows() -> None:
+    """Samples of a thread that does not train say nothing about its input."""
+    clock = InputClock(0, ())  # no thread has this number
+    clock.sample()
+    assert (clock.input_s, clock.sampled_s) == (0.0, 0.0)
+
+
+def test_traffic_of_an_interface(tmp_path: Path) -> None:
+    """That of the address, and the InfiniBand ports; what cannot be read is left out."""
+    for name, files in (
+        (
+            "mlx5_0/ports/1",
+            {"counters/port_rcv_data": "250\n", "counters/port_xmit_data": "500\n", "rate": "100 Gb/sec (4X EDR)\n"},
+        ),
+        ("mlx5_1/ports/1", {"rate": "none\n"}),
+    ):
+        for file, text in files.items():
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    loopback = next((name for name, known in interface_addresses().items() if "127.0.0.1" in known), "")
+    told = {one.name: one for one in TrafficMeter("127.0.0.1", tmp_path).read()}
+    assert set(told) == {loopback, "mlx5_0:1"} - {""}
+    port = told["mlx5_0:1"]
+    assert (port.received_bytes, port.sent_bytes, port.bits_per_s) == (1000, 2000, 100e9)
+    assert TrafficMeter("192.0.2.1", tmp_path / "none").read() == ()
