@@ -281,7 +281,7 @@ def test_every_keyword_of_horovod_is_taken_or_answered(name: str, asked: list[tu
     warns = {"np": DeprecationWarning, "disable_cache": UserWarning}.get(name)
     with pytest.warns(warns, match=f"^run: {name}") if warns else contextlib.nullcontext():
         ddlcore.run(my_rank, **call)
-    ((placed, settings, _, _, _, verbose, _, directory),) = asked
+    ((placed, settings, _, _, _, verbose, _, directory, _),) = asked
     if name in BECOME:
         setting, value = BECOME[name]
         assert (settings[setting], settings.source(setting)) == (value, "flag")
