@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddlcore.contracts.cluster import Surroundings
 from ddlcore.control.surroundings import lineage
 from ddlcore.job import log_at
-from ddlcore.plug.settings import settings_of
+from ddlcore.plug.settings import settings_of, warn_of_misspelt
 
 if TYPE_CHECKING:
     from ddlcore.external_rank import ExternalRank
@@ -25,7 +25,7 @@ def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
     The rank is None if no other launcher has started this process, or if the launcher has started only this process.
     Raises ValueError with a message of one line if the launcher's variables are incomplete or contradictory.
     """
-    settings, registry = settings_of(environ)
+    settings, registry = settings_of(environ, warns=False)
     around = Surroundings(environ, socket.gethostname(), lineage)
     for provider in sorted(registry.clusters.values(), key=lambda one: -one.priority):
         if registry.missing(provider):
@@ -36,9 +36,12 @@ def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
         log_at(settings.text("log_level"))
         if rank_info.warning:
             log.warning("%s", rank_info.warning)
+        if rank_info.rank == 0:  # the other ranks have the same environment
+            warn_of_misspelt(environ, registry)
         if rank_info.size == 1:
-            break
+            return None, registry
         from ddlcore.external_rank import ExternalRank  # imports ZeroMQ, which a world of one rank does not need
 
         return ExternalRank(provider.name, rank_info, settings, registry, environ), registry
+    warn_of_misspelt(environ, registry)
     return None, registry

@@ -17,7 +17,7 @@ def built(transport: str) -> bool:
 
     It may be called before ``init``.
     """
-    _, registry = settings_of(os.environ)
+    _, registry = settings_of(os.environ, warns=False)
     provider = registry.transports.get(transport)
     return provider is not None and not registry.missing(provider)
 
@@ -27,7 +27,7 @@ def built_version(transport: str) -> int:
 
     The call loads that library. The result is 1 if the transport needs no library. It may be called before ``init``.
     """
-    _, registry = settings_of(os.environ)
+    _, registry = settings_of(os.environ, warns=False)
     provider = registry.transports.get(transport)
     if provider is None or registry.missing(provider):
         return 0

@@ -295,7 +295,7 @@ def _ranks_of(comm: Any, launched: Placement | RankInfo) -> tuple[int, ...] | No
 
 
 def _ranks_of_communicator(comm: Any, launched: Placement | RankInfo) -> Sequence[int]:
-    _, registry = settings_of(os.environ)
+    _, registry = settings_of(os.environ, warns=False)
     provider = registry.communicators_of(comm)
     if provider is None:
         library = type(comm).__module__.partition(".")[0]

@@ -22,6 +22,7 @@ from ddlcore.contracts.library import Library
 from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Plan, Prepared, Transport, Work
 from ddlcore.contracts.tuner import Knob, Tuner
+from ddlcore.text.installing import pip_install
 
 __all__ = [
     "API_VERSION",
@@ -66,6 +67,7 @@ __all__ = [
     "Transport",
     "Tuner",
     "Work",
+    "pip_install",
 ]
 
 API_VERSION = (2, 0)  # plugins built for another major version are refused; docs/plugins.md lists what changed

@@ -305,7 +305,7 @@ class Registry:
             theirs, ours = (".".join(map(str, version)) for version in (provider.api_version, API_VERSION))
             wrong = (
                 f"it was built for plugin contract {theirs}, this ddlcore has {ours}; "
-                f"install a release of {origin.name} that fits: pip install --upgrade {origin.name} ddlcore"
+                f"install releases of {origin.name} and ddlcore that fit together"
             )
         elif provider.name in table:
             first = self._origins[table[provider.name]]

@@ -12,7 +12,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.text.nearest import nearest
 
 _LIKE = 0.88  # two wrong letters in ten or so: less, and a variable of somebody else would be taken for ours
-_JOB = "DDL_JOB_FILE"  # set for ranks; what is misspelt was told by their launcher
+_JOB = "DDL_JOB_FILE"  # set for ranks, whose launcher has named the misspelt variables
 
 
 def settings_of(
@@ -20,33 +20,45 @@ def settings_of(
     flags: Mapping[str, object] | None = None,
     file: Mapping[str, object] | None = None,
     registry: Registry | None = None,
+    *,
+    warns: bool = True,
 ) -> tuple[Settings, Registry]:
     """Return the settings and the plugins of this process.
 
     ``environ``, ``file`` and ``flags`` are the sources of the settings. The settings that say which plugins to load are
     read first. All settings are read after that, since plugins define settings of their own. ``registry``: the plugins,
-    if they have been loaded already.
+    if they have been loaded already. ``warns``: whether to warn of misspelt variables. A process that may be one of
+    many ranks must not, because one rank is enough. Nobody is warned twice: not if ``registry`` is given, nor in a rank
+    of ``ddl run``, which has warned before it started the ranks.
 
     Raises ValueError as ``load_settings`` does. If a name is unknown, the message also names the plugins that the
     user's own lists leave out, because the setting may be one of theirs.
     """
-    first = registry is None
+    warns = warns and registry is None and _JOB not in environ
     if registry is None:
         names = [row.name for row in SETTINGS]
         known = file.only(names) if isinstance(file, ConfigFile) else _known(file, SETTINGS)
         registry = load_plugins(load_settings(environ, known, _known(flags, SETTINGS)))
-    rows: list[Setting] = list(SETTINGS)
-    for _, provider in registry.offers():
-        rows += provider.settings
-    if first and _JOB not in environ:  # whoever has loaded the plugins was told
-        # A warning, not an error: the variable may be one of another version, or of a program of the user.
-        for line in misspelt_variables(environ, rows):
-            warnings.warn(line, stacklevel=2)
+    if warns:
+        warn_of_misspelt(environ, registry)
     try:
-        return load_settings(environ, file, flags, rows), registry
+        return load_settings(environ, file, flags, _rows(registry)), registry
     except UnknownSetting as error:
         off = [f"{one.origin} is off: {one.reason}" for one in registry.refusals if one.off]
         raise UnknownSetting("; ".join([str(error), *off])) from None
+
+
+def warn_of_misspelt(environ: Mapping[str, str], registry: Registry) -> None:
+    """Warn of each variable in ``environ`` that is no setting of the core or of a plugin, but resembles one.
+
+    It is no error: the variable may be one of another version, or of a program of the user.
+    """
+    for line in misspelt_variables(environ, _rows(registry)):
+        warnings.warn(line, stacklevel=3)
+
+
+def _rows(registry: Registry) -> list[Setting]:
+    return [*SETTINGS, *(row for _, provider in registry.offers() for row in provider.settings)]
 
 
 def misspelt_variables(environ: Mapping[str, str], rows: Iterable[Setting]) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddlcore.launch.ranks.warmup import compile_kernels
-from tests.faults.silence import DEADLINE_S, Case, Result, pause_all, play
+from tests.faults.silence import DEADLINE_S, Case, Result, pause_all, play, ranks_of
 
 pytestmark = [
     pytest.mark.processes,
@@ -46,6 +46,7 @@ AWAKE = [
 ]
 PAUSED = Case("stop", "pause", silent=(), warning_s=3.0, shutdown_s=6.0)
 PAUSE_S = 7.0
+STALLED = "DeadlineExceeded: stalled for more than"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,8 +64,16 @@ def check(case: Case, result: Result) -> None:
     assert re.search(rf"rank (?:{ranks}) on \S+ failed first: it was killed by signal 9", result.told), result.told
     if case.phase in ("negotiation", "replay"):
         assert re.search(r"allreduce\.[abcd] +\S+ +\S+ +[0-9.]+", result.told), result.told
-        for rank in set(range(case.size)) - set(case.silent):
-            assert re.search(rf"\[{rank}\].*DeadlineExceeded: stalled for more than", result.told), result.told
+        raised = {
+            rank for label in re.findall(r"^\[([0-9,-]+)\].*" + STALLED, result.told, re.M) for rank in ranks_of(label)
+        }
+        assert raised == set(range(case.size)) - set(case.silent), result.told
+
+
+@pytest.mark.parametrize(("label", "ranks"), [("0", {0}), ("0-2,5", {0, 1, 2, 5}), ("10,12-13", {10, 12, 13})])
+def test_the_ranks_of_a_label(label: str, ranks: set[int]) -> None:
+    """Equal errors of several ranks are shown as one or apart, depending on when they arrive."""
+    assert ranks_of(label) == ranks
 
 
 def check_awake(case: Case, result: Result) -> None:

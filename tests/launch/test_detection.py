@@ -72,6 +72,13 @@ def wait_for_file(home: Path, until: Until) -> Path:
     return next(path for path in (home / ".ddl").iterdir() if path.name.startswith("ddl-"))
 
 
+def test_one_rank_warns_of_a_misspelt_variable(starter: Starter, home: Path) -> None:
+    """No launcher of ddl does it before, and the other ranks have the same environment."""
+    done = starter.run(2, "where", env={"DDL_FUSION_BITES": "1"})
+    assert done.code == 0, done.text
+    assert done.text.count("did you mean DDL_FUSION_BYTES?") == 1, done.text
+
+
 def test_they_know_who_they_are(starter: Starter, home: Path) -> None:
     """Ranks and sizes, the route, and the variables that scripts of other libraries expect; the file is gone."""
     done = starter.run(2, "where")

@@ -101,6 +101,64 @@ def test_a_lost_peer_is_one_line() -> None:
     assert shown(tracebacks, 1.0, over=True) == [([0], LOST)]
 
 
+def test_what_belongs_to_no_traceback_is_kept() -> None:
+    """Also behind the one line of a lost peer."""
+    assert [text for text, _ in in_short(pieces(LOST + "saved to last.pt\n"))][1:] == [b"saved to last.pt"]
+
+
+def test_the_mark_of_a_framework_does_not_matter() -> None:
+    """torch.distributed puts its rank before each line that is not empty; another number is no mark of this rank."""
+    tracebacks = Tracebacks(2)
+    for rank in (0, 1):
+        marked = "".join(f"[rank{rank}]: {line}\n" if line else "\n" for line in CHAINED.splitlines())
+        assert tracebacks.take(rank, pieces(marked), 0.0) == []
+    assert shown(tracebacks, QUIET_S) == [([0, 1], CHAINED)]
+    tracebacks.take(1, pieces("".join(f"[rank1]: {line}\n" for line in LOST.splitlines())), 1.0)
+    (((_, line),)) = shown(tracebacks, 1.0, over=True)
+    assert line.startswith("ddlcore.errors.PeerLost: rank 1 lost") and line.count("\n") == 1
+    other = pieces(PLAIN.replace("Traceback", "[rank7]: Traceback"))
+    assert tracebacks.take(0, other, 2.0) == other
+
+
+def test_what_differs_after_a_traceback_is_each_ranks_own() -> None:
+    """The common lines are shown once, before it."""
+    tracebacks = Tracebacks(2)
+    for rank in (0, 1):
+        tracebacks.take(rank, pieces(f"{CHAINED}rank {rank} ends\n"), 0.0)
+    assert shown(tracebacks, QUIET_S) == [([0, 1], CHAINED), ([0], "rank 0 ends\n"), ([1], "rank 1 ends\n")]
+
+
+def test_what_a_rank_writes_while_its_traceback_waits_is_shown_after_it() -> None:
+    """Its lines keep their order, a second traceback included that is complete on all ranks first."""
+    tracebacks = Tracebacks(2)
+    tracebacks.take(0, pieces(PLAIN), 0.0)
+    assert shown(tracebacks, QUIET_S) == []
+    assert tracebacks.take(0, pieces("more\n" + CHAINED), QUIET_S) == []
+    tracebacks.take(1, pieces(CHAINED), QUIET_S)
+    assert shown(tracebacks, 2 * QUIET_S) == [([0], PLAIN + "more\n"), ([0, 1], CHAINED)]
+
+
+def test_a_later_rank_refers_to_the_traceback_above() -> None:
+    """If that is the same. Its exception is repeated, and what the rank wrote after it."""
+    tracebacks = Tracebacks(4)
+    for rank in (1, 2):
+        tracebacks.take(rank, pieces(CHAINED), 0.0)
+    assert shown(tracebacks, 0.0, over=True) == [([1, 2], CHAINED)]
+    tracebacks.take(3, pieces(CHAINED + "bye\n"), 5.0)
+    assert shown(tracebacks, 5.0, over=True) == [([3], "OSError: disk full  (the same traceback as rank 1's)\nbye\n")]
+    other = CHAINED.replace("line 9", "line 10")
+    tracebacks.take(0, pieces(other), 5.0)
+    assert shown(tracebacks, 5.0, over=True) == [([0], other)]
+
+
+def test_a_traceback_that_is_far_above_is_shown_again() -> None:
+    """After a minute; and whenever one of its own ranks writes it again, since that is another event."""
+    tracebacks = Tracebacks(3)
+    for rank, now_s in ((0, 0.0), (1, 61.0), (1, 62.0)):
+        tracebacks.take(rank, pieces(CHAINED), now_s)
+        assert shown(tracebacks, now_s, over=True) == [([rank], CHAINED)]
+
+
 def test_an_interrupt_says_what_the_script_was_doing() -> None:
     """Its innermost line that is not of a library."""
     (line, _) = in_short(pieces(INTERRUPTED))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import threading
 import time
 import weakref
@@ -32,6 +33,7 @@ from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, strea
 from ddlcore.testing.pretend_transport import PretendTransport
 from ddlcore.testing.pretend_world import PRETEND, PretendWorld, pretend_registry
 from ddlcore.testing.world import PATIENCE
+from ddlcore.text.installing import pip_install
 from ddlcore.tune.driver import Plan, SearchDriver
 from ddlcore.tune.session import Phase
 from ddlcore.types import Device, DType, Value
@@ -623,7 +625,7 @@ def test_without_kernels_for_it_a_device_is_refused() -> None:
             pytest.raises(PluginError, match=r"memory of pretend cannot be used \(no installed plugin serves it\)"),
         ):
             PRETEND.allreduce_async(filled(1))
-        with pytest.raises(PluginError, match="install one: pip install ddl-nccl"):
+        with pytest.raises(PluginError, match=f"install one: {re.escape(pip_install('ddl-nccl'))}"):
             Registry().kernels_for("cuda")
 
     with World(1, backend="auto", registry=pretend_registry(kernels=False)) as world:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
 from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck, installed
+from ddlcore.text.installing import pip_install
 
 
 class VersionsCheck(Check):
@@ -49,7 +50,7 @@ def _fix(name: str, hosts: dict[str, list[str]]) -> str:
     others = ", ".join(host for version, on in hosts.items() if version != wanted for host in on)
     if name == "Python":
         return f"use Python {wanted} on {others} too, at the same path: one environment on a shared file system will do"
-    return f"on {others}: pip install {name}=={wanted}"
+    return f"on {others}: {pip_install(f'{name}=={wanted}', absolute=True)}"
 
 
 class KnownBadVersions(KnownBadCheck):

@@ -21,6 +21,7 @@ from ddlcore.job import VERSION
 from ddlcore.launch.job.function import run_placed
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.runtime.backend import AUTO, parse_backend
+from ddlcore.text.installing import pip_install
 
 STALL_S = 120.0  # twice the limit for a pair of ranks: a rank that lets others wait for longer hangs
 
@@ -148,7 +149,8 @@ def _fix(problem: str, host: str) -> str:
         return f"put the same Python at the same path on {host}: one environment on a shared file system will do"
     if " there, " in problem:
         name, here = problem.split()[0], problem.split()[-2]
-        return f"on {host}: pip install {name}=={here}" if here[0].isdecimal() else f"on {host}: pip uninstall {name}"
+        install = pip_install(f"{name}=={here}", absolute=True)
+        return f"on {host}: {install if here[0].isdecimal() else f'pip uninstall {name}'}"
     return f"see that `ssh {host} true` works without a question and that the job's directory is there, too"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ddlcore.control.wake import Wake
 from ddlcore.launch.output.screen import Lines, Screen
-from ddlcore.launch.output.tracebacks import Tracebacks, error_of
+from ddlcore.launch.output.tracebacks import Tracebacks, error_of, unmarked
 from ddlcore.text.ranks import span
 
 LAST_LINES = 20
@@ -129,7 +129,9 @@ class Output:
         If they contain a traceback, which stands as a whole above, return only its error.
         """
         lines = list(self._last[rank])
-        return error_of(lines) if rank in self._tracebacks.seen else lines
+        if rank not in self._tracebacks.seen:
+            return lines
+        return error_of([unmarked(rank, line.encode()).decode() for line in lines])
 
     def wrote(self, rank: int) -> bool:
         """Return whether ``rank`` wrote anything, be it only a progress bar or a prompt."""

@@ -1,13 +1,14 @@
 """Show the traceback that several ranks wrote once, and that of a rank which only lost its peers in one line.
 
 It holds back what a rank writes to stderr from the beginning of a traceback until the rank has written nothing for a
-moment, and then waits as short a time for other ranks with the same text. It has no clock and no thread of its own.
+moment, and then waits as short a time for other ranks with the same traceback. A rank that writes it later refers to
+the one that was shown. It has no clock and no thread of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ QUIET_S = 0.2  # a traceback is complete when nothing has followed for so long
 GATHER_S = 0.4  # how long a complete traceback waits for other ranks with the same one
 LONGEST_S = 2.0  # how long a rank that keeps writing is held back at most
 _MOST_LINES = 1000  # of one rank; more are not held back
+_ABOVE_S = 60.0  # how long a later rank may refer to a traceback; after that, it may be far above
+_MOST_ABOVE = 32  # tracebacks that are remembered for this
 
 _BEGIN = b"Traceback (most recent call last):"
 # Raised on a rank because another one has failed, so the traceback of this one explains nothing.
@@ -24,6 +27,10 @@ _SECONDARY = re.compile(rb"ddlcore\.errors\.(?:PeerLost|Closed): ")
 _INTERRUPT = b"KeyboardInterrupt"
 _FRAME = re.compile(rb'  File "([^"<]+)", line (\d+)')
 _LIBRARY = re.compile(rb"[/\\]lib(?:64)?[/\\]python3|[/\\]site-packages[/\\]")
+_DURING = b"During handling of the above exception, another exception occurred:"
+_BECAUSE = b"The above exception was the direct cause of the following exception:"
+_LINKS = tuple([b"", between, b"", _BEGIN] for between in (_DURING, _BECAUSE))  # between two tracebacks of a chain
+_NOTICE = re.compile(rb"Exception ignored |" + _DURING + b"|" + _BECAUSE)  # what Python writes before a traceback
 _VERBOSE = b"  (--verbose shows the traceback)"
 _EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(?:: |$)")  # of the kind `module.Name: message`
 
@@ -36,6 +43,23 @@ class Block:
     since_s: float
     last_s: float
     pieces: list[Piece] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A complete traceback, and what each rank that wrote it has written after it."""
+
+    since_s: float
+    head: list[Piece]  # up to the line with the exception
+    rests: dict[int, list[Piece]]  # by rank
+
+
+@dataclass
+class _Above:
+    """A traceback that stands on the screen."""
+
+    at_s: float
+    ranks: set[int]
 
 
 class Shown(NamedTuple):
@@ -55,7 +79,8 @@ class Tracebacks:
         self._size = size
         self._verbose = verbose
         self._open: dict[int, Block] = {}  # by rank: it may still grow
-        self._complete: list[tuple[float, list[int], list[Piece]]] = []  # since when, of which ranks, the text
+        self._waiting: list[_Waiting] = []  # for other ranks, in the order in which they were completed
+        self._above: dict[tuple[bytes, ...], _Above] = {}  # by their lines
         self.seen: set[int] = set()  # the ranks that wrote a traceback
 
     def take(self, rank: int, pieces: list[Piece], now_s: float) -> list[Piece]:
@@ -63,17 +88,25 @@ class Tracebacks:
         block = self._open.get(rank)
         at = 0
         if block is None:
-            at = next((i for i, (text, _) in enumerate(pieces) if text == _BEGIN), len(pieces))
+            at = next((i for i, (text, _) in enumerate(pieces) if unmarked(rank, text) == _BEGIN), len(pieces))
+            # What follows a traceback that still waits is shown after it.
+            held = next((one for one in reversed(self._waiting) if rank in one.rests), None)
+            direct = pieces[:at]
+            if held is not None:
+                held.rests[rank] += direct
+                direct = []
             if at == len(pieces):
-                return pieces
+                return direct
             block = self._open[rank] = Block(rank, now_s, now_s)
+        else:
+            direct = []
         for text, end in pieces[at:]:
             if block.pieces and not block.pieces[-1][1]:  # the line was not complete yet
                 text = block.pieces.pop()[0] + text
             block.pieces.append((text, end))
         block.last_s = now_s
         self.seen.add(rank)
-        return pieces[:at]
+        return direct
 
     def due(self, now_s: float, over: bool = False) -> list[Shown]:
         """Return what is to be shown now. ``over``: nothing more will be written, so everything is."""
@@ -82,9 +115,11 @@ class Tracebacks:
             if over or quiet or now_s - block.since_s >= LONGEST_S or len(block.pieces) > _MOST_LINES:
                 del self._open[block.rank]
                 self._finish(block, now_s)
-        ready = [one for one in self._complete if over or self._is_due(one, now_s)]
-        self._complete = [one for one in self._complete if one not in ready]
-        return [Shown(sorted(ranks), pieces) for _, ranks, pieces in ready]
+        shown: list[Shown] = []
+        for one in list(self._waiting):
+            if one in self._waiting and (over or self._is_due(one, now_s)):
+                shown += self._release(one, now_s)
+        return shown
 
     def end(self, rank: int, now_s: float) -> None:
         """Record that ``rank`` writes no more, so that its traceback is complete."""
@@ -95,31 +130,71 @@ class Tracebacks:
     def patience_s(self, now_s: float) -> float | None:
         """Return in how many seconds ``due`` may have something at the earliest; None if nothing is held back."""
         times = [block.last_s + QUIET_S for block in self._open.values()]
-        times += [since_s + GATHER_S for since_s, _, _ in self._complete]
+        times += [one.since_s + GATHER_S for one in self._waiting]
         return max(0.0, min(times) - now_s) if times else None
 
     def _finish(self, block: Block, now_s: float) -> None:
-        pieces = block.pieces if self._verbose else in_short(block.pieces)
-        for _, ranks, other in self._complete:
-            if _plain(other) == _plain(pieces) and block.rank not in ranks:
-                ranks.append(block.rank)
+        pieces = [(unmarked(block.rank, text), end) for text, end in block.pieces]
+        head, rest = _split(pieces if self._verbose else in_short(pieces))
+        for one in self._waiting:
+            if _texts(one.head) == _texts(head) and block.rank not in one.rests:
+                one.rests[block.rank] = rest
                 return
-        self._complete.append((now_s, [block.rank], pieces))
+        self._waiting.append(_Waiting(now_s, head, {block.rank: rest}))
 
-    def _is_due(self, complete: tuple[float, list[int], list[Piece]], now_s: float) -> bool:
-        since_s, ranks, _ = complete
-        return len(ranks) == self._size or now_s - since_s >= GATHER_S
+    def _is_due(self, one: _Waiting, now_s: float) -> bool:
+        return len(one.rests) == self._size or now_s - one.since_s >= GATHER_S
+
+    def _release(self, last: _Waiting, now_s: float) -> list[Shown]:
+        """Return ``last``, after those that share a rank with it and were complete before: a rank's lines keep their
+        order.
+        """
+        chosen, ranks = [last], set(last.rests)
+        for one in reversed(self._waiting[: self._waiting.index(last)]):
+            if ranks & one.rests.keys():
+                chosen.insert(0, one)
+                ranks |= one.rests.keys()
+        self._waiting = [one for one in self._waiting if one not in chosen]
+        return [shown for one in chosen for shown in self._shown(one, now_s)]
+
+    def _shown(self, one: _Waiting, now_s: float) -> list[Shown]:
+        ranks = sorted(one.rests)
+        head = self._referring(one.head, ranks, now_s)
+        rests = list(one.rests.values())
+        if all(_texts(rest) == _texts(rests[0]) for rest in rests):
+            return [Shown(ranks, [*head, *rests[0]])]
+        return [Shown(ranks, head), *(Shown([rank], one.rests[rank]) for rank in ranks if one.rests[rank])]
+
+    def _referring(self, head: list[Piece], ranks: list[int], now_s: float) -> list[Piece]:
+        """Return ``head``, or only its exception if other ranks' traceback with the same lines was shown before.
+
+        If one of ``ranks`` is among those, it is another event, which is shown whole.
+        """
+        lines = _texts(head)
+        self._above = {key: one for key, one in self._above.items() if now_s - one.at_s < _ABOVE_S}
+        above = self._above.get(lines)
+        if len(head) > 1 and above is not None and above.ranks.isdisjoint(ranks):
+            text = b"%s  (the same traceback as rank %d's)" % (lines[-1], min(above.ranks))
+            above.ranks |= set(ranks)
+            return [(text, b"\n")]
+        self._above.pop(lines, None)
+        self._above[lines] = _Above(now_s, set(ranks))
+        if len(self._above) > _MOST_ABOVE:
+            del self._above[next(iter(self._above))]
+        return head
 
 
 def in_short(pieces: list[Piece]) -> list[Piece]:
     """Return one line, if every traceback in ``pieces`` is only about the failure of another rank, or about Ctrl-C.
 
-    Otherwise, return ``pieces`` as they are. After Ctrl-C, the line says what the script was doing.
+    Otherwise, return ``pieces`` as they are. After Ctrl-C, the line says what the script was doing. Lines that belong
+    to no traceback follow.
     """
     errors: list[bytes] = []
+    others: list[Piece] = []
     inside = False  # between the beginning of a traceback and its exception
     where = b""  # the innermost frame that is not of a library
-    for text, _ in pieces:
+    for text, end in pieces:
         if text == _BEGIN:
             inside = True
         elif inside and (frame := _FRAME.match(text)):
@@ -131,14 +206,38 @@ def in_short(pieces: list[Piece]) -> list[Piece]:
             errors.append(text)
         elif not inside and _EXCEPTION.match(text) and b"Error" in text:
             return pieces  # something else went wrong as well
+        elif not inside and text and not _NOTICE.match(text):
+            others.append((text, end))
     if inside or not errors:
         return pieces
     said = errors[-1] + (b" in " + where if errors[-1] == _INTERRUPT and where else b"")
-    return [(said + _VERBOSE, b"\n")]
+    return [(said + _VERBOSE, b"\n"), *others]
 
 
-def _plain(pieces: list[Piece]) -> bytes:
-    return b"\n".join(text for text, _ in pieces).strip()
+def unmarked(rank: int, line: bytes) -> bytes:
+    """Return ``line`` without the mark of its rank, such as "[rank1]: ", which a framework may put before each line."""
+    return line.removeprefix(b"[rank%d]: " % rank)
+
+
+def _split(pieces: list[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """Return the pieces up to the line with the exception, and those after it.
+
+    The first of the latter may be further lines of the exception's message.
+    """
+    texts = [text for text, _ in pieces]
+    at = 1 if texts[0] == _BEGIN else 0
+    while at < len(texts):
+        if texts[at].startswith(b" "):  # a frame, or its source
+            at += 1
+        elif texts[at + 1 : at + 5] in _LINKS:
+            at += 5
+        else:
+            return pieces[: at + 1], pieces[at + 1 :]
+    return pieces, []
+
+
+def _texts(pieces: Iterable[Piece]) -> tuple[bytes, ...]:
+    return tuple(text for text, _ in pieces)
 
 
 def error_of(lines: Sequence[str]) -> list[str]:

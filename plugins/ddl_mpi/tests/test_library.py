@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from ddl_mpi import library
-from ddl_mpi.library import PROBE, find_library, name_of
+from ddl_mpi.library import PROBE, WANTED, find_library, name_of
 
+from ddlcore.contracts import pip_install
 from ddlcore.errors import PluginError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the wheels of MPI that the tests use are for Linux")
@@ -95,12 +97,12 @@ def test_the_mpiexec_that_fits_is_taken_where_there_are_two(loaded: Path) -> Non
 
 def test_no_mpiexec(loaded: Path) -> None:
     """A missing mpiexec gives an error with the command that installs one."""
-    with pytest.raises(PluginError, match=r"no mpiexec.*pip install 'ddl-mpi\[mpich\]'"):
+    with pytest.raises(PluginError, match=f"no mpiexec.*{re.escape(pip_install(WANTED))}"):
         find_library(f"{loaded}/python")
 
 
 def test_no_mpi4py(tmp_path: Path) -> None:
     """An interpreter without mpi4py gives an error with the command that installs it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=120)
-    with pytest.raises(PluginError, match=r"mpi4py is not installed.*pip install 'ddl-mpi\[mpich\]'"):
+    with pytest.raises(PluginError, match=f"mpi4py is not installed.*{re.escape(pip_install(WANTED))}"):
         find_library(str(tmp_path / "bare/bin/python"))

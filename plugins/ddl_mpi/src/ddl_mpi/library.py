@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from ddlcore.contracts import pip_install
 from ddlcore.errors import PluginError
 
-INSTALL = "pip install 'ddl-mpi[mpich]'"
+WANTED = "ddl-mpi[mpich]"  # what brings an MPI
 PROBE_TIMEOUT_S = 30.0
 NAMES = {  # a word in the version text of the library or its mpiexec -> our name
     "open mpi": "openmpi",
@@ -70,9 +71,11 @@ def find_library(python: str = sys.executable) -> MpiLibrary:
     if others:
         raise PluginError(
             f"two MPIs are mixed: mpi4py loads {name} ({path}), but {'; '.join(others)}; "
-            f"install one MPI only in this environment ({INSTALL}), or put {name}'s mpiexec first on PATH"
+            f"install one MPI only in this environment ({pip_install(WANTED)}), or put {name}'s mpiexec first on PATH"
         )
-    raise PluginError(f"mpi4py loads {name} ({path}), but there is no mpiexec with it or on PATH; {INSTALL}")
+    raise PluginError(
+        f"mpi4py loads {name} ({path}), but there is no mpiexec with it or on PATH; {pip_install(WANTED)}"
+    )
 
 
 def name_of(text: str) -> str:
@@ -94,10 +97,10 @@ def _ask_library(python: str) -> tuple[str, str]:
         return path, text
     reason = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
     if "No module named 'mpi4py'" in reason or "'NoneType'" in reason:
-        raise PluginError(f"mpi4py is not installed for {python}; {INSTALL}")
+        raise PluginError(f"mpi4py is not installed for {python}; {pip_install(WANTED)}")
     if "cannot load MPI library" in done.stderr or "libmpi" in reason:
-        raise PluginError(f"mpi4py finds no MPI library; {INSTALL}")
-    raise PluginError(f"mpi4py's MPI cannot be loaded: {reason}; {INSTALL}")
+        raise PluginError(f"mpi4py finds no MPI library; {pip_install(WANTED)}")
+    raise PluginError(f"mpi4py's MPI cannot be loaded: {reason}; {pip_install(WANTED)}")
 
 
 def _candidates(name: str, path: str, python: str) -> Iterator[str]:

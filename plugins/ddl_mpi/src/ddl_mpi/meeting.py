@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ddl_mpi import process
-from ddl_mpi.library import INSTALL
+from ddl_mpi.library import WANTED
+from ddlcore.contracts import pip_install
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
@@ -110,7 +111,7 @@ def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
             f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {name}"
             for name, ranks in libraries.items()
         )
-        return f"two MPIs are mixed ({who}); install the same one for all ranks, such as {INSTALL}"
+        return f"two MPIs are mixed ({who}); install the same one for all ranks, such as {pip_install(WANTED)}"
     if all(fact[1] == 1 for fact in facts):
         return f"these processes were not started by MPI, which sees {len(facts)} worlds of one; {HOW}"
     if len({fact[0] for fact in facts}) < len(facts) or len({fact[1] for fact in facts}) > 1:

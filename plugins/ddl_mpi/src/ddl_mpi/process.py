@@ -11,7 +11,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ddl_mpi.library import INSTALL
+from ddl_mpi.library import WANTED
+from ddlcore.contracts import pip_install
 from ddlcore.errors import TransportError
 
 SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # names by MPICH and Open MPI
@@ -41,7 +42,7 @@ def load() -> ModuleType:
     try:
         import mpi4py
     except ImportError:
-        raise TransportError(f"mpi: mpi4py is not installed; {INSTALL}") from None
+        raise TransportError(f"mpi: mpi4py is not installed; {pip_install(WANTED)}") from None
     rc = mpi4py.rc
     level = rc.thread_level if rc.threads else "single"
     ours = first and rc.initialize
@@ -51,7 +52,9 @@ def load() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise TransportError(f"mpi: mpi4py finds no MPI that it can load ({reason[0]}); {INSTALL}") from error
+        raise TransportError(
+            f"mpi: mpi4py finds no MPI that it can load ({reason[0]}); {pip_install(WANTED)}"
+        ) from error
     if MPI.Is_finalized():
         raise TransportError("mpi: this process has ended MPI (MPI.Finalize) already, and cannot begin it again")
     if not MPI.Is_initialized():

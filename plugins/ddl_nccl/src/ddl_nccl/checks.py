@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ddlcore.contracts import pip_install
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
 from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck
 
@@ -49,7 +50,7 @@ class NcclCheck(Check):
                 self.name,
                 f"{name} {version} beside cuda-bindings {bindings} on {host}",
                 "NCCL and the kernels are for different CUDAs: one of them may want a newer driver than the other",
-                f"pip install 'ddl-nccl[cu{major}]', which brings cuda-bindings {major}",
+                f"{pip_install(f'ddl-nccl[cu{major}]', absolute=True)}, which brings cuda-bindings {major}",
                 host,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from enum import IntEnum
@@ -12,6 +13,7 @@ import pytest
 from ddl_nccl.cuda.driver import Driver, failure
 from ddl_nccl.cuda.runtime import CudaDevice
 
+from ddlcore.contracts import pip_install
 from ddlcore.errors import DeviceError
 from ddlcore.types import Device
 
@@ -128,7 +130,8 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda", None)
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     assert CudaDevice.count() == 0
-    with pytest.raises(DeviceError, match=r"cuda-bindings is not installed; pip install 'ddl-nccl\[cu13\]'"):
+    install = re.escape(pip_install("ddl-nccl[cu13]"))
+    with pytest.raises(DeviceError, match=f"cuda-bindings is not installed; {install}"):
         CudaDevice(Driver()).open(Device("cuda", 0))
 
 

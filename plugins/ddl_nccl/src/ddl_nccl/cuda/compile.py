@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddl_nccl.cuda.names import Name
+from ddlcore.contracts import pip_install
 
 GLOBAL = 1  # the address space of device memory
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\s*\(")
@@ -158,4 +159,4 @@ def _cause(error: Exception) -> str:
 
 
 def _fix() -> str:
-    return "install the compiler with `pip install 'ddl-nccl[cu13]'`, or [cu12] where the driver is older than 580"
+    return f"install the compiler: {pip_install('ddl-nccl[cu13]')} (or [cu12] where the driver is older than 580)"

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddlcore.contracts import pip_install
 from ddlcore.errors import DeviceError
 
-INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
 OWN = "ddl-"  # prefix of the names of ddl's own threads
 _NOTHING: Any = contextlib.nullcontext()
 
@@ -303,7 +303,8 @@ class Driver:
         try:
             from cuda.bindings import driver
         except ImportError as error:
-            raise DeviceError(f"CUDA: the package cuda-bindings is not installed; {INSTALL}") from error
+            install = f"{pip_install('ddl-nccl[cu13]')} (or [cu12]: as the framework's CUDA)"
+            raise DeviceError(f"CUDA: the package cuda-bindings is not installed; {install}") from error
         self._cu = driver
         try:
             self._ask("cuInit", "starting the driver", 0)
