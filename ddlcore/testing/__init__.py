@@ -12,7 +12,7 @@ standard tests:
 ``ProcessSuite`` does the same with one process for each rank, for transports whose ranks cannot share a process. A test
 that needs a capability which the transport does not have is skipped, and the reason names the capability. A standard
 test that a subclass removes, or overrides without a reason, fails. Only the suites need pytest and hypothesis
-(``pip install "ddlcore[testing]"``), so each name is imported when it is first used.
+(the extra ``ddlcore[testing]``), so each name is imported when it is first used.
 """
 
 from __future__ import annotations

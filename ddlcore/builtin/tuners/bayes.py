@@ -20,7 +20,7 @@ OFTEN = 3  # the search ends when it would propose a point that was told this ma
 class BayesTuner(Tuner):
     """A tuner that searches by a Gaussian process.
 
-    It needs scikit-optimize: ``pip install 'ddlcore[tune]'``.
+    It needs scikit-optimize, which the extra ``ddlcore[tune]`` installs.
     """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:
