@@ -138,6 +138,21 @@ def test_what_a_rank_writes_while_its_traceback_waits_is_shown_after_it() -> Non
     assert shown(tracebacks, 2 * QUIET_S) == [([0], PLAIN + "more\n"), ([0, 1], CHAINED)]
 
 
+def test_tracebacks_that_follow_each_other_are_folded_each_for_itself() -> None:
+    """A chain is one traceback. The order of a rank's tracebacks stays, also if another rank had the second one first."""
+    tracebacks = Tracebacks(3)
+    tracebacks.take(0, pieces(CHAINED + PLAIN), 0.0)
+    tracebacks.take(1, pieces(CHAINED + LOST), 0.0)
+    (first, second, (ranks, line)) = shown(tracebacks, 0.0, over=True)
+    assert (first, second, ranks) == (([0, 1], CHAINED), ([0], PLAIN), [1])
+    assert "PeerLost" in line and line.count("\n") == 1
+    tracebacks = Tracebacks(3)
+    tracebacks.take(1, pieces(PLAIN), 0.0)
+    tracebacks.end(1, 0.0)
+    tracebacks.take(0, pieces(CHAINED + PLAIN + CHAINED), 0.0)
+    assert [ranks for ranks, _ in shown(tracebacks, 0.0, over=True)] == [[1], [0], [0], [0]]
+
+
 def test_a_later_rank_refers_to_the_traceback_above() -> None:
     """If that is the same. Its exception is repeated, and what the rank wrote after it."""
     tracebacks = Tracebacks(4)

@@ -135,12 +135,21 @@ class Tracebacks:
 
     def _finish(self, block: Block, now_s: float) -> None:
         pieces = [(unmarked(block.rank, text), end) for text, end in block.pieces]
-        head, rest = _split(pieces if self._verbose else in_short(pieces))
-        for one in self._waiting:
-            if _texts(one.head) == _texts(head) and block.rank not in one.rests:
-                one.rests[block.rank] = rest
+        short = pieces if self._verbose else in_short(pieces)
+        # After Ctrl-C, several threads and processes of a rank may write tracebacks, which are one line together.
+        parts = [short] if short is not pieces else _apart(pieces)
+        for part in parts:
+            self._add(block.rank, part if self._verbose else in_short(part), now_s)
+
+    def _add(self, rank: int, pieces: list[Piece], now_s: float) -> None:
+        head, rest = _split(pieces)
+        # Only what is behind all others of this rank: its tracebacks keep their order.
+        begin = max((i + 1 for i, one in enumerate(self._waiting) if rank in one.rests), default=0)
+        for one in self._waiting[begin:]:
+            if _texts(one.head) == _texts(head):
+                one.rests[rank] = rest
                 return
-        self._waiting.append(_Waiting(now_s, head, {block.rank: rest}))
+        self._waiting.append(_Waiting(now_s, head, {rank: rest}))
 
     def _is_due(self, one: _Waiting, now_s: float) -> bool:
         return len(one.rests) == self._size or now_s - one.since_s >= GATHER_S
@@ -217,6 +226,18 @@ def in_short(pieces: list[Piece]) -> list[Piece]:
 def unmarked(rank: int, line: bytes) -> bytes:
     """Return ``line`` without the mark of its rank, such as "[rank1]: ", which a framework may put before each line."""
     return line.removeprefix(b"[rank%d]: " % rank)
+
+
+def _apart(pieces: list[Piece]) -> list[list[Piece]]:
+    """Return the tracebacks in ``pieces``, each with what follows it. A chain of exceptions is one."""
+    parts: list[list[Piece]] = []
+    before = b""  # the last line that is not empty
+    for piece in pieces:
+        if not parts or (piece[0] == _BEGIN and not _NOTICE.match(before)):
+            parts.append([])
+        parts[-1].append(piece)
+        before = piece[0] or before
+    return parts
 
 
 def _split(pieces: list[Piece]) -> tuple[list[Piece], list[Piece]]:
