@@ -176,12 +176,6 @@ def play(case: Case, folder: Path, meanwhile: Callable[[int, Path], None] | None
     )
 
 
-def ranks_of(label: str) -> set[int]:
-    """Returns the ranks before a line of ``ddl run``: "0-2,5" is 0, 1, 2 and 5."""
-    ends = [[int(end) for end in part.split("-")] for part in label.split(",")]
-    return {rank for part in ends for rank in range(part[0], part[-1] + 1)}
-
-
 def _read(stream: object, take: Callable[[str], None]) -> None:
     for line in stream:  # type: ignore[attr-defined]  # a text stream
         take(line)

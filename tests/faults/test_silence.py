@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from ddlcore.launch.ranks.warmup import compile_kernels
-from tests.faults.silence import DEADLINE_S, Case, Result, pause_all, play, ranks_of
+from tests.faults.silence import DEADLINE_S, Case, Result, pause_all, play
+from tests.launch.starting import ranks_that_wrote
 
 pytestmark = [
     pytest.mark.processes,
@@ -64,16 +65,8 @@ def check(case: Case, result: Result) -> None:
     assert re.search(rf"rank (?:{ranks}) on \S+ failed first: it was killed by signal 9", result.told), result.told
     if case.phase in ("negotiation", "replay"):
         assert re.search(r"allreduce\.[abcd] +\S+ +\S+ +[0-9.]+", result.told), result.told
-        raised = {
-            rank for label in re.findall(r"^\[([0-9,-]+)\].*" + STALLED, result.told, re.M) for rank in ranks_of(label)
-        }
+        raised = ranks_that_wrote(STALLED, result.told)
         assert raised == set(range(case.size)) - set(case.silent), result.told
-
-
-@pytest.mark.parametrize(("label", "ranks"), [("0", {0}), ("0-2,5", {0, 1, 2, 5}), ("10,12-13", {10, 12, 13})])
-def test_the_ranks_of_a_label(label: str, ranks: set[int]) -> None:
-    """Equal errors of several ranks are shown as one or apart, depending on when they arrive."""
-    assert ranks_of(label) == ranks
 
 
 def check_awake(case: Case, result: Result) -> None:

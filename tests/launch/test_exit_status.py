@@ -68,6 +68,29 @@ def test_summary_says_of_a_silent_rank_why_it_was_killed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrote", "lost", "text"),
+    [
+        (True, "", []),  # a progress bar, or only empty lines
+        (False, "", ["  it wrote nothing"]),
+        (False, "its host is gone", ["  none of its output has arrived"]),
+    ],
+)
+def test_wrote_nothing_is_said_where_it_is_true(wrote: bool, lost: str, text: list[str]) -> None:
+    """What a lost host has sent is not known."""
+    end = End(0, 255, 3.5, lost=lost)
+    assert summary([end], end, "node7", [], 2.0, wrote).splitlines()[1:] == text
+
+
+def test_several_ranks_were() -> None:
+    """One was."""
+    ends = [End(0, 1, 1.0), *(End(rank, -9, 1.5, stopped=True) for rank in (1, 2)), End(3, -11, 1.6)]
+    assert summary(ends, ends[0], "node7", ["a"], 2.0).splitlines()[3:] == [
+        "  ranks 1-2: were ended by the launcher",
+        "  rank 3: was killed by signal 11 (SIGSEGV)",
+    ]
+
+
+@pytest.mark.parametrize(
     ("ranks", "text"),
     [([3], "rank 3"), ([0, 1, 2, 5], "ranks 0-2, 5"), ([1, 3], "ranks 1, 3"), ([0, 1], "ranks 0-1")],
 )

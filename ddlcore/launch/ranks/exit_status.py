@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,12 +93,14 @@ def summary(
         text.append(f"  its last {'line' if len(last_lines) == 1 else 'lines'}:")
         text += [f"  | {line}" for line in last_lines]
     elif not wrote:
-        text.append("  it wrote nothing")
+        # The output of a rank that was lost with its host may not have arrived.
+        text.append("  none of its output has arrived" if first.lost else "  it wrote nothing")
     others: dict[str, list[int]] = {}
     for end in sorted(ends, key=lambda end: end.rank):
         if end.rank != first.rank:
             others.setdefault("was ended by the launcher" if end.stopped else _described(end), []).append(end.rank)
-    text += [f"  {ranks_text(ranks)}: {how}" for how, ranks in others.items()]
+    for how, ranks in others.items():
+        text.append(f"  {ranks_text(ranks)}: {how if len(ranks) == 1 else re.sub('^was ', 'were ', how)}")
     return "\n".join(text)
 
 
