@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from ddl_nccl.checks import KnownBadNccl, NcclCheck
 
+from ddlcore.contracts import pip_install
 from ddlcore.contracts.check import Finding, HostView, Seen
 
 A = {"nvidia-nccl-cu13": "2.32.3", "cuda-bindings": "13.5.0"}
@@ -48,7 +49,7 @@ def test_nccl_of_another_cuda_than_the_kernels() -> None:
     """NCCL and cuda-bindings for different versions of CUDA on one host are reported."""
     (found,) = judged({**A, "cuda-bindings": "12.9.10"})
     assert (found.where, found.what) == ("host0", "nvidia-nccl-cu13 2.32.3 beside cuda-bindings 12.9.10 on host0")
-    assert "ddl-nccl[cu13]" in found.fix
+    assert pip_install("ddl-nccl[cu13]", absolute=True) in found.fix
 
 
 def test_its_line() -> None:

@@ -1,6 +1,6 @@
 """Every kernel compiles for a GPU, without one, and accesses 16 bytes at once; skipped if there is no compiler.
 
-`pip install 'ddl-nccl[cu13]'` (or [cu12]) brings a compiler, and numba also finds a CUDA toolkit. `python -m
+The extra `ddl-nccl[cu13]` (or `[cu12]`) brings a compiler, and numba also finds a CUDA toolkit. `python -m
 ddl_nccl.cuda.compile_all` does the same for all kernels, including the translation to machine code.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from ddl_nccl.cuda import code, compile_all
 from ddl_nccl.cuda.compile import KernelError, NoCompiler, compile_ptx
 from ddl_nccl.cuda.names import COPY, FILL, Name, catalogue, conversion
 
+from ddlcore.contracts import pip_install
 from ddlcore.types import DType
 
 
@@ -62,7 +64,8 @@ def test_one_line_says_what_to_install(
 
     monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.ptx", fail)
     monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.__init__", lambda _: None)
-    with pytest.raises(kind, match=rf"{error}; [^\n]*ddl-nccl\[cu13\]'[^\n]*$"):
+    install = re.escape(pip_install("ddl-nccl[cu13]"))
+    with pytest.raises(kind, match=rf"{error}; [^\n]*{install} [^\n]*$"):
         compile_ptx(COPY, (9, 0))
 
 
