@@ -363,6 +363,14 @@ SETTINGS: tuple[Setting, ...] = (
         group="faults",
     ),
     Setting(
+        "stop_signals",
+        str,
+        "SIGTERM,SIGUSR1",
+        "signals after which should_stop() becomes true on all ranks at the same step, if the script calls it and does not "
+        "handle the signal itself; empty: none",
+        group="faults",
+    ),
+    Setting(
         "timeline",
         str,
         "",

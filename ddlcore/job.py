@@ -51,6 +51,7 @@ from ddlcore.runtime.ranges import Ranges, in_use, ranges_of
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.routes import choose_route
+from ddlcore.runtime.stop_calls import StopCalls
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.timeline_switch import TimelineSwitch
 from ddlcore.runtime.waiter import Waiter
@@ -112,6 +113,7 @@ class Job:
         self._told = False  # whether digests were sent for which a difference ends the job
         self._shown = False  # whether an exception has told a user thread why the job is over
         self._failure = JobFailure()
+        self.stop_calls = StopCalls(self._failure)
         self._meter = Meter()
         self._lock = Lock()
         self._ordinals: Counter[str] = Counter()
@@ -222,6 +224,7 @@ class Job:
             name.format("control"),
             self._outbox,
             self._timeline,
+            self.stop_calls,
             self._adjust,
             self._explain,
             self.dump_flight,
@@ -435,6 +438,11 @@ class Job:
         Any thread may call this at any moment. It takes no lock.
         """
         return self._meter.stats(self.waiter.waited_s, self.sets.routes(), self.tensor_queue.steps())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has left the job or the job has failed. Any thread may ask."""
+        return self.closed or self._failure.given
 
     def progress(self) -> tuple[int, int]:
         """Return two counts: the buckets that were negotiated and those that were replayed on this rank since init.

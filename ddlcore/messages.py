@@ -12,7 +12,7 @@ import msgspec
 
 from ddlcore.types import CPU, DType, Kind, ReduceOp
 
-PROTOCOL = 3  # version of the protocol; ranks and coordinator must have the same
+PROTOCOL = 4  # version of the protocol; ranks and coordinator must have the same
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 
 
@@ -311,6 +311,22 @@ class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
     periods_ns: tuple[int, ...]
 
 
+class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop_request"):
+    """The request of a rank that all ranks stop at the same call of ``should_stop()``; ``reason`` is for the user."""
+
+    reason: str
+
+
+class StopCount(msgspec.Struct, frozen=True, array_like=True, tag="stop_count"):
+    """The answer to CountStops. The rank makes no further call of ``should_stop()`` until StopAt has come.
+
+    ``joins`` is how often this rank has left ``join()``, and ``calls`` how often it has called ``should_stop()`` since.
+    """
+
+    joins: int
+    calls: int
+
+
 class Stack(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
     """The answer to Show: the Python stack of the user's thread on this rank; not counted as a control message."""
 
@@ -328,6 +344,8 @@ ToCoordinator = (
     | Busy
     | Alive
     | Stack
+    | StopRequest
+    | StopCount
     | Leave
     | Frozen
     | Paused
@@ -539,6 +557,21 @@ class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
     text: str
 
 
+class CountStops(msgspec.Struct, frozen=True, array_like=True, tag="count_stops"):
+    """The question how often a rank has called ``should_stop()``, which it answers with StopCount."""
+
+
+class StopAt(msgspec.Struct, frozen=True, array_like=True, tag="stop_at"):
+    """The decision that ``should_stop()`` returns true from call number ``call`` after ``joins`` joins on.
+
+    A rank has not made that call yet. ``reason`` is the one of the first StopRequest.
+    """
+
+    joins: int
+    call: int
+    reason: str
+
+
 FromCoordinator = (
     Differ
     | Explain
@@ -549,6 +582,8 @@ FromCoordinator = (
     | Probe
     | Show
     | Stalled
+    | CountStops
+    | StopAt
     | Freeze
     | Drain
     | Welcome

@@ -12,6 +12,7 @@ from ddlcore.api.objects import allgather_object, barrier, broadcast_object, joi
 from ddlcore.api.operations import Operations
 from ddlcore.api.reductions import Membership, check_predivide, find_process_set, membership, wait_for_all
 from ddlcore.api.replicas import Replica, Verifier, array_replica, named, verify, verify_replicas
+from ddlcore.api.stopping import request_stop, should_stop
 from ddlcore.api.transports import built, built_version, enabled, threads_supported
 from ddlcore.api.world import (
     ProcessSet,
@@ -89,7 +90,9 @@ __all__ = [
     "process_sets",
     "rank",
     "remove_process_set",
+    "request_stop",
     "resolve_op",
+    "should_stop",
     "shutdown",
     "size",
     "start_timeline",

@@ -65,7 +65,9 @@ def join(device: int = -1, job: JobService | None = None) -> int:
     with Horovod.
     """
     job = job or current_job()
-    return int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
+    last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
+    job_of(job).stop_calls.joined()
+    return last
 
 
 def _control(job: JobService, set_id: int, name: str, spec: Spec) -> Handle:

@@ -45,6 +45,7 @@ __all__ = [
     "job_of",
     "local_rank",
     "local_size",
+    "present_job",
     "process_sets",
     "rank",
     "remove_process_set",
@@ -81,6 +82,11 @@ def current_job() -> Job:
     if job is None or job.closed:
         raise NotInitialized("ddl has not been initialized; call init() first")
     return job
+
+
+def present_job() -> Job | None:
+    """Return the job of this process, or None. It takes no lock and never raises: signal handlers may call it."""
+    return _process.job
 
 
 def job_of(service: JobService) -> Job:

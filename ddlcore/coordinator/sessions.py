@@ -14,6 +14,7 @@ from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.coordinator.stall import StallWatch
 from ddlcore.coordinator.stall_table import on_ranks
+from ddlcore.coordinator.stop_point import StopPoint
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import (
@@ -39,6 +40,8 @@ from ddlcore.messages import (
     Settle,
     Settled,
     Stack,
+    StopCount,
+    StopRequest,
     ToCoordinator,
     Welcome,
 )
@@ -59,6 +62,7 @@ class _World:
 
     def __post_init__(self) -> None:
         ranks = range(len(self.key[0]))
+        self.stop_point = StopPoint(ranks)
         self.agreement = Agreement(len(self.key[0]), self.coordinator.sets, lambda: self.coordinator.table.joined)
         self.inward = {launched: rank for rank, launched in enumerate(self.key[0])}  # launched rank: rank in this world
         self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
@@ -69,7 +73,7 @@ class _World:
         These are the coordinator's waits, the ranks that are in ``shutdown``, and the ranks that still run after others
         have left.
         """
-        waits = self.coordinator.awaited()
+        waits = self.coordinator.awaited() + self.stop_point.awaited()
         own = {rank: self.inward[rank] for rank in sorted(self.active)}
         leaving = tuple(one for rank, one in own.items() if rank in self.leaving and self.coordinator.parted(one))
         if leaving:
@@ -98,6 +102,15 @@ class _World:
         if isinstance(message, Settle):
             return self.outward(agreement.settle(rank))
         return self.outward(agreement.gone(rank))
+
+    def stop(self, launched: int, message: StopRequest | StopCount | None) -> Outgoing:
+        """Take what a rank says about a stop, and return the messages to send; None: the rank takes part no longer."""
+        rank, joined = self.inward[launched], self.coordinator.table.joined
+        if isinstance(message, StopRequest):
+            return self.outward(self.stop_point.asked(message.reason))
+        if isinstance(message, StopCount):
+            return self.outward(self.stop_point.counted(rank, message, joined))
+        return self.outward(self.stop_point.gone(rank, joined))
 
     def outward(self, outgoing: Outgoing) -> Outgoing:
         """Return the messages with each rank's number in the launch instead of its number in this world."""
@@ -160,13 +173,15 @@ class Sessions:
             return []
         if isinstance(message, (Digests, Sample, Settle)):
             return world.agree(rank, message)
+        if isinstance(message, (StopRequest, StopCount)):
+            return world.stop(rank, message)
         if not isinstance(message, (Request, Bye, Leave, Frozen, ReplayStatus, Busy, Paused)):
             raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
         if isinstance(message, Bye):
             world.leaving.add(rank)
             if message.broken:
                 self._lost[rank] = message.reason
-            told = world.agree(rank, None)
+            told = world.agree(rank, None) + world.stop(rank, None)
             return told + world.outward(world.coordinator.handle(world.inward[rank], message))
         return world.outward(world.coordinator.handle(world.inward[rank], message))
 
@@ -186,7 +201,7 @@ class Sessions:
         if world is not None:
             world.active.discard(rank)
             self._lost.setdefault(rank, reason)
-            outgoing += world.agree(rank, None)
+            outgoing += world.agree(rank, None) + world.stop(rank, None)
             outgoing += world.outward(world.coordinator.lost(world.inward[rank], reason))
         return outgoing
 

@@ -25,6 +25,7 @@ from ddlcore.messages import (
     Arranged,
     Bucket,
     Busy,
+    CountStops,
     Differ,
     Digests,
     Drain,
@@ -48,6 +49,8 @@ from ddlcore.messages import (
     Show,
     Stack,
     Stalled,
+    StopAt,
+    StopRequest,
     ToCoordinator,
     Welcome,
     Where,
@@ -62,6 +65,7 @@ from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import ProcessSets
+from ddlcore.runtime.stop_calls import StopCalls
 from ddlcore.runtime.tensor_queue import TensorQueue
 
 log = logging.getLogger("ddl")
@@ -96,6 +100,7 @@ class ControlThread:
         name: str,
         outbox: Outbox,
         events: Events,
+        stop_calls: StopCalls,
         adjust: Callable[[dict[str, str | int | float | bool]], None],
         explain: Callable[[Explain], Sample],
         dump: Callable[[str, str], object],
@@ -108,6 +113,7 @@ class ControlThread:
         this rank did.
         """
         self._events = events
+        self._stop_calls = stop_calls
         self._adjust = adjust
         self._explain = explain
         self._dump = dump
@@ -173,6 +179,9 @@ class ControlThread:
                 if self.dump_wanted:
                     self.dump_wanted = False
                     self._dump("signal", "somebody asked by a signal")
+                wanted = self._stop_calls.take_wanted()
+                if wanted:
+                    self._send(StopRequest(wanted))
                 # Everything below runs at least once a second, even without a message. So this also finishes calls that
                 # a signal handler interrupted, if no other thread takes the tensor queue's lock in the meantime.
                 stuck = self._tensor_queue.stuck()
@@ -291,6 +300,10 @@ class ControlThread:
             self.refusal = message.text
             self.welcomed.set()
             self.parted.set()
+        elif isinstance(message, CountStops):
+            self._send(self._stop_calls.count())
+        elif isinstance(message, StopAt):
+            self._stop_calls.stop_at(message)
         elif isinstance(message, Farewell):
             self.parted.set()
 

@@ -294,6 +294,24 @@ def test_signals_reach_every_rank(begin: Begin, until: Until, ssh: dict[str, str
     assert lines_of(out) == {0: ["usr", "int"], 1: ["usr", "int"]}, err
 
 
+def test_a_signal_to_an_agent_is_for_its_ranks(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
+    """As Slurm's --signal sends it to each step of a job; the agent itself would end by it."""
+    script = (
+        'trap "echo usr1" USR1; trap "echo usr2; exit 0" USR2; echo $PPID > agent.$RANK.new; '
+        "mv agent.$RANK.new agent.$RANK; while :; do sleep 0.1; done"
+    )
+    process = begin("run", "-H", "h1:2,localhost:1", "sh", "-c", script, env=ssh)
+    until(lambda: len(list(tmp_path.glob("agent.?"))) == 3)
+    agent = int((tmp_path / "agent.0").read_text())
+    os.kill(agent, signal.SIGUSR1)
+    time.sleep(0.5)
+    os.kill(agent, signal.SIGUSR2)
+    process.send_signal(signal.SIGUSR2)
+    out, err = process.communicate(timeout=80)
+    lines = lines_of(out)
+    assert process.returncode == 0 and lines[0][:2] == lines[1][:2] == ["usr1", "usr2"] and lines[2] == ["usr2"], err
+
+
 def test_an_interrupt_before_the_start(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
     """Ctrl-C while a host does not answer: 130, and nothing stays."""
     process = begin("run", "-H", "h1:1,silent:1", "touch", "started", env=ssh)

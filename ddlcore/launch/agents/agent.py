@@ -73,6 +73,9 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     if task.answers:
         print(f"{ANSWER}{task.access.client_public}", flush=True)
+    for name in ("SIGUSR1", "SIGUSR2"):  # what Slurm's --signal sends to a job's steps is meant for the ranks
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), agent.pass_on)
     if by_stdin:
         threading.Thread(target=agent.watch_stdin, name="ddl-stdin", daemon=True).start()
     try:
@@ -191,6 +194,11 @@ class _Agent:
             self._say(Ack(len(piece.data)))
         elif self._input is not None:
             self._input.put(piece.data)
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Send a signal that has reached this agent to its ranks, if they run."""
+        if self._supervisor is not None:
+            self._supervisor.deliver(number)
 
     def leave(self) -> None:
         """End the sshd process that serves only this agent, if the launcher has vanished silently.

@@ -137,7 +137,8 @@ def prepare_directory(directory: Path, size: int) -> None:
 def run_job(launch: Launch) -> int:
     """Run the job to its end and return its exit code. Only the main thread may call this.
 
-    The exit code is that of the first rank that failed. If no rank failed by itself, it is 130 if all ranks were
+    The exit code is STOPPED if all ranks agreed to stop and then ended well; otherwise that of the first rank that failed.
+    If no rank failed by itself, it is 130 if all ranks were
     killed, 1 if the ranks' parameters differ or a rank that was ended by the launcher has another exit code than 0, and
     otherwise 0. Raises NotStarted if no rank was started.
     """
@@ -186,6 +187,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
         stack.callback(server.close)
+        failure_log.told_stop = lambda reason: say(f"asked to stop ({reason}): the ranks stop at the same step")
         if page is not None:
             failure_log.listeners.append(page.heard)
             failure_log.observers.append(page.passed)
@@ -218,7 +220,9 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         if gathering is not None:
             gathering.finish(lambda text: _show(screens[1], text), launch.size)
     _conclude(launch, ends, failure_log, output, screens[1], supervisor, begun_s)
-    return exit_code(ends, failure_log.raised, killed=supervisor.killed) or int(bool(failure_log.differ))
+    stopped = bool(failure_log.stopped) and not failure_log.differ
+    code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
+    return code or int(bool(failure_log.differ))
 
 
 def _prepare(

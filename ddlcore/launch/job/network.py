@@ -10,7 +10,7 @@ from ddlcore.config import Settings
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
 from ddlcore.coordinator.tuning import SearchDriver
-from ddlcore.messages import Bye, Differ, Profile, Pulse, ToCoordinator
+from ddlcore.messages import Bye, Differ, Profile, Pulse, StopAt, ToCoordinator
 from ddlcore.plug.registry import Registry
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class FailureLog:
         self._dead = dead
         self._killed: set[int] = set()
         self.raised: list[int] = []  # in the order of their reports
+        self.stopped = ""  # why the ranks stop at a call of ``should_stop()``; "": nobody has asked for that
+        self.told_stop: Callable[[str], None] = lambda reason: None  # called with it once, when it is decided
         self.differ = ""  # how the ranks' parameters differ, if that ended the job
         self.listeners: list[Callable[[int, Pulse | Profile], None]] = []
         self.observers: list[Callable[[int, ToCoordinator, Outgoing], None]] = []
@@ -60,6 +62,9 @@ class FailureLog:
         for _, message in outgoing:
             if isinstance(message, Differ):
                 self.differ = message.text
+            elif isinstance(message, StopAt) and not self.stopped:
+                self.stopped = message.reason
+                self.told_stop(message.reason)
         return outgoing
 
     def lost(self) -> dict[int, str]:

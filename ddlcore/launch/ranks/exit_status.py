@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ddlcore.control.liveness import describe_exit
 from ddlcore.text.ranks import ranks_text
 
+STOPPED = 85  # ERESTART, and the code that HTCondor's manual uses for "has saved a checkpoint, run me again"
+
 
 class NotStarted(Exception):
     """Raised when no rank was started. Its message is one line with the reason."""
@@ -70,14 +72,20 @@ def shell_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False) -> int:
-    """Return the exit code of the run. ``killed`` is true if all ranks were killed, as by a second Ctrl-C."""
+def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False, stopped: bool = False) -> int:
+    """Return the exit code of the run. ``killed`` is true if all ranks were killed, as by a second Ctrl-C.
+
+    ``stopped``: the ranks had agreed to stop, see ``should_stop``. If all of them then ended with 0, the code is STOPPED:
+    the training is not complete, and can be started again from its checkpoint.
+    """
     first = first_failure(ends, raised)
     if first is not None:
         return shell_code(first.returncode)
     if killed:
         return 128 + signal.SIGINT
-    return 0 if all(end.returncode == 0 for end in ends) else 1
+    if any(end.returncode for end in ends):
+        return 1
+    return STOPPED if stopped else 0
 
 
 def summary(

@@ -697,6 +697,25 @@ def the_slides_compile() -> None:
     assert apart(walk(sgd(), X, Y, 16), model) <= 1e-10
 
 
+@check()
+def fit_ends_on_all_ranks_after_the_same_batch() -> None:
+    """The last check: the job stays stopped."""
+    model = network()
+    model.compile(optimizer=DistributedOptimizer(sgd()), loss="mse")
+    stop = ddl.callbacks.StopOnSignalCallback()
+
+    class Asks(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if ddl.rank() == 1 and batch == 2:
+                ddl.request_stop("wall time on rank 1")
+            time.sleep(0.01)
+
+    model.fit(own(X), own(Y), batch_size=8, epochs=1000, shuffle=False, verbose=0, callbacks=[Asks(), stop])
+    assert stop.stopped
+    steps = ddl.allgather(np.array([int(np.asarray(model.optimizer.iterations))]), name="stopped")
+    assert steps[0] == steps[1] < 5000, steps
+
+
 def main() -> None:
     ddl.init()
     assert ddl.size() == 2

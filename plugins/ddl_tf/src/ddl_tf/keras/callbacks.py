@@ -16,7 +16,7 @@ from ddl_tf.broadcast import broadcast_variables
 from ddl_tf.keras.families import Family, family_of, the_keras
 from ddl_tf.keras.values import broadcast_global_variables
 from ddl_tf.local import identity
-from ddlcore.api import arrays, rank, size
+from ddlcore.api import arrays, rank, should_stop, size
 from ddlcore.types import Average, Min
 
 _keras: Any = the_keras()
@@ -288,6 +288,23 @@ class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras has 
 
 
 # --- optimizers
+
+
+class StopOnSignalCallback(_Callback):
+    """A callback that ends ``fit`` on all ranks after the same batch, once ``ddl.should_stop`` is true.
+
+    That is after SIGTERM or SIGUSR1 to any rank or to the launcher, or after ``ddl.request_stop``. ``stopped`` is then
+    true, so the script knows that it should save and end. All ranks need it, with the same number of batches.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.stopped = should_stop()
+        if self.stopped:
+            self.model.stop_training = True
 
 
 def _unscaled(optimizer: Any) -> Any:

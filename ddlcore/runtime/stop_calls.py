@@ -1,0 +1,70 @@
+"""Counts this rank's calls of ``should_stop()``, and holds them back while the ranks agree at which call they stop."""
+
+from __future__ import annotations
+
+import threading
+
+from ddlcore.messages import StopAt, StopCount
+from ddlcore.runtime.job_failure import JobFailure
+from ddlcore.runtime.reentry import Lock
+
+_LOOK_S = 0.05  # how often a call that is held back looks whether the job has failed
+
+
+class StopCalls:
+    """The calls of ``should_stop()`` on one rank of one world; see ddlcore.coordinator.stop_point for the protocol.
+
+    The user's threads call ``next_is_stop`` and ``joined``, the control thread the other methods.
+    """
+
+    def __init__(self, failure: JobFailure) -> None:
+        self.wanted = (
+            ""  # a reason to stop that is still to be sent; set by signal handlers, which must not take a lock
+        )
+        self.reached = False  # whether a call has returned True
+        self._failure = failure
+        self._lock = Lock()
+        self._released = threading.Event()  # not set between the question and the answer
+        self._released.set()
+        self._joins = 0
+        self._calls = 0
+        self._point: tuple[int, int] | None = None
+
+    def next_is_stop(self) -> bool:
+        """Count a call, and return whether the ranks stop at it or have stopped at an earlier one.
+
+        Waits while the ranks agree on the place, which takes a round trip to the coordinator. Raises the error of the
+        job if it ends meanwhile.
+        """
+        while True:
+            with self._lock:
+                # Checked under the lock: otherwise the question could be answered between the check and the count.
+                if self._released.is_set():
+                    self._calls += 1
+                    self.reached = self._point is not None and (self._joins, self._calls) >= self._point
+                    return self.reached
+            while not self._released.wait(_LOOK_S):
+                if self._failure.given:
+                    raise self._failure.error("should_stop()")
+
+    def joined(self) -> None:
+        """Begin to count anew, because this rank has left ``join()`` together with all others."""
+        with self._lock:
+            self._joins += 1
+            self._calls = 0
+
+    def count(self) -> StopCount:
+        """Return how many calls were made, and hold back the next one until ``stop_at``."""
+        with self._lock:
+            self._released.clear()
+            return StopCount(self._joins, self._calls)
+
+    def stop_at(self, message: StopAt) -> None:
+        """Take the place at which all ranks stop, and let calls go on."""
+        self._point = (message.joins, message.call)
+        self._released.set()
+
+    def take_wanted(self) -> str:
+        """Return the reason to stop that was noted since the last call of this method, or ""."""
+        wanted, self.wanted = self.wanted, ""
+        return wanted
