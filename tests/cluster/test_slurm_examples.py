@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import blocks
 from tools.test_cluster import Slurm
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(450)]
@@ -65,3 +67,36 @@ def test_tensorflows_own_workers_meet_on_two_nodes(slurm: Slurm, tmp_path: Path,
         script.write_text(BY_HAND)
     workers = dict(re.findall(r"worker (\d) of 2: (test accuracy .*)", ran(slurm, script, tmp_path)))
     assert sorted(workers) == ["0", "1"] and workers["0"] == workers["1"]
+
+
+WAITS_FOR_A_SIGNAL = """
+import pathlib, time, numpy, ddlcore as ddl
+ddl.init()
+step = 0
+while not ddl.should_stop():
+    ddl.allreduce(numpy.ones(10), name="x")
+    time.sleep(0.01)
+    step += 1
+    pathlib.Path(f"up.{ddl.rank()}").touch()
+print(f"rank {ddl.rank()} of {ddl.size()} stops after step {step}")
+"""
+
+
+@pytest.mark.parametrize("to", ["batch script", "steps"])
+def test_a_job_stops_at_a_step_and_asks_for_another_turn(slurm: Slurm, tmp_path: Path, to: str) -> None:
+    """The batch file of docs/stopping.md, with the signal that Slurm would send before the time is over."""
+    (block,) = [one for one in blocks("docs/stopping.md") if one.language == "bash"]
+    (tmp_path / "train.py").write_text(WAITS_FOR_A_SIGNAL)
+    (tmp_path / "job.sh").write_text(block.code.replace("scontrol requeue", "echo would requeue").replace("=4", "=2"))
+    job = slurm.submit([f"--output={tmp_path / 'out'}", "job.sh"], cwd=tmp_path)
+    deadline_s = time.monotonic() + JOB_S
+    while len(list(tmp_path.glob("up.*"))) < 4:
+        assert time.monotonic() < deadline_s, (tmp_path / "out").read_text()
+        time.sleep(0.1)
+    slurm.run(["scancel", "--signal=USR1", *(["--batch"] if to == "batch script" else []), str(job)], check=True)
+    ended = slurm.wait(job, JOB_S)
+    told = (tmp_path / "out").read_text()
+    assert ended == ("FAILED", 85), told
+    assert f"would requeue {job}" in told
+    steps = dict(re.findall(r"rank (\d) of 4 stops after step (\d+)", told))
+    assert sorted(steps) == ["0", "1", "2", "3"] and len(set(steps.values())) == 1, told

@@ -30,7 +30,23 @@ FOREIGN = {
     "torchrun",
     "/usr/sbin/sshd",
 }
-BUILTIN = {"echo", "export", "head", "mkdir", "paste", "rm", "sed", "source", "tar"}
+BUILTIN = {
+    "[",
+    "echo",
+    "exit",
+    "export",
+    "head",
+    "kill",
+    "mkdir",
+    "paste",
+    "rm",
+    "sed",
+    "source",
+    "tar",
+    "trap",
+    "wait",
+}
+KEYWORDS = {"do", "done", "fi", "if", "then", "while"}  # of a shell, in front of a command
 
 
 def commands(block: Block) -> list[str]:
@@ -84,6 +100,10 @@ def _parts(line: str) -> list[list[str]]:
 
 
 def _objection(words: list[str]) -> str:
+    while words and words[0] in KEYWORDS:
+        words = words[1:]
+    if not words:
+        return ""
     program = words[0].removeprefix(".venv/bin/")
     if program == "bash" and words[1:2] == ["-c"]:
         return objection(words[2])
