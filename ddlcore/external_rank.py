@@ -12,6 +12,8 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from ddlcore.build import build_sessions
 from ddlcore.config import Environment, Settings, load_settings
 from ddlcore.contracts.cluster import RankInfo
@@ -76,7 +78,7 @@ class ExternalRank:
         DdlInternalError if there is no directory for the file by which the ranks find each other.
         """
         chosen = tuple(range(self.rank_info.size)) if ranks is None else ranks
-        channel, store, arrived = self._join(chosen, time.monotonic() + self._settings.number("start_timeout_s"))
+        channel, store, arrived = self._join(chosen, time.monotonic() + self._start_timeout_s)
         hosts = _host_indexes(self.rank_info.size, arrived)
         placement = Placement(self.rank_info.rank, hosts)
         addresses = _addresses(arrived, hosts)
@@ -192,7 +194,7 @@ class ExternalRank:
             if time.monotonic() > deadline_s:
                 where = " or ".join(str(place / self._name) for place in self._places)
                 raise DeadlineExceeded(
-                    f"init: rank {self.rank_info.rank} has not found rank 0 within {self._settings.number('start_timeout_s'):g} s "
+                    f"init: rank {self.rank_info.rank} has not found rank 0 within {self._start_timeout_s:g} s "
                     f"(DDL_START_TIMEOUT_S): {why or 'it has not called init'}; it was to write {where}: "
                     "if hosts share neither, set DDL_RENDEZVOUS_DIR to a directory that they share"
                 )
@@ -204,25 +206,33 @@ class ExternalRank:
     def _meet(self, channel: Channel, ranks: Sequence[int], deadline_s: float) -> dict[int, Arrive]:
         """Wait until all ``ranks`` have arrived, and return the Arrive of each rank.
 
-        Raises DeadlineExceeded at ``deadline_s``, with the ranks that are missing.
+        Raises DeadlineExceeded at ``deadline_s``, or when the deadline of another rank has passed, with the ranks that
+        are missing.
         """
         arrive = self._arrive(ranks)
-        while (left_s := deadline_s - time.monotonic()) > 0:
+        arrivals: Arrivals | None = None
+        while arrivals is None and (left_s := deadline_s - time.monotonic()) > 0:
             channel.send(arrive)  # repeated, because another process with our rank may have got the answer
             arrivals = self._listen(channel, ranks, min(_REMIND_S, left_s))
-            if arrivals is not None:
-                return dict(arrivals.arrived)
-        channel.send(self._arrive(ranks, patient=False))
-        arrivals = self._listen(channel, ranks, _ANSWER_S)
-        came = dict(arrivals.arrived) if arrivals is not None else {}
-        missing = ", ".join(str(rank) for rank in ranks if rank not in came)
+        if arrivals is None:
+            channel.send(msgspec.structs.replace(arrive, patient=False, timeout_s=self._start_timeout_s))
+            arrivals = self._listen(channel, ranks, _ANSWER_S)
+        came = {} if arrivals is None else dict(arrivals.arrived)
+        missing = [rank for rank in ranks if rank not in came]
+        if not missing:
+            return came
         there = ", ".join(f"{rank} on {one.host.partition(':')[0]}" for rank, one in came.items())
+        waited_s = arrivals.gave_up_s if arrivals is not None and arrivals.gave_up_s else self._start_timeout_s
         raise DeadlineExceeded(
-            f"init: rank {missing} has not called init within {self._settings.number('start_timeout_s'):g} s "
+            f"init: rank {', '.join(map(str, missing))} has not called init within {waited_s:g} s "
             f"(DDL_START_TIMEOUT_S); these have: rank {there}"
         )
 
-    def _arrive(self, ranks: Sequence[int], patient: bool = True) -> Arrive:
+    @property
+    def _start_timeout_s(self) -> float:
+        return self._settings.number("start_timeout_s")
+
+    def _arrive(self, ranks: Sequence[int]) -> Arrive:
         return Arrive(
             token=self._token,
             ranks=tuple(ranks),
@@ -232,7 +242,6 @@ class ExternalRank:
             address=self._address,
             via=self._via,
             ports=tuple(free_ports(2)),
-            patient=patient,
         )
 
     def _listen(self, channel: Channel, ranks: Sequence[int], timeout_s: float) -> Arrivals | None:

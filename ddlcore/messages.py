@@ -99,7 +99,7 @@ class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
     """The registration of a rank that another launcher has started.
 
     It is sent to the coordinator before the first Hello. If ``patient``, the answer comes after all of ``ranks`` have
-    arrived. Otherwise it comes at once, and contains those ranks that have arrived so far.
+    arrived. Otherwise this rank gives up: the answer comes at once, and contains those ranks that have arrived so far.
     """
 
     token: str  # random, one for each process: an equal rank with another token is of another launch
@@ -111,12 +111,19 @@ class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
     via: str = ""  # the coordinator's address on that route
     ports: tuple[int, ...] = ()  # two ports that are free on its host
     patient: bool = True
+    timeout_s: float = 0.0  # if not ``patient``: how long this rank has waited
 
 
 class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag="arrivals"):
-    """The answer to Arrive: those of its ``ranks`` that have arrived. If it was ``patient``, these are all of them."""
+    """The answer to Arrive: those of its ``ranks`` that have arrived.
+
+    If it was ``patient``, these are all of them, unless another rank that waits for the same ranks has given up. Then
+    ``gave_up_s`` is how long that rank has waited, and all of them give up, so that each names the ranks that have not
+    come, and none names a rank that has ended because of them.
+    """
 
     arrived: tuple[tuple[int, Arrive], ...]
+    gave_up_s: float = 0.0
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):

@@ -18,8 +18,15 @@ from ddlcore.control.wake import Wake
 from ddlcore.errors import Closed, DdlInternalError
 
 FLUSHED = b""  # a client's last frame. The server sends it back, which shows that all earlier frames have arrived
-HEARTBEAT_MS = 1000  # TCP only: within a host, the kernel reports a closed connection at once
-HEARTBEAT_TIMEOUT_MS = 2500  # after a ping: about 3 s of silence end a connection
+# TCP only: within a host, the kernel reports a closed connection at once. The kernel's keepalive finds a host that is gone,
+# and needs no thread of either process. ZeroMQ's heartbeats find a process that is stopped. They pass through threads of
+# Python in the coordinator's process, which cannot run while another thread holds the interpreter lock, as it does while
+# it loads a large library. So they need more patience: a few seconds were too few where rank 0 imported torch.
+KEEPALIVE_S = 1  # between two probes, and from the last data to the first one
+KEEPALIVE_PROBES = 3  # unanswered ones end a connection
+UNANSWERED_MS = 4000  # data for which no acknowledgement has come for so long end a connection
+HEARTBEAT_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 30_000  # after a ping
 
 _FLUSH_S = 0.2
 BROKEN = (
@@ -94,10 +101,25 @@ def open_dealer(
     socket.curve_publickey = access.client_public.encode()
     socket.curve_secretkey = access.client_secret.encode()
     if access.endpoint.startswith("tcp:"):
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS if beats else 0)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        if beats:
+            keep_alive(socket)
         socket.setsockopt(zmq.IPV6, 1 if "[" in access.endpoint else 0)
     return socket
+
+
+def keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Let TCP connections of ``socket`` end soon after the other host is gone, or its process has been stopped."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1),
+        (zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S),
+        (zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S),
+        (zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES),
+        (zmq.TCP_MAXRT, UNANSWERED_MS),
+    ):
+        with contextlib.suppress(zmq.ZMQError):  # a system without it: the heartbeats remain
+            socket.setsockopt(option, value)
 
 
 class Refusals:

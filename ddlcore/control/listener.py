@@ -18,7 +18,7 @@ import zmq
 from zmq.utils import z85
 
 from ddlcore.control.credentials import Access, KeyPair
-from ddlcore.control.line import FLUSHED, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from ddlcore.control.line import FLUSHED, keep_alive
 from ddlcore.control.listening import OwnSocket, tcp_listener, tcp_name
 from ddlcore.control.proxy import TcpProxy
 from ddlcore.errors import DdlInternalError
@@ -96,9 +96,9 @@ class Listener:
     def bind(self, address: str, *, beats: bool = True, connections: int = 0) -> str:
         """Listen at ``address`` and return the endpoint. If the port in ``address`` is 0, the system chooses it.
 
-        ``beats``: let ZeroMQ send heartbeats on TCP connections. ``connections``: number of connections that the job
-        itself may open at the same time. Raises ValueError if this host does not have the address, and DdlInternalError
-        if it is in use.
+        ``beats``: end TCP connections to hosts that are gone and to processes that are stopped. ``connections``: number
+        of connections that the job itself may open at the same time. Raises ValueError if this host does not have the
+        address, and DdlInternalError if it is in use.
         """
         if not address.startswith(("tcp:", "ipc:")):
             raise ValueError(f"control network: {address!r} is neither tcp://IP:PORT nor an ipc address")
@@ -112,12 +112,14 @@ class Listener:
         except (OSError, ValueError) as error:
             raise _no_listener(address, error) from None
         try:
-            self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS if beats else 0)
-            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+            if beats:
+                keep_alive(
+                    self._router
+                )  # the heartbeats; the proxy has the TCP connections, and keeps them alive itself
             target = self.bind_within().removeprefix("ipc://")
             endpoint = tcp_name(listener)
             target = "\0" + target[1:] if target.startswith("@") else target
-            self._proxies.append(TcpProxy(listener, target, connections))
+            self._proxies.append(TcpProxy(listener, target, connections, keeps_alive=beats))
         except BaseException:
             listener.close()
             raise

@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from ddlcore.control.line import KEEPALIVE_PROBES, KEEPALIVE_S, UNANSWERED_MS
 from ddlcore.control.peers import is_ours, local_tcp_uid
 from ddlcore.control.wake import Wake
 
@@ -63,10 +64,11 @@ class TcpProxy:
     """A thread that accepts connections at ``listener`` and connects each of them to ``target``, a Unix socket.
 
     One thread creates it, and one thread (the same or another) closes it. ``expected``: number of connections that the
-    job's own ranks and agents may open at the same time.
+    job's own ranks and agents may open at the same time. ``keeps_alive``: let the kernel end connections whose other
+    host is gone; otherwise the job has heartbeats of its own for that.
     """
 
-    def __init__(self, listener: socket.socket, target: str, expected: int) -> None:
+    def __init__(self, listener: socket.socket, target: str, expected: int, *, keeps_alive: bool = False) -> None:
         self.refused = 0  # connections that were ended because they had shown no key
         self._listener = listener
         self._target = target
@@ -74,6 +76,7 @@ class TcpProxy:
         self._strangers: OrderedDict[_Pair, None] = OrderedDict()
         self._others: OrderedDict[_Pair, None] = OrderedDict()
         self._expected = expected
+        self._keeps_alive = keeps_alive
         self._most = self._room()
         self._pairs: set[_Pair] = set()
         self._paused_s = 0.0
@@ -179,6 +182,8 @@ class TcpProxy:
         outer.setblocking(False)
         with contextlib.suppress(OSError):
             outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._keeps_alive:
+            _keep_alive(outer)
         book[pair] = None
         self._pairs.add(pair)
         self._selector.register(outer, selectors.EVENT_READ, pair)
@@ -321,6 +326,20 @@ class TcpProxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)  # a forked child may hold this socket too
             one.close()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let ``connection`` end soon after the other host is gone, as ``keep_alive`` in line.py does at the other end."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_S),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", UNANSWERED_MS),
+    ):
+        if hasattr(socket, name):  # not on every system
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _worst(book: OrderedDict[_Pair, None]) -> _Pair:

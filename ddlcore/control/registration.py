@@ -90,7 +90,8 @@ class Registration:
             self._set_active(self.active | {rank})
             self._tell(rank, arrive)
         if not arrive.patient:
-            return [(rank, self._arrivals(wanted))]
+            told = {rank, *self._waiting.pop(wanted, ())}
+            return [(other, self._arrivals(wanted, arrive.timeout_s)) for other in sorted(told)]
         if self._gone.keys() & set(wanted):
             return [(rank, self._lost(wanted))]
         self._waiting.setdefault(wanted, set()).add(rank)
@@ -100,8 +101,8 @@ class Registration:
             outgoing += [(other, arrivals) for other in sorted(self._waiting.pop(ranks))]
         return outgoing
 
-    def _arrivals(self, ranks: tuple[int, ...]) -> Arrivals:
-        return Arrivals(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived))
+    def _arrivals(self, ranks: tuple[int, ...], gave_up_s: float = 0.0) -> Arrivals:
+        return Arrivals(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived), gave_up_s)
 
     def _dissolve(self, reason: str) -> Outgoing:
         """Return a Lost for every rank that is in a world with rank 0, because this coordinator ends with rank 0."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ddlcore.control.registration import Registration
 from ddlcore.messages import Arrivals, Arrive, Bye, Done, Hello, Lost, Refused, Welcome
 from tests.control.echo import EchoCoordinator, hello
@@ -55,6 +57,22 @@ def test_who_gives_up_hears_who_has_come() -> None:
     ((rank, arrivals),) = front.handle(0, arrive(0, (0, 1, 2), patient=False))
     assert rank == 0 and isinstance(arrivals, Arrivals)
     assert [one for one, _ in arrivals.arrived] == [0, 2]
+
+
+def test_all_give_up_with_the_first() -> None:
+    """Otherwise they would soon hear that the first has ended, and take that for the cause."""
+    front, _ = registration(4)
+    front.handle(0, arrive(0, (0, 1, 2)))
+    front.handle(2, arrive(2, (0, 1, 2)))
+    front.handle(3, arrive(3, (1, 3)))  # waits for another world
+    gives_up = msgspec.structs.replace(arrive(2, (0, 1, 2), patient=False), timeout_s=7.0)
+    answers = front.handle(2, gives_up)
+    assert [rank for rank, _ in answers] == [0, 2]
+    for _, arrivals in answers:
+        assert isinstance(arrivals, Arrivals) and arrivals.gave_up_s == 7.0
+        assert [one for one, _ in arrivals.arrived] == [0, 2]
+    assert [rank for rank, _ in front.rank_ended(2, "its process ended")] == []
+    assert [rank for rank, _ in front.handle(1, arrive(1, (1, 3)))] == [1, 3]
 
 
 def test_a_second_process_of_one_rank_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -81,6 +82,10 @@ def main() -> None:
         ddl.shutdown()
         ddl.init()
         step()
+    elif what == "hold":
+        if ddl.rank() == who:
+            ctypes.PyDLL(None).sleep(7)  # with the interpreter lock, as while a large library is loaded
+        say("held", ddl.rank(), step())
     elif what == "leave":
         if ddl.rank() != who:
             time.sleep(0.6)  # outlives the other by as much; nothing waits for it

@@ -269,10 +269,26 @@ def test_who_does_not_come_is_named(home: Path) -> None:
     assert done.codes == [1, 1]
     text = "rank 2 has not called init within 3 s (DDL_START_TIMEOUT_S); these have: rank 0 on"
     assert done.text.count(text) >= 2, done.text
+    for first in (0, 1):  # whose patience ends first: both give up then, for the same reason
+        patience = {first: "2", 1 - first: "40"}
+        begun_s = time.monotonic()
+        done = finish([alone(rank, "where", env={**env, "DDL_START_TIMEOUT_S": patience[rank]}) for rank in (0, 1)])
+        assert done.codes == [1, 1] and time.monotonic() - begun_s < 30.0
+        assert done.text.count("DeadlineExceeded: init: rank 2 has not called init within 2 s") == 2, done.text
+        assert "PeerLost" not in done.text, done.text
     done = finish([alone(1, "where", env={**env, "DDL_START_TIMEOUT_S": "1"})])
     assert "rank 1 has not found rank 0 within 1 s (DDL_START_TIMEOUT_S): it has not called init" in last_line(done)
     assert "DDL_RENDEZVOUS_DIR" in last_line(done)
     assert left_in(home) == []
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_holds_the_interpreter_lock_is_not_lost(home: Path, who: int) -> None:
+    """Rank 0 forwards the connections of all by a thread of Python, which then cannot run, as while it imports torch."""
+    env = {"DDL_CONTROL_ADDRESS": "tcp://127.0.0.1:0"}
+    done = finish([alone(rank, "hold", str(who), env=env) for rank in (0, 1)])
+    assert done.codes == [0, 0], done.text
+    assert done.text.count("held ") == 2
 
 
 def test_variables_that_contradict_each_other(home: Path) -> None:

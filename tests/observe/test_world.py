@@ -159,6 +159,7 @@ def test_anonymous_calls_know_when_they_were_made(tmp_path: Path) -> None:
     assert sum(e["args"]["entered_us"] < 15000 for e in replayed) > 0.5 * len(replayed), "not since the step before"
 
 
+@pytest.mark.alone
 def test_the_exposed_share_is_what_the_program_measures(tmp_path: Path) -> None:
     """Of each step, the part in which the program stands in ddl; and who works longer is the straggler."""
     work_s = (0.004, 0.010)

@@ -124,6 +124,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, *kinds: type[ThreadsTransport]) ->
         return world.run(body, last=True)
 
 
+@pytest.mark.alone
 def test_pairs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair both ways, at the speed that the transport has; every rank knows all of it."""
     everyone = measured(monkeypatch, SlowTransport)
