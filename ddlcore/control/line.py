@@ -21,7 +21,7 @@ FLUSHED = b""  # a client's last frame. The server sends it back, which shows th
 # TCP only: within a host, the kernel reports a closed connection at once. The kernel's keepalive finds a host that is gone,
 # and needs no thread of either process. ZeroMQ's heartbeats find a process that is stopped. They pass through threads of
 # Python in the coordinator's process, which cannot run while another thread holds the interpreter lock, as it does while
-# it loads a large library. So they need more patience: a few seconds were too few where rank 0 imported torch.
+# it loads a large library. So they need more patience: a few seconds were too few where rank 0 imported a framework.
 KEEPALIVE_S = 1  # between two probes, and from the last data to the first one
 KEEPALIVE_PROBES = 3  # unanswered ones end a connection
 UNANSWERED_MS = 4000  # data for which no acknowledgement has come for so long end a connection
