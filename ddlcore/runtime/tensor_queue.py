@@ -1,4 +1,4 @@
-"""Holds the operations that were submitted and have not completed: the only boundary between user threads and ddl's."""
+"""Holds the operations that were submitted and have not completed: where user threads hand them to ddl's threads."""
 
 from __future__ import annotations
 

@@ -115,6 +115,12 @@ class TransportCases(TransportBase):
         exact = self.capabilities().order_fixed
         return Case.of(label, _reducescatterv(counts, op), sources, expected, exact=exact)
 
+    def moving_all(self, sources: Sequence[oracle.Array]) -> Case:
+        """Return an allgatherv of these int32 sources."""
+        counts = [len(source) for source in sources]
+        expected = [oracle.allgatherv(sources)] * len(sources)
+        return Case.of(f"allgatherv of {counts} int32", _allgatherv(counts), sources, expected)
+
     def exchanging(self, size: int, dtype: DType, counts: Sequence[Sequence[int]], seed: int = 0) -> Case:
         """Return an alltoallv in which ``counts[s][d]`` elements go from rank s to rank d."""
         sources = [oracle.values(dtype, sum(row), rank, seed=seed) for rank, row in enumerate(counts)]

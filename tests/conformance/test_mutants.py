@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +17,12 @@ from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.transport import DONE, Context, Memory, Plan, Prepared, Transport, Work, view
-from ddlcore.testing import CompressorSuite, FusionSuite, TransportSuite
+from ddlcore.errors import TransportError
+from ddlcore.testing import CompressorSuite, DeadlinePassed, FusionSuite, TransportSuite
 from ddlcore.testing.builtin import NumpySuite
 from ddlcore.testing.transport_life import CALLS
 from ddlcore.types import Buffer, DType, ReduceOp
+from tests.conformance.plain import Meeting, PlainTransport
 
 # --- transports
 
@@ -273,6 +276,60 @@ def test_an_adapter_that_lets_go_of_memory_is_found() -> None:
 
     with pytest.raises(AssertionError, match="nothing keeps adopted memory alive"):
         Mutant().test_adopted_memory_lives_with_its_tensor()
+
+
+class SendsFirst(PlainTransport):
+    """Each of two ranks sends its whole message over a socket before it receives the other's."""
+
+    def __init__(self, meeting: Meeting, connection: socket.socket) -> None:
+        super().__init__(meeting)
+        self._connection = connection
+
+    def exchange(self, source: Any) -> list[Any]:
+        mine, theirs = source.tobytes(), bytearray()
+        try:
+            self._connection.sendall(len(mine).to_bytes(8, "big") + mine)
+            head = self._connection.recv(8, socket.MSG_WAITALL)
+            while len(theirs) < int.from_bytes(head, "big"):
+                piece = self._connection.recv(int.from_bytes(head, "big") - len(theirs))
+                if not piece:
+                    raise ConnectionResetError("the other rank has closed its connection")
+                theirs += piece
+        except OSError as error:
+            raise TransportError(f"{self.context.name}: aborted") from error
+        other = np.frombuffer(theirs, source.dtype)
+        return [source.copy(), other] if self.context.rank == 0 else [other, source.copy()]
+
+    def abort(self) -> None:
+        super().abort()
+        with suppress(OSError):  # it is already closed
+            self._connection.shutdown(socket.SHUT_RDWR)  # ends a pending sendall
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class SendsFirstSuite(TransportSuite):
+    """Not collected: the tests that concern it are called below."""
+
+    sizes = (2,)
+    deadline_s = 3.0
+
+    def make(self, size: int) -> Sequence[Transport]:
+        meeting = Meeting(size)
+        return [SendsFirst(meeting, connection) for connection in socket.socketpair()]
+
+
+def test_ranks_that_all_send_before_they_receive_are_found() -> None:
+    """Small messages fit the sockets' buffers, and arrive; only large ones in both directions show the fault."""
+    suite = SendsFirstSuite()
+    suite.setup_method()
+    try:
+        suite.test_allreduce(DType.F32, ReduceOp.Sum)
+        with pytest.raises(DeadlinePassed):
+            suite.test_large_messages_cross()
+    finally:
+        suite.teardown_method()
 
 
 class FeedbackTooEarly(Bf16Compression):
