@@ -15,6 +15,8 @@ The rules:
   memory). A call enqueues its work on that queue and returns ``DONE``, which then means only that this rank has
   enqueued the work. If the work needs other memory, the transport itself keeps that memory alive. Calls still come from
   one thread.
+* Source and target of an allreduce, and of each tensor of a plan, are the same memory or disjoint. Those of
+  ``allgatherv``, ``reducescatterv`` and ``alltoallv`` are always disjoint.
 * Buffers belong to the executor, which keeps them until the Work is done or the transport is aborted.
 * One function maps the errors of the library to TransportError, with the library's error as the cause. A peer that is
   slow is not lost: a transport disables its own timeouts, because the control network decides which rank is lost.
@@ -95,13 +97,17 @@ class Context:
 
 
 class Work(ABC):
-    """A collective that has been started."""
+    """A collective that has been started.
+
+    The thread that started it calls ``wait`` again and again, each time for a part of a second, until it returns True or
+    raises. Then nobody uses the Work any more. No other collective of the communicator is started meanwhile.
+    """
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
         """Wait until the collective is complete, and return True. Return False if ``timeout_s`` has passed first.
 
-        Raises a TransportError if the collective has failed.
+        Raises a TransportError if the collective has failed. After ``abort`` of the transport, it raises one within 1 s.
         """
 
 
