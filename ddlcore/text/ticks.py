@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _LEAST_LABELLED = 3  # labels on a logarithmic axis: with fewer, a reader cannot tell the scale
 # How many round numbers of each power of ten are labelled, from few to many.
@@ -20,6 +21,19 @@ def linear_ticks(high: float, most: int = 6) -> list[float]:
     steps = (digit * 10.0**power for power in (exponent, exponent + 1) for digit in (1, 2, 5))
     step = next(one for one in steps if high / one * (1 + 1e-9) < most)
     return [float(f"{i * step:.6g}") for i in range(math.floor(high / step * (1 + 1e-9)) + 1)]
+
+
+def spread(values: Sequence[int], gaps: int) -> list[int]:
+    """Return those of these rising, positive values whose labels do not touch on a logarithmic axis.
+
+    The smallest and the largest are included. Any two are at least 1 / ``gaps`` of the axis apart.
+    """
+    kept = list(values[:1])
+    least = math.log(values[-1] / values[0]) / gaps * (1 - 1e-9) if values else 0.0
+    for value in values[1:-1]:
+        if min(math.log(value / kept[-1]), math.log(values[-1] / value)) >= least:
+            kept.append(value)
+    return [*kept, values[-1]] if len(values) > 1 else kept
 
 
 def log_ticks(low: float, high: float) -> list[float]:

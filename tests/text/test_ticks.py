@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlcore.text.ticks import linear_ticks, log_ticks
+from ddlcore.text.ticks import linear_ticks, log_ticks, spread
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,21 @@ def test_powers_of_ten_come_first() -> None:
     """More numbers than these are taken only where they are too few."""
     assert log_ticks(1.0, 1e4) == [1, 10, 100, 1000, 10000]
     assert log_ticks(2.0, 60.0) == [3, 10, 30]
+
+
+@pytest.mark.parametrize(
+    ("values", "gaps", "shown"),
+    [
+        (
+            [4, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24],
+            6,
+            [4, 1 << 10, 1 << 14, 1 << 18, 1 << 24],
+        ),
+        ([4], 5, [4]),
+        ([4, 8], 5, [4, 8]),
+        ([], 5, []),
+        ([1, 2, 3, 4], 9, [1, 2, 3, 4]),
+    ],
+)
+def test_labels_do_not_touch(values: list[int], gaps: int, shown: list[int]) -> None:
+    assert spread(values, gaps) == shown

@@ -11,10 +11,10 @@ from typing import Any
 
 from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row
 from ddlcore.text.numbers import exact_size
-from ddlcore.text.ticks import log_ticks
+from ddlcore.text.ticks import log_ticks, spread
 
 _COLUMNS = 3  # operations side by side; with more, the chart is wider than a screen
-_MOST_SIZES = 5  # labels on the axis of sizes
+_GAPS = 6  # between the labels on the axis of sizes, at most
 # The colours of Okabe and Ito (2008), for readers with any kind of colour blindness. The markers tell the contenders
 # apart without colours.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -100,8 +100,7 @@ def _label_axes(times: Any, rates: Any, operation: str, sizes: Sequence[int]) ->
     times.set_title(operation)
     times.set(xscale="log", yscale="log", ylabel="time of a call (µs)")
     rates.set(xscale="log", xlabel="size of the whole tensor (bytes)", ylabel="bytes of the tensor per second (GB/s)")
-    last, count = len(sizes) - 1, min(len(sizes), _MOST_SIZES)
-    shown = [sizes[round(last * i / max(count - 1, 1))] for i in range(count)]  # the smallest and the largest included
+    shown = spread(sizes, _GAPS)
     for panel in (times, rates):
         panel.set_xticks(shown, [exact_size(nbytes) for nbytes in shown], fontsize="small")
         panel.set_xticks([], minor=True)
