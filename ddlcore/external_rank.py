@@ -36,6 +36,7 @@ from ddlcore.types import Placement
 
 log = logging.getLogger("ddl")
 LOOPBACK = "127.0.0.1"
+_COORDINATOR = "the coordinator in the process of rank 0"  # rank 0 of the launch
 _LOOK_S = (0.01, 0.5)  # pauses between two searches for the file: the first, and the longest
 _ANSWER_S = 3.0  # how long an endpoint may take to prove that it knows the keys; another program never does
 _REMIND_S = 1.0  # a rank that waits for the others repeats its Arrive so often
@@ -117,7 +118,7 @@ class ExternalRank:
         Returns the channel, the store, and the Arrive of each rank.
         """
         while True:
-            channel, store = connect_with(self._reach(deadline_s), self.rank_info.rank)
+            channel, store = connect_with(self._reach(deadline_s), self.rank_info.rank, _COORDINATOR)
             try:
                 return channel, store, self._meet(channel, ranks, deadline_s)
             except _Taken as taken:
@@ -217,12 +218,17 @@ class ExternalRank:
         if arrivals is None:
             channel.send(msgspec.structs.replace(arrive, patient=False, timeout_s=self._start_timeout_s))
             arrivals = self._listen(channel, ranks, _ANSWER_S)
-        came = {} if arrivals is None else dict(arrivals.arrived)
+        if arrivals is None:
+            raise DeadlineExceeded(
+                f"init: {_COORDINATOR} does not answer; waited {self._start_timeout_s:g} s (DDL_START_TIMEOUT_S); "
+                "is that process stopped, or busy in native code?"
+            )
+        came = dict(arrivals.arrived)
         missing = [rank for rank in ranks if rank not in came]
         if not missing:
             return came
         there = ", ".join(f"{rank} on {one.host.partition(':')[0]}" for rank, one in came.items())
-        waited_s = arrivals.gave_up_s if arrivals is not None and arrivals.gave_up_s else self._start_timeout_s
+        waited_s = arrivals.gave_up_s or self._start_timeout_s
         raise DeadlineExceeded(
             f"init: rank {', '.join(map(str, missing))} has not called init within {waited_s:g} s "
             f"(DDL_START_TIMEOUT_S); these have: rank {there}"
@@ -309,11 +315,11 @@ class _ExternalChannel(Channel):
     def receive(self, timeout_s: float) -> list[FromCoordinator]:
         try:
             return self._channel.receive(timeout_s)
-        except DdlInternalError:
+        except DdlInternalError as error:
             if self._rank < 0:
                 raise
             rank, self._rank = self._rank, -1
-            return [Lost((rank,), "its process ended, and the coordinator in it")]
+            return [Lost((rank,), str(error))]
 
     def wake(self) -> None:
         self._channel.wake()

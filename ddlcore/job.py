@@ -358,10 +358,12 @@ class Job:
         self._outbox.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
         if not self._control_thread.welcomed.wait(timeout_s):
-            self._outbox.say(Bye("gave up waiting in init"))
+            self._outbox.say(Bye("gave up waiting in init", waited_s=timeout_s))
             self._control_thread.welcomed.wait(1.0)
-            who = self._control_thread.refusal or "the launcher did not answer"
-            raise DeadlineExceeded(f"init: {who}; waited {timeout_s:g} s (DDL_START_TIMEOUT_S)")
+            why = f"the coordinator did not answer; waited {timeout_s:g} s (DDL_START_TIMEOUT_S)"
+            raise DeadlineExceeded(f"init: {self._control_thread.refusal or why}")
+        if self._control_thread.late:  # the deadline of another rank has passed
+            raise DeadlineExceeded(f"init: {self._control_thread.refusal}")
         # The coordinator that refuses this rank may end immediately, before this thread runs again, and then the loss
         # of the connection is reported as well. The refusal came first and is the cause, so it is checked first.
         if self._control_thread.refusal:

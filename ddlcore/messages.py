@@ -141,10 +141,12 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     """The message of a rank that leaves: by ``shutdown()``, at the end of its script, or because of an exception.
 
     ``broken``: its transport has failed, so it will not run buckets that the coordinator has already announced.
+    ``waited_s``: if it leaves ``init`` because others have not called it: how long it has waited, in seconds.
     """
 
     reason: str
     broken: bool = False
+    waited_s: float = 0.0
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
@@ -373,9 +375,15 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The message to each rank that this world cannot begin; ``text`` says why."""
+    """The message to each rank that this world cannot begin; ``text`` says why.
+
+    ``late``: some ranks have not called ``init`` in time, so a rank that waited for them has given up. All ranks that
+    wait for the same world give up with it. Otherwise they would soon hear that the first one has ended, and would name
+    that rank as the cause.
+    """
 
     text: str
+    late: bool = False
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):

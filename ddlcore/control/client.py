@@ -9,7 +9,7 @@ import msgspec
 
 from ddlcore.control.channel import Channel
 from ddlcore.control.credentials import Access, read_job_file
-from ddlcore.control.line import Connection, Line
+from ddlcore.control.line import LAUNCHER, Connection, Line
 from ddlcore.control.store import CLOSED, JobStore
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError, DeadlineExceeded
@@ -35,9 +35,12 @@ def connect(job_file: str, rank: int) -> tuple[Channel, JobStore]:
     return connect_with(read_job_file(job_file), rank)
 
 
-def connect_with(access: Access, rank: int) -> tuple[Channel, JobStore]:
-    """Do the same as ``connect`` if the contents of the job file, ``access``, were received in another way."""
-    connection = Connection(access, rank)
+def connect_with(access: Access, rank: int, peer: str = LAUNCHER) -> tuple[Channel, JobStore]:
+    """Do the same as ``connect`` if the contents of the job file, ``access``, were received in another way.
+
+    ``peer`` names the other end in error messages.
+    """
+    connection = Connection(access, rank, peer=peer)
     return ClientChannel(connection), ClientStore(connection)
 
 
@@ -53,7 +56,7 @@ class ClientChannel(Channel):
         self._line.send(encode(message))
 
     def receive(self, timeout_s: float) -> list[FromCoordinator]:
-        return [_readable(data) for data in self._line.receive(timeout_s)]
+        return [_readable(data, self._connection.peer) for data in self._line.receive(timeout_s)]
 
     def wake(self) -> None:
         self._wake.set()
@@ -116,13 +119,13 @@ class ClientStore(JobStore):
                     return reply
             if self._closed:
                 return StoreReply(serial, b"", CLOSED)
-        raise DeadlineExceeded(f"store: the launcher has not answered within {answer_s:g} s; is it stopped?")
+        raise DeadlineExceeded(f"store: {self._connection.peer} has not answered within {answer_s:g} s; is it stopped?")
 
 
-def _readable(data: bytes) -> FromCoordinator:
+def _readable(data: bytes, peer: str) -> FromCoordinator:
     try:
         return decode_from_coordinator(data)
     except msgspec.DecodeError as error:
         raise DdlInternalError(
-            f"the launcher sent a message that this ddlcore cannot read ({error}); install the same version for both"
+            f"{peer} sent a message that this ddlcore cannot read ({error}); install the same version for both"
         ) from None

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import secrets
+import select
 import sys
 import threading
 import time
@@ -24,11 +25,17 @@ FLUSHED = b""  # a client's last frame. The server sends it back, which shows th
 # it loads a large library. So they need more patience: a few seconds were too few where rank 0 imported a framework.
 KEEPALIVE_S = 1  # between two probes, and from the last data to the first one
 KEEPALIVE_PROBES = 3  # unanswered ones end a connection
-UNANSWERED_MS = 4000  # data for which no acknowledgement has come for so long end a connection
+# Data for which no acknowledgement has come for so long end a connection. The kernel counts data in the same way that wait
+# because the receiver has not read what came before. Ranks read by a thread of libzmq, the coordinator's end by the threads
+# of Python above: so a rank, which may have sent the names of thousands of tensors, is more patient with the coordinator.
+UNANSWERED_MS = 4_000
+UNREAD_MS = 12_000
 HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 30_000  # after a ping
 
+LAUNCHER = "the launcher"
 _FLUSH_S = 0.2
+_ENDING_MS = 100  # from the end of a process's connections to its own end
 BROKEN = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -43,14 +50,22 @@ class Connection:
     """The object that all lines and the store of one rank share: the keys, a ZeroMQ context and the launcher's pidfd.
 
     When its last user has called ``release``, the context and the pidfd are closed. A process with many ranks may pass
-    one ``context`` for all their connections; then the caller must terminate that context.
+    one ``context`` for all their connections; then the caller must terminate that context. ``peer`` names the process
+    at the other end, for error messages.
     """
 
-    def __init__(self, access: Access, rank: int, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        rank: int,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        peer: str = LAUNCHER,
+    ) -> None:
         self.access = access
+        self.peer = peer
         self.rank = rank
         self.pid = os.getpid()
-        self.launcher = _watch(access)
+        self.launcher = _watch(access, peer)
         self._shared = context is not None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1) if context is None else context
         self._lock = threading.Lock()
@@ -77,13 +92,13 @@ class Connection:
                 os.close(self.launcher)
 
 
-def _watch(access: Access) -> int:
+def _watch(access: Access, peer: str) -> int:
     if not access.endpoint.startswith("ipc:"):  # the launcher may be on another host
         return -1
     try:
         return open_pidfd(access.launcher_pid)
     except ProcessLookupError:
-        raise DdlInternalError(f"the launcher is gone: there is no process {access.launcher_pid} any more") from None
+        raise DdlInternalError(f"{peer} is gone: there is no process {access.launcher_pid} any more") from None
 
 
 def open_dealer(
@@ -116,7 +131,7 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
         (zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S),
         (zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S),
         (zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES),
-        (zmq.TCP_MAXRT, UNANSWERED_MS),
+        (zmq.TCP_MAXRT, UNREAD_MS),
     ):
         with contextlib.suppress(zmq.ZMQError):  # a system without it: the heartbeats remain
             socket.setsockopt(option, value)
@@ -209,7 +224,7 @@ class Line:
             if source is self._events:
                 self._read_events()
             elif source == self._connection.launcher:
-                self.broken = "the launcher is gone: its process has ended"
+                self.broken = f"{self._connection.peer} is gone: its process has ended"
             elif source is not self._socket and self._wake is not None:
                 self._wake.clear()
         return [source for source, _ in sources] != [self._events]
@@ -250,10 +265,25 @@ class Line:
             self._refusals.heard()
         elif self._refusals.forgive(event):
             return
+        elif event == zmq.EVENT_DISCONNECTED and self._launcher_ended():
+            self.broken = f"{self._connection.peer} is gone: its process has ended"
         elif event == zmq.EVENT_DISCONNECTED:
-            self.broken = f"the launcher is gone: it has closed the control network at {where.decode()}"
+            self.broken = f"{self._connection.peer} is gone: the connection to it at {where.decode()} has ended"
         else:
-            self.broken = f"the launcher at {where.decode()} does not admit this rank: its job has other keys"
+            self.broken = (
+                f"{self._connection.peer} at {where.decode()} does not admit this rank: its job has other keys"
+            )
+
+    def _launcher_ended(self) -> bool:
+        """Return whether the process at the other end is known to have ended.
+
+        The kernel closes the connections of a process shortly before it reports the end of that process.
+        """
+        if self._connection.launcher < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._connection.launcher, select.POLLIN)
+        return bool(poll.poll(_ENDING_MS))
 
     def _check(self) -> None:
         if self._connection.foreign:

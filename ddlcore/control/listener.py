@@ -113,9 +113,7 @@ class Listener:
             raise _no_listener(address, error) from None
         try:
             if beats:
-                keep_alive(
-                    self._router
-                )  # the heartbeats; the proxy has the TCP connections, and keeps them alive itself
+                keep_alive(self._router)  # for the heartbeats: the proxy, which has the TCP connections, does the rest
             target = self.bind_within().removeprefix("ipc://")
             endpoint = tcp_name(listener)
             target = "\0" + target[1:] if target.startswith("@") else target

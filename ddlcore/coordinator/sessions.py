@@ -162,7 +162,7 @@ class Sessions:
         if world is None:
             if isinstance(message, Settle):
                 return [(rank, Settled())]
-            return self._give_up(rank) if isinstance(message, Bye) else []
+            return self._give_up(rank, message.waited_s) if isinstance(message, Bye) else []
         world.watch.spoke(world.inward[rank])
         if isinstance(message, Done):
             world.active.discard(rank)
@@ -325,13 +325,22 @@ class Sessions:
 
         return {other for other in reach(start) if start in reach(other)} | {start} if start in reach(start) else set()
 
-    def _give_up(self, rank: int) -> Outgoing:
-        """Return the answer to a rank that no longer waits in ``init``: which ranks had not called it."""
+    def _give_up(self, rank: int, waited_s: float) -> Outgoing:
+        """Return what to send when ``rank`` no longer waits in ``init``: which ranks had not called it.
+
+        If its deadline has passed (``waited_s`` is not 0), all ranks that wait for the same world are told, and the
+        world is forgotten. If it leaves for a reason of its own, the others keep waiting.
+        """
         for key, present in self._gathering.items():
-            if present.pop(rank, None) is not None:
-                missing = [other for other in key[0] if other not in present and other != rank]
-                who = ", ".join(map(str, missing))
-                return [(rank, Refused(f"rank {who} of {list(key[0])} had not called init() by then"))]
+            if rank in present:
+                who = ", ".join(str(other) for other in key[0] if other not in present)
+                text = f"rank {who} of {list(key[0])} had not called init() by then"
+                if waited_s <= 0:
+                    del present[rank]
+                    return [(rank, Refused(text))]
+                del self._gathering[key]
+                refused = Refused(f"{text}; waited {waited_s:g} s (DDL_START_TIMEOUT_S)", late=True)
+                return [(other, refused) for other in sorted(present)]
         return [(rank, Farewell())]
 
     def _begin(self, key: WorldKey) -> Outgoing:

@@ -133,7 +133,8 @@ class ControlThread:
         self._engaged: deque[Busy] = deque()  # other work than buckets that the engine was given, in order
         self._patience_s = self._alarm.interval_s
         self.session = ""
-        self.refusal = ""
+        self.refusal = ""  # why this world cannot begin
+        self.late = False  # whether that is because ranks have not called init in time
         self.welcomed = threading.Event()  # set by Welcome, Refused or the end of the job
         self.settled = threading.Event()  # set by Settled or the end of the job
         self.parted = threading.Event()  # set by Farewell or the end of the job
@@ -297,7 +298,7 @@ class ControlThread:
             self.session = message.session
             self.welcomed.set()
         elif isinstance(message, Refused):
-            self.refusal = message.text
+            self.refusal, self.late = message.text, message.late
             self.welcomed.set()
             self.parted.set()
         elif isinstance(message, CountStops):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.control.client import connect
+from ddlcore.control.client import connect, connect_with
+from ddlcore.control.credentials import read_job_file
 from ddlcore.errors import DdlInternalError
 from tests.control.echo import PATIENCE_S, WIRES, Net, greet, hello
 
@@ -113,6 +114,24 @@ def test_a_killed_launcher_is_noticed(launcher: tuple[subprocess.Popen[str], str
         channel.close()
         store.close()
     assert time.monotonic() - start < 20.0
+
+
+@pytest.mark.processes
+def test_what_has_ended_is_named(launcher: tuple[subprocess.Popen[str], str]) -> None:
+    """Not every coordinator is in a launcher; on one host it is known that its process has ended."""
+    process, job_file = launcher
+    channel, store = connect_with(read_job_file(job_file), 0, "the coordinator in the process of rank 0")
+    try:
+        assert greet(channel, 0)
+        store.set("a", b"")
+        process.kill()
+        why = r"its process has ended|the connection to it at tcp://127\.0\.0\.1:\d+ has ended"
+        for call in (lambda: channel.receive(30.0), lambda: store.get("never", 30.0)):
+            with pytest.raises(DdlInternalError, match=rf"^the coordinator in the process of rank 0 is gone: ({why})$"):
+                call()
+    finally:
+        channel.close()
+        store.close()
 
 
 @pytest.mark.processes

@@ -121,6 +121,31 @@ def test_who_gives_up_is_told_who_was_missing() -> None:
     assert "rank 1, 2 of [0, 1, 2]" in message.text
 
 
+def test_all_who_wait_for_a_world_give_up_with_the_first() -> None:
+    """At its deadline; each then names the ranks that have not come, and none the first one, whose process ends."""
+    one = sessions(4)
+    for rank in (0, 1):
+        one.handle(rank, hello(rank, (0, 1, 2)))
+    one.handle(3, hello(3, (2, 3)))  # waits for another world, and goes on waiting
+    text = "rank 2 of [0, 1, 2] had not called init() by then; waited 3 s (DDL_START_TIMEOUT_S)"
+    told = one.handle(1, Bye("gave up", waited_s=3.0))
+    assert told == [(0, Refused(text, late=True)), (1, Refused(text, late=True))]
+    assert one.handle(0, Bye("gave up", waited_s=3.0)) == [(0, Farewell())], "its own deadline passed meanwhile"
+    assert one.rank_ended(1, "exited with code 1") == []
+    assert [to for to, told in one.handle(2, hello(2, (2, 3))) if isinstance(told, Welcome)] == [2, 3]
+
+
+def test_who_leaves_for_a_reason_of_its_own_leaves_alone() -> None:
+    """Ctrl-C in init is no deadline: the others wait, and hear the reason when the process ends."""
+    one = sessions(3)
+    for rank in (0, 1):
+        one.handle(rank, hello(rank, (0, 1, 2)))
+    assert [to for to, _ in one.handle(1, Bye("init failed: KeyboardInterrupt"))] == [1]
+    assert one.rank_ended(1, "exited with code 130") == [
+        (0, Lost((1,), "exited with code 130, before init was complete"))
+    ]
+
+
 def test_another_protocol_is_refused_by_name() -> None:
     """Two versions of ddl do not meet; the message says which."""
     ((_, message),) = sessions(2).handle(0, hello(0, (0, 1), protocol=PROTOCOL + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from ddlcore.build import build_sessions
 from ddlcore.config import SETTINGS, Environment, Setting, load_settings, read_toml
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
-from ddlcore.errors import DdlInternalError
+from ddlcore.errors import DdlInternalError, DeadlineExceeded
 from ddlcore.job import Job
 from ddlcore.messages import FromCoordinator, Lost, Refused, ToCoordinator
 from ddlcore.plug.settings import settings_of
@@ -175,6 +176,27 @@ def test_a_refusal_is_not_masked_by_the_end_of_who_refused() -> None:
     job = Job(Placement(1, (0, 0)), (0, 1), 1, meet, registry, settings)
     with pytest.raises(DdlInternalError, match="no fusion policy is called 'none'"):
         job.start()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_ranks_that_wait_in_init_give_up_with_the_first(first: int) -> None:
+    """Whichever deadline passes first: both raise the same, which names the rank that has not come."""
+    registry = settings_of({})[1]
+    network = LocalNetwork(3, build_sessions(3, settings_of({})[0], registry))
+
+    def start(rank: int) -> str:
+        settings, _ = settings_of({"DDL_START_TIMEOUT_S": "1" if rank == first else "60"})
+        meet = lambda: (network.channel(rank), network.store(rank))  # noqa: E731
+        with pytest.raises(DeadlineExceeded) as caught:
+            Job(Placement(rank, (0, 0, 0)), (0, 1, 2), 1, meet, registry, settings).start()
+        return str(caught.value)
+
+    begun_s = time.monotonic()
+    with ThreadPoolExecutor(2) as ranks:
+        texts = list(ranks.map(start, (0, 1)))
+    text = "init: rank 2 of [0, 1, 2] had not called init() by then; waited 1 s (DDL_START_TIMEOUT_S)"
+    assert texts == [text, text]
+    assert time.monotonic() - begun_s < 30.0
 
 
 @pytest.fixture

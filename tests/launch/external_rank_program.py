@@ -85,7 +85,11 @@ def main() -> None:
     elif what == "hold":
         if ddl.rank() == who:
             ctypes.PyDLL(None).sleep(7)  # with the interpreter lock, as while a large library is loaded
-        say("held", ddl.rank(), step())
+        # Meanwhile the others send the names of these tensors: more bytes than the kernel takes for who does not read.
+        many = ddl.grouped_allreduce(
+            [np.ones(1, dtype=np.float32)] * 4000, name="a tensor with a long name, as many have"
+        )
+        say("held", ddl.rank(), len(many), step())
     elif what == "leave":
         if ddl.rank() != who:
             time.sleep(0.6)  # outlives the other by as much; nothing waits for it

@@ -135,6 +135,8 @@ def test_one_ends_in_the_middle(starter: Starter, home: Path, how: str, who: int
         assert float(lost[3]) - float(ended[1]) < 20.0
         if how == "raise":
             assert lost[4].startswith("raised RuntimeError: boo")
+        elif how == "kill" and who == 0:
+            assert lost[4].startswith("the coordinator in the process of rank 0 is gone: ")
     assert left_in(home) == []
 
 
