@@ -624,6 +624,7 @@ class Job:
     def _leave(self, reason: str, patience_s: float) -> None:
         """Send Bye, give the engine ``patience_s`` to run the buckets that were announced, and close everything."""
         self.closed = True
+        self.stop_calls.close()
         while self._observers:
             self._observers.pop().close()
         if not self._failure.given:

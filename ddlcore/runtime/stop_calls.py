@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from ddlcore.errors import Closed
 from ddlcore.messages import StopAt, StopCount
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.reentry import Lock
@@ -22,6 +23,7 @@ class StopCalls:
             ""  # a reason to stop that is still to be sent; set by signal handlers, which must not take a lock
         )
         self.reached = False  # whether a call has returned True
+        self._closed = False
         self._failure = failure
         self._lock = Lock()
         self._released = threading.Event()  # not set between the question and the answer
@@ -34,10 +36,12 @@ class StopCalls:
         """Count a call, and return whether the ranks stop at it or have stopped at an earlier one.
 
         Waits while the ranks agree on the place, which takes a round trip to the coordinator. Raises the error of the
-        job if it ends meanwhile.
+        job if it ends meanwhile, and Closed if this rank leaves it.
         """
         while True:
             with self._lock:
+                if self._closed:
+                    raise Closed("the job was shut down before the ranks had agreed where to stop")
                 # Checked under the lock: otherwise the question could be answered between the check and the count.
                 if self._released.is_set():
                     self._calls += 1
@@ -62,6 +66,11 @@ class StopCalls:
     def stop_at(self, message: StopAt) -> None:
         """Take the place at which all ranks stop, and let calls go on."""
         self._point = (message.joins, message.call)
+        self._released.set()
+
+    def close(self) -> None:
+        """Let calls that are held back raise, because this rank leaves the job. Any thread may call this."""
+        self._closed = True
         self._released.set()
 
     def take_wanted(self) -> str:

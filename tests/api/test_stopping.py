@@ -11,7 +11,7 @@ import pytest
 
 import ddlcore
 from ddlcore.api import Job, use_job
-from ddlcore.errors import DdlInternalError, InvalidArgument, NotInitialized
+from ddlcore.errors import Closed, DdlInternalError, InvalidArgument, NotInitialized
 from ddlcore.testing.world import World
 
 
@@ -116,6 +116,23 @@ def test_a_rank_that_dies_while_the_others_agree() -> None:
 
     with World(3) as world, pytest.raises(KeyError):
         world.run(play)
+
+
+def test_another_thread_shuts_down_while_a_call_waits() -> None:
+    """The answer never comes: the call raises."""
+
+    def play(rank: int, job: Job) -> str:
+        assert not ddlcore.should_stop()
+        job.stop_calls.count()  # as if the question had come
+        timer = threading.Timer(0.2, job.shutdown)
+        timer.start()
+        with pytest.raises(Closed, match="shut down before the ranks had agreed"):
+            ddlcore.should_stop()
+        timer.join()
+        return "raised"
+
+    with World(2) as world:
+        assert world.run(play) == ["raised"] * 2
 
 
 def test_bad_arguments() -> None:
