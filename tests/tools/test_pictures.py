@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -15,9 +16,12 @@ IMAGES = ROOT / "docs" / "images"
 
 def test_every_picture_has_a_maker() -> None:
     """And every maker its picture, which a page of the documentation shows."""
-    assert sorted(path.stem for path in IMAGES.glob("*.png")) == sorted(PICTURES)
+    # Read as text: that tool imports a browser's driver, which not every system has.
+    tool = (ROOT / "tools" / "dashboard_images.py").read_text(encoding="utf-8")
+    makers = [*PICTURES, *re.findall(r'^    "(dashboard[a-z-]*)":', tool, re.MULTILINE)]
+    assert sorted(path.stem for path in IMAGES.glob("*.png")) == sorted(makers)
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
-    assert [name for name in PICTURES if f"](images/{name}.png)" not in pages] == []
+    assert [name for name in makers if f"](images/{name}.png)" not in pages] == []
 
 
 @pytest.mark.parametrize("path", sorted(IMAGES.iterdir()), ids=lambda path: path.name)
