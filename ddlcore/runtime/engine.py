@@ -624,7 +624,8 @@ class Engine:
         if isinstance(error, DdlInternalError) and self._failure.wait(FAILURE_WAIT_S):
             return
         if not isinstance(error, DdlInternalError):
-            log.error("the engine failed", exc_info=error)
+            if not self._failure.given:  # the engine may meet the same fault again until its thread ends
+                log.error("the engine failed", exc_info=error)
             wrapped = TransportError(f"the engine failed: {type(error).__name__}: {error}")
             wrapped.__cause__ = error
             error = wrapped
