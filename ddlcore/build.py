@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddlcore.builtin.by_kind import ByKindTransport
 from ddlcore.config import Settings
 from ddlcore.contracts.transport import Transport
+from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.plug.registry import Registry
@@ -34,12 +35,18 @@ def build_transport(registry: Registry, route: Route) -> Transport:
 
 
 def build_sessions(
-    size: int, settings: Settings, registry: Registry, driver: SearchDriver | None = None, refuses: str = ""
+    size: int,
+    settings: Settings,
+    registry: Registry,
+    driver: SearchDriver | None = None,
+    refuses: str = "",
+    membership: Membership | None = None,
 ) -> Sessions:
     """Return the coordinator's side of a launch of ``size`` ranks. The launcher gives it to its control server.
 
     ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: "", or a reason why no world
-    can begin in this launch; every rank that calls ``init`` gets that reason. Raises ValueError or PluginError, with a
+    can begin in this launch; every rank that calls ``init`` gets that reason. ``membership``: which worlds an elastic job
+    has; None: it is not elastic. Raises ValueError or PluginError, with a
     message of one line, for invalid settings.
     """
     name = settings.text("fusion_policy")
@@ -51,7 +58,20 @@ def build_sessions(
     policy = registry.load(provider)()
     compression = settings.text("compression")
     registry.named(Registry.compressors, compression)  # raises an error for an unknown name, before any rank starts
-    return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), driver, compression, refuses)
+    replay = bool(settings["replay"])
+    return Sessions(size, policy, patience_of(settings), replay, driver, compression, refuses, membership)
+
+
+def build_membership(hosts: Sequence[int], settings: Settings) -> Membership | None:
+    """Return what decides which processes of an elastic job form a world; None if ``settings`` ask for no such job.
+
+    ``hosts``: (size,), the host index of each rank of the launch.
+    """
+    least = settings.whole("min_np")
+    if not least:
+        return None
+    timeout_s, resets = settings.number("elastic_timeout_s"), settings.whole("reset_limit")
+    return Membership(hosts, least, len(hosts), timeout_s, resets)
 
 
 def patience_of(settings: Settings) -> Patience:

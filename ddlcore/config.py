@@ -35,6 +35,7 @@ NOT_SETTINGS = frozenset(
         CHILD_MARK,
         "DDL_ADDRESS",
         "DDL_AGENT",
+        "DDL_ELASTIC",
         "DDL_HOST_INDEXES",
         "DDL_JOB_FILE",
         "DDL_LAUNCHED_BY",
@@ -363,6 +364,41 @@ SETTINGS: tuple[Setting, ...] = (
         group="faults",
     ),
     Setting(
+        "min_np",
+        int,
+        0,
+        "elastic job: it goes on without ranks that are lost while at least N are left, and their processes are started "
+        "again; 0: it ends with the first rank that fails",
+        minimum=0,
+        group="faults",
+        brief="Go on with at least N ranks.",
+    ),
+    Setting(
+        "elastic_timeout_s",
+        float,
+        600.0,
+        "elastic job: how long ranks wait for others while there are fewer than min_np, in seconds",
+        minimum=0.1,
+        group="faults",
+    ),
+    Setting(
+        "reset_limit",
+        int,
+        0,
+        "elastic job: how often the ranks may form a new world after the first one; 0: any number of times",
+        minimum=0,
+        group="faults",
+    ),
+    Setting(
+        "restarts",
+        int,
+        3,
+        "elastic job: how often the process of one rank is started again within ten minutes; the first time at once, "
+        "then after 1, 2, 4, … seconds",
+        minimum=0,
+        group="faults",
+    ),
+    Setting(
         "stop_signals",
         str,
         "SIGTERM,SIGUSR1",
@@ -678,6 +714,7 @@ class Environment:
     address: str = ""
     launcher: str = ""  # name of the launcher that started this process
     timeline_dir: str = ""  # directory for this rank's part of a timeline; "": none is wanted
+    elastic: bool = False  # the job goes on without ranks that are lost
 
     VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")
 
@@ -696,7 +733,7 @@ class Environment:
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
         placement = Placement(int(environ["DDL_RANK"]), hosts)
         given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHED_BY", "DDL_TIMELINE_DIR")}
-        return cls(placement, environ["DDL_JOB_FILE"], *given.values())
+        return cls(placement, environ["DDL_JOB_FILE"], *given.values(), elastic=environ.get("DDL_ELASTIC", "") == "1")
 
     @staticmethod
     def child_of() -> str:
@@ -757,5 +794,6 @@ class Environment:
             # Also set if empty: otherwise a job that a rank starts would inherit these values from that rank.
             "DDL_ADDRESS": self.address,
             "DDL_LAUNCHED_BY": self.launcher,
+            "DDL_ELASTIC": "1" if self.elastic else "",
             "DDL_TIMELINE_DIR": self.timeline_dir,
         }

@@ -14,6 +14,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceError",
     "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "IncompleteGradients",
     "InvalidArgument",
     "MismatchError",
@@ -114,6 +115,13 @@ class ReplicasDiffer(DdlInternalError):
 
 class DeadlineExceeded(DdlInternalError, TimeoutError):
     """The error that a wait has reached its deadline; the message says for what or for which ranks it waited."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Raised by ``commit()`` of an elastic state, on all ranks at the same call, when ranks join the training.
+
+    ``elastic.run`` catches it. A function that it decorates must let it pass.
+    """
 
 
 class TransportError(DdlInternalError):

@@ -31,13 +31,29 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized, ReplicasDiffer
 from ddlcore.kernels.cpu import CpuKernels
-from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Digests, Done, Explain, Hello, Profile, Pulse, Sample, Settle
+from ddlcore.messages import (
+    BY_SETTING,
+    COMMIT,
+    PROTOCOL,
+    STOP,
+    Bye,
+    Digests,
+    Done,
+    Explain,
+    Finished,
+    Hello,
+    Profile,
+    Pulse,
+    Sample,
+    Settle,
+)
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.companion import C, Companions
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.control_thread import ControlThread
+from ddlcore.runtime.counted_calls import CountedCalls
 from ddlcore.runtime.device.accelerators import Accelerators
 from ddlcore.runtime.dispatch import Dispatcher
 from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
@@ -51,7 +67,6 @@ from ddlcore.runtime.ranges import Ranges, in_use, ranges_of
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.routes import choose_route
-from ddlcore.runtime.stop_calls import StopCalls
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.timeline_switch import TimelineSwitch
 from ddlcore.runtime.waiter import Waiter
@@ -113,7 +128,11 @@ class Job:
         self._told = False  # whether digests were sent for which a difference ends the job
         self._shown = False  # whether an exception has told a user thread why the job is over
         self._failure = JobFailure()
-        self.stop_calls = StopCalls(self._failure)
+        self._counted = {
+            STOP: CountedCalls(STOP, "should_stop()", self._failure),
+            COMMIT: CountedCalls(COMMIT, "commit()", self._failure),
+        }
+        self.stop_calls, self.commit_calls = self._counted[STOP], self._counted[COMMIT]
         self._meter = Meter()
         self._lock = Lock()
         self._ordinals: Counter[str] = Counter()
@@ -224,7 +243,7 @@ class Job:
             name.format("control"),
             self._outbox,
             self._timeline,
-            self.stop_calls,
+            self._counted,
             self._adjust,
             self._explain,
             self.dump_flight,
@@ -266,7 +285,7 @@ class Job:
             self._leave(f"init failed: {error}", patience_s=0.0)
             raise
 
-    def tell(self, message: Pulse | Profile | Digests) -> None:
+    def tell(self, message: Pulse | Profile | Digests | Finished) -> None:
         """Send the launcher a report about this rank. Any thread may call this; it returns immediately.
 
         If ``message`` contains digests for which a difference ends the job, and the job has already ended, raises the
@@ -446,6 +465,10 @@ class Job:
         """Whether this rank has left the job or the job has failed. Any thread may ask."""
         return self.closed or self._failure.given
 
+    def failed_with(self) -> BaseException | None:
+        """Return the error with which the job has failed; None if it has not. Any thread may ask."""
+        return self._failure.error() if self._failure.given else None
+
     def progress(self) -> tuple[int, int]:
         """Return two counts: the buckets that were negotiated and those that were replayed on this rank since init.
 
@@ -478,6 +501,11 @@ class Job:
 
     def _want_dump(self) -> None:
         self._control_thread.dump_wanted = True
+
+    def joined(self) -> None:
+        """Record that this rank has left ``join()`` together with all others. Its thread calls this."""
+        for calls in self._counted.values():
+            calls.joined()
 
     def dump_flight(self, reason: str, text: str) -> Path | None:
         """Write the last actions of this rank to a file in the directory of the setting flight_dir.
@@ -624,7 +652,8 @@ class Job:
     def _leave(self, reason: str, patience_s: float) -> None:
         """Send Bye, give the engine ``patience_s`` to run the buckets that were announced, and close everything."""
         self.closed = True
-        self.stop_calls.close()
+        for calls in self._counted.values():
+            calls.close()
         while self._observers:
             self._observers.pop().close()
         if not self._failure.given:

@@ -11,7 +11,9 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
 from ddlcore.coordinator.tuning import SearchDriver
+from ddlcore.elastic_member import ElasticMember, JobBeforeWorld
 from ddlcore.job import Job
+from ddlcore.messages import World
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
@@ -38,6 +40,26 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
         environment.launcher,
         environment.timeline_dir,
     )
+
+
+def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
+    """Return the job of a process of an elastic job before its first world, and what brings it into worlds."""
+    from ddlcore.control.client import connect
+
+    settings, registry = settings_of(os.environ)
+    launched = environment.placement
+
+    def network() -> tuple[Channel, JobStore]:
+        return connect(environment.job_file, launched.rank)
+
+    def in_world(world: World) -> Job:
+        here = Placement(launched.rank, world.hosts)
+        place = (environment.address, environment.launcher, environment.timeline_dir)
+        return Job(here, world.members, world.generation, network, registry, settings, *place)
+
+    everyone = tuple(range(launched.size))
+    before = JobBeforeWorld(launched, everyone, 0, network, registry, settings)
+    return before, ElasticMember(launched.rank, network, in_world)
 
 
 def lone_job(registry: Registry | None = None) -> Job:

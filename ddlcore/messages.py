@@ -12,7 +12,8 @@ import msgspec
 
 from ddlcore.types import CPU, DType, Kind, ReduceOp
 
-PROTOCOL = 4  # version of the protocol; ranks and coordinator must have the same
+PROTOCOL = 5  # version of the protocol; ranks and coordinator must have the same
+STOP, COMMIT = "stop", "commit"  # kinds of calls that all ranks make equally often, see CountCalls
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 
 
@@ -326,14 +327,35 @@ class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop_reques
     reason: str
 
 
-class StopCount(msgspec.Struct, frozen=True, array_like=True, tag="stop_count"):
-    """The answer to CountStops. The rank makes no further call of ``should_stop()`` until StopAt has come.
+class CallCount(msgspec.Struct, frozen=True, array_like=True, tag="call_count"):
+    """The answer to CountCalls. The rank makes no further call of this kind until AgreedCall has come.
 
-    ``joins`` is how often this rank has left ``join()``, and ``calls`` how often it has called ``should_stop()`` since.
+    ``joins`` is how often this rank has left ``join()``, and ``calls`` how many calls of the kind it has made since.
     """
 
+    kind: str
     joins: int
     calls: int
+
+
+class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
+    """The message of a process of an elastic job that wants to be a member of the next world.
+
+    The process takes part in no world any more. The answer is ``World``, ``Complete`` or ``Refused``, and may take as
+    long as the training of the others.
+    """
+
+    protocol: int
+    version: str
+    generation: int  # of the newest world of which this process was a member; 0: of none
+    steps: int  # how many steps its state contains; -1: it has no state yet
+    reason: str  # why it has left that world; "" at an agreed call
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """The message of a member that knows that all members have reached the end of the training."""
+
+    generation: int
 
 
 class Stack(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
@@ -354,7 +376,9 @@ ToCoordinator = (
     | Alive
     | Stack
     | StopRequest
-    | StopCount
+    | CallCount
+    | Register
+    | Finished
     | Leave
     | Frozen
     | Paused
@@ -572,19 +596,43 @@ class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
     text: str
 
 
-class CountStops(msgspec.Struct, frozen=True, array_like=True, tag="count_stops"):
-    """The question how often a rank has called ``should_stop()``, which it answers with StopCount."""
+class CountCalls(msgspec.Struct, frozen=True, array_like=True, tag="count_calls"):
+    """The question how many calls of a kind a rank has made, which it answers with CallCount.
 
-
-class StopAt(msgspec.Struct, frozen=True, array_like=True, tag="stop_at"):
-    """The decision that ``should_stop()`` returns true from call number ``call`` after ``joins`` joins on.
-
-    A rank has not made that call yet. ``reason`` is the one of the first StopRequest.
+    Kinds are STOP for ``should_stop()``, and COMMIT for ``commit()`` of an elastic state.
     """
 
+    kind: str
+
+
+class AgreedCall(msgspec.Struct, frozen=True, array_like=True, tag="agreed_call"):
+    """The decision that all ranks act at call number ``call`` of a kind after ``joins`` joins, and at each later one.
+
+    A rank has not made that call yet. ``reason`` is the one of the first request.
+    """
+
+    kind: str
     joins: int
     call: int
     reason: str
+
+
+class World(msgspec.Struct, frozen=True, array_like=True, tag="world"):
+    """The answer to Register: the next world of an elastic job, of which the process is a member.
+
+    ``members`` are places of the launch, in the order of their ranks in this world. ``hosts`` has the host index of
+    each place of the launch. All members take over the state of the member at place ``root``.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    hosts: tuple[int, ...]
+    root: int
+    before: int  # the number of members of the world before this one; 0 for the first
+
+
+class Complete(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
+    """The answer to Register if the training has ended: all members of the last world have reached its end."""
 
 
 FromCoordinator = (
@@ -597,8 +645,10 @@ FromCoordinator = (
     | Probe
     | Show
     | Stalled
-    | CountStops
-    | StopAt
+    | CountCalls
+    | AgreedCall
+    | World
+    | Complete
     | Freeze
     | Drain
     | Welcome

@@ -66,7 +66,7 @@ def join(device: int = -1, job: JobService | None = None) -> int:
     """
     job = job or current_job()
     last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
-    job_of(job).stop_calls.joined()
+    job_of(job).joined()
     return last
 
 

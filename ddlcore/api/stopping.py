@@ -30,7 +30,7 @@ def should_stop(job: JobService | None = None) -> bool:
     """
     owner = job_of(job or current_job())
     _listener.listen(owner.settings.text("stop_signals"))
-    return owner.stop_calls.next_is_stop()
+    return owner.stop_calls.next_is_agreed()
 
 
 def request_stop(reason: str = "request_stop()", job: JobService | None = None) -> None:

@@ -17,7 +17,7 @@ from ddlcore.contracts.framework import JobService
 from ddlcore.detection import detect
 from ddlcore.errors import DdlInternalError, InvalidArgument, NotInitialized
 from ddlcore.job import Job
-from ddlcore.jobs import launched_job, lone_job
+from ddlcore.jobs import elastic_job, launched_job, lone_job
 from ddlcore.messages import Spec, encode
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.settings import settings_of
@@ -30,6 +30,7 @@ from ddlcore.types import Kind, Placement
 
 if TYPE_CHECKING:
     from ddlcore.contracts.cluster import RankInfo
+    from ddlcore.elastic_member import ElasticMember
     from ddlcore.external_rank import ExternalRank
 
 __all__ = [
@@ -38,11 +39,14 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "current_job",
+    "elastic_member",
+    "enter_world",
     "global_process_set",
     "init",
     "is_homogeneous",
     "is_initialized",
     "job_of",
+    "leave_world",
     "local_rank",
     "local_size",
     "present_job",
@@ -69,6 +73,7 @@ class _Process:
         self.pid = 0
         self.changing = Lock()  # held during ``init`` and ``shutdown``, so that only one of them runs at a time
         self.external_rank: ExternalRank | None = None  # set if another launcher has started this process
+        self.member: ElasticMember | None = None  # set in a process of an elastic job
 
 
 _process = _Process()
@@ -87,6 +92,34 @@ def current_job() -> Job:
 def present_job() -> Job | None:
     """Return the job of this process, or None. It takes no lock and never raises: signal handlers may call it."""
     return _process.job
+
+
+def elastic_member() -> ElasticMember | None:
+    """Return what brings this process from world to world; None if its job is not elastic."""
+    member: ElasticMember | None = getattr(_process.thread, "member", None)
+    return member or _process.member
+
+
+def enter_world(job: Job) -> None:
+    """Start ``job``, this process's job in the next world of an elastic job, and let the verbs act on it.
+
+    Raises what ``Job.start`` raises.
+    """
+    with _changing():
+        job.start()
+        if getattr(_process.thread, "job", None) is not None:
+            _process.thread.job = job
+        else:
+            _process.job = job
+        atexit.unregister(_at_exit)  # registered last, as after ``init``
+        atexit.register(_at_exit)
+
+
+def leave_world(reason: str) -> None:
+    """End this rank's part of the present world of an elastic job. It may be called again. Other ranks see ``reason``."""
+    job = getattr(_process.thread, "job", None) or _process.job
+    if job is not None:
+        job.shutdown(reason)
 
 
 def job_of(service: JobService) -> Job:
@@ -272,6 +305,11 @@ def _make_job(comm: Any) -> Job:
         launched = environment.placement
     elif external_rank is not None:
         launched = external_rank.rank_info
+    if environment is not None and environment.elastic:
+        if comm is not None:
+            raise InvalidArgument("init: an elastic job (ddl run --min-np) has one world; leave comm out")
+        before, _process.member = elastic_job(environment)
+        return before
     ranks = None if comm is None else _ranks_of(comm, launched)
     if environment is None and external_rank is None:
         return lone_job(registry)

@@ -24,6 +24,9 @@ class CoordinatorProtocol(Protocol):
         The coordinator decides whether this end is a failure.
         """
 
+    def rank_started(self, rank: int) -> Outgoing:
+        """Handle the start of another process for ``rank``, whose process had ended; return the messages to send."""
+
     def lost(self) -> dict[int, str]:
         """Return all ranks that were lost so far, each with the reason. A rank that is in the table stays in it."""
 

@@ -214,6 +214,7 @@ class _Last:
         self._coordinator = coordinator
         self._told = told
         self.handle = coordinator.handle
+        self.rank_started = coordinator.rank_started
         self.lost = coordinator.lost
         self.overdue = coordinator.overdue
         self.due = coordinator.due

@@ -64,6 +64,11 @@ class LocalNetwork:
         with self._lock:
             self._tell(self._coordinator.rank_ended(rank, reason))
 
+    def rank_started(self, rank: int) -> None:
+        """Tell the coordinator that another thread is now ``rank``. Any thread may call this."""
+        with self._lock:
+            self._tell(self._coordinator.rank_started(rank))
+
     # --- for the channels and stores of this module
 
     def handle(self, rank: int, message: ToCoordinator) -> None:

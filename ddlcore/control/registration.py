@@ -68,6 +68,10 @@ class Registration:
         outgoing += self._coordinator.rank_ended(rank, reason)
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
+    def rank_started(self, rank: int) -> Outgoing:
+        """Handle the start of another process, as ``CoordinatorProtocol.rank_started`` does."""
+        return self._coordinator.rank_started(rank)
+
     def lost(self) -> dict[int, str]:
         """Return the lost ranks, as ``CoordinatorProtocol.lost`` does."""
         return self._coordinator.lost()

@@ -102,7 +102,7 @@ class Server:
         self._shelf: Shelf[_Route] = Shelf()
         self._lines: dict[int, _Route] = {}  # by rank: the connection from which it sent last
         self._said: Outgoing = []  # messages of the coordinator in this turn
-        self._ended: deque[tuple[int, str]] = deque()
+        self._ends_and_starts: deque[tuple[int, str | None]] = deque()  # None: a process was started
         self._for_agents: deque[tuple[int, bytes]] = deque()
         self._stopping = False
         self._closed = False
@@ -146,7 +146,15 @@ class Server:
 
     def rank_ended(self, rank: int, reason: str) -> None:
         """Report that the process of ``rank`` has ended, cleanly or not. Any thread may call this; it returns at once."""
-        self._ended.append((rank, reason))
+        self._ends_and_starts.append((rank, reason))
+        self._wake.set()
+
+    def rank_started(self, rank: int) -> None:
+        """Report that another process was started for ``rank``, whose process had ended.
+
+        Any thread may call this; it returns at once.
+        """
+        self._ends_and_starts.append((rank, None))
         self._wake.set()
 
     def tell(self, agent: int, data: bytes) -> None:
@@ -203,13 +211,17 @@ class Server:
             # The order of these steps matters. ``let_in`` comes first, because it also notes which descriptors were
             # closed: a new connection may get the number of a closed one, but sends nothing before it is let in.
             # ``parted`` comes after reading: a connection's last messages may have arrived together with its end, and
-            # a rank that said goodbye must not count as lost. For the same reason, ``_ended`` is handled after that.
+            # a rank that said goodbye must not count as lost. For the same reason, ``_ends_and_starts`` is handled after that.
             self._listener.let_in()
             self._read()
             for name in self._listener.parted():
                 self._part(name)
-            while self._ended:
-                self._said += self._coordinator.rank_ended(*self._ended.popleft())
+            while self._ends_and_starts:
+                rank, reason = self._ends_and_starts.popleft()
+                started = reason is None
+                self._said += (
+                    self._coordinator.rank_started(rank) if started else self._coordinator.rank_ended(rank, reason)
+                )
                 self._lose()
             self._tell()
             self._keep_beat(time.monotonic())

@@ -74,10 +74,13 @@ class Shelf(Generic[ClientT]):
         """Record that all ranks in ``lost`` were lost so far, and return a failure for each waiting get that this ends.
 
         It ends a get if a rank was lost after the last Hello of the rank that waits. ``lost`` has the reason of each
-        loss.
+        loss. A rank that is not in it any more has another process.
         """
         if len(lost) == len(self._lost):  # the usual case: called after every message
             return []
+        back = self._lost.keys() - lost.keys()  # another process was started: its loss would be a new one
+        if back:
+            self._known = {rank: known - back for rank, known in self._known.items()}
         self._lost = dict(lost)
         return self._end(lambda waiting: self._loss(waiting.rank))
 

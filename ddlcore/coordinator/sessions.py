@@ -9,22 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
+from ddlcore.coordinator.agreed_point import AgreedPoint
 from ddlcore.coordinator.agreement import Agreement
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.coordinator.coordinator import Coordinator
+from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.stall import StallWatch
 from ddlcore.coordinator.stall_table import on_ranks
-from ddlcore.coordinator.stop_point import StopPoint
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import (
+    COMMIT,
     PROTOCOL,
+    STOP,
     Alive,
     Busy,
     Bye,
+    CallCount,
     Digests,
     Done,
     Farewell,
+    Finished,
     FromCoordinator,
     Frozen,
     Hello,
@@ -34,13 +39,13 @@ from ddlcore.messages import (
     Profile,
     Pulse,
     Refused,
+    Register,
     ReplayStatus,
     Request,
     Sample,
     Settle,
     Settled,
     Stack,
-    StopCount,
     StopRequest,
     ToCoordinator,
     Welcome,
@@ -62,7 +67,7 @@ class _World:
 
     def __post_init__(self) -> None:
         ranks = range(len(self.key[0]))
-        self.stop_point = StopPoint(ranks)
+        self.points = {kind: AgreedPoint(kind, ranks) for kind in (STOP, COMMIT)}
         self.agreement = Agreement(len(self.key[0]), self.coordinator.sets, lambda: self.coordinator.table.joined)
         self.inward = {launched: rank for rank, launched in enumerate(self.key[0])}  # launched rank: rank in this world
         self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
@@ -73,7 +78,9 @@ class _World:
         These are the coordinator's waits, the ranks that are in ``shutdown``, and the ranks that still run after others
         have left.
         """
-        waits = self.coordinator.awaited() + self.stop_point.awaited()
+        waits = self.coordinator.awaited()
+        for point in self.points.values():
+            waits += point.awaited()
         own = {rank: self.inward[rank] for rank in sorted(self.active)}
         leaving = tuple(one for rank, one in own.items() if rank in self.leaving and self.coordinator.parted(one))
         if leaving:
@@ -103,14 +110,21 @@ class _World:
             return self.outward(agreement.settle(rank))
         return self.outward(agreement.gone(rank))
 
-    def stop(self, launched: int, message: StopRequest | StopCount | None) -> Outgoing:
-        """Take what a rank says about a stop, and return the messages to send; None: the rank takes part no longer."""
+    def point(self, launched: int, message: StopRequest | CallCount | None) -> Outgoing:
+        """Take what a rank says about an agreed call, and return the messages to send.
+
+        ``message``: None if the rank takes part no longer.
+        """
         rank, joined = self.inward[launched], self.coordinator.table.joined
         if isinstance(message, StopRequest):
-            return self.outward(self.stop_point.asked(message.reason))
-        if isinstance(message, StopCount):
-            return self.outward(self.stop_point.counted(rank, message, joined))
-        return self.outward(self.stop_point.gone(rank, joined))
+            return self.asked(STOP, message.reason)
+        if isinstance(message, CallCount):
+            return self.outward(self.points[message.kind].counted(rank, message, joined))
+        return self.outward([told for point in self.points.values() for told in point.gone(rank, joined)])
+
+    def asked(self, kind: str, reason: str) -> Outgoing:
+        """Ask for an action at the next agreed call of ``kind``, and return the messages to send."""
+        return self.outward(self.points[kind].asked(reason))
 
     def outward(self, outgoing: Outgoing) -> Outgoing:
         """Return the messages with each rank's number in the launch instead of its number in this world."""
@@ -129,13 +143,17 @@ class Sessions:
         driver: SearchDriver | None = None,
         compression: str = "none",
         refuses: str = "",
+        membership: Membership | None = None,
     ) -> None:
         """Create the sessions of a launch in which no world exists yet.
 
         ``driver`` searches for better settings, in one world at a time. ``refuses``: "", or why no world can begin.
+        ``membership`` decides which worlds there are, if the launch is elastic.
         """
         self.size = size
         self._refuses = refuses
+        self._membership = membership
+        self._stop_reason = ""  # why an elastic job is to stop: the worlds after the present one must do it, too
         self._driver = driver
         self._searched: _World | None = None
         self._compression = compression
@@ -156,6 +174,10 @@ class Sessions:
         """Take ``message`` from ``rank``, a rank of the launch, and return the messages to send."""
         if isinstance(message, Hello):
             return self._hello(rank, message)
+        if isinstance(message, Register):
+            return self._register(rank, message)
+        if isinstance(message, Finished):
+            return [] if self._membership is None else self._membership.finished(message.generation)
         if isinstance(message, (Pulse, Profile)):
             return []  # the parts that need these messages have got them before
         world = self._worlds.get(rank)
@@ -173,15 +195,17 @@ class Sessions:
             return []
         if isinstance(message, (Digests, Sample, Settle)):
             return world.agree(rank, message)
-        if isinstance(message, (StopRequest, StopCount)):
-            return world.stop(rank, message)
+        if isinstance(message, (StopRequest, CallCount)):
+            if isinstance(message, StopRequest):
+                self._stop_reason = self._stop_reason or message.reason
+            return world.point(rank, message)
         if not isinstance(message, (Request, Bye, Leave, Frozen, ReplayStatus, Busy, Paused)):
             raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
         if isinstance(message, Bye):
             world.leaving.add(rank)
             if message.broken:
                 self._lost[rank] = message.reason
-            told = world.agree(rank, None) + world.stop(rank, None)
+            told = world.agree(rank, None) + world.point(rank, None)
             return told + world.outward(world.coordinator.handle(world.inward[rank], message))
         return world.outward(world.coordinator.handle(world.inward[rank], message))
 
@@ -191,19 +215,53 @@ class Sessions:
         This is a failure, unless the rank had sent Done or no world will need it.
         """
         self._ended[rank] = reason
+        if any(rank in key[0] for key in self._gathering) or rank in self._worlds:
+            self._lost.setdefault(rank, reason)
+        outgoing = self._detach(rank, reason, f"{reason}, before init was complete")
+        if self._membership is not None:
+            outgoing += self._membership.ended(rank, reason)
+        return outgoing
+
+    def rank_started(self, rank: int) -> Outgoing:
+        """Record that another process was started for ``rank``, and return the messages to send."""
+        self._ended.pop(rank, None)
+        self._lost.pop(rank, None)
+        if self._membership is not None:
+            self._membership.started(rank)
+        return []
+
+    def _detach(self, rank: int, reason: str, before_init: str) -> Outgoing:
+        """Take ``rank`` out of its world, or of the one that it waits for, and tell the other ranks that it is lost."""
         outgoing: Outgoing = []
         for key in [key for key in self._gathering if rank in key[0]]:
-            self._lost.setdefault(rank, reason)
             present = self._gathering.pop(key)
-            lost = Lost((key[0].index(rank),), f"{reason}, before init was complete")
+            lost = Lost((key[0].index(rank),), before_init)
             outgoing += [(other, lost) for other in present if other != rank]
         world = self._worlds.pop(rank, None)
         if world is not None:
             world.active.discard(rank)
-            self._lost.setdefault(rank, reason)
-            outgoing += world.agree(rank, None) + world.stop(rank, None)
+            outgoing += world.agree(rank, None) + world.point(rank, None)
             outgoing += world.outward(world.coordinator.lost(world.inward[rank], reason))
         return outgoing
+
+    def _register(self, rank: int, message: Register) -> Outgoing:
+        if self._membership is None:
+            return [(rank, Refused("this job is not elastic; start it by `ddl run --min-np N`"))]
+        if message.protocol != PROTOCOL:
+            return [(rank, Refused(_other_version(rank, message.version, message.protocol)))]
+        reason = message.reason or "it has left for the next world"
+        self._lost.pop(rank, None)  # it lives; who waited for it has been told
+        return self._detach(rank, reason, reason) + self._membership.register(rank, message) + self._let_in()
+
+    def _let_in(self) -> Outgoing:
+        """If processes wait to join, ask the members of the present world to leave it at an agreed call."""
+        joiners = [] if self._membership is None else self._membership.joiners()
+        if not joiners or self._membership is None:
+            return []
+        for key, world in {world.key: world for world in self._worlds.values()}.items():
+            if key[1] == self._membership.generation:
+                return world.asked(COMMIT, f"{on_ranks(joiners)} can join")
+        return []
 
     def lost(self) -> dict[int, str]:
         """Return the ranks that were lost so far, with the reason for each."""
@@ -222,6 +280,10 @@ class Sessions:
             reports += texts
             self._due += [(rank, told) for rank, told in world.outward(outgoing) if rank in world.active]
             self._dead.update({world.key[0][rank]: text for rank, text in world.watch.dead.items()})
+        if self._membership is not None:
+            texts, outgoing = self._membership.overdue(now_s)
+            reports += texts
+            self._due += outgoing
         return reports + self._overdue_in_init(now_s)
 
     def _overdue_in_init(self, now_s: float) -> list[str]:
@@ -267,6 +329,13 @@ class Sessions:
         if text:
             return [(rank, Refused(text))]
         key = (hello.ranks, hello.ordinal)
+        if self._membership is not None:
+            broken = self._membership.broken(hello.ordinal)
+            if broken is not None:
+                place, reason = broken
+                return [(rank, Lost((hello.ranks.index(place) if place in hello.ranks else 0,), reason))]
+            self._gathering.setdefault(key, {})[rank] = hello
+            return self._begin_or_refuse(key)
         gone = [ended for ended in self._ended if ended in hello.ranks]  # the rank that ended first is the cause
         if gone:
             self._lost.setdefault(gone[0], self._ended[gone[0]])
@@ -276,10 +345,7 @@ class Sessions:
 
     def _objection(self, rank: int, hello: Hello) -> str:
         if hello.protocol != PROTOCOL:
-            return (
-                f"rank {rank} runs ddlcore {hello.version} (protocol {hello.protocol}), "
-                f"the launcher protocol {PROTOCOL}; install the same version of ddlcore for both"
-            )
+            return _other_version(rank, hello.version, hello.protocol)
         if hello.rank != rank or rank not in hello.ranks or not 0 <= min(hello.ranks) <= max(hello.ranks) < self.size:
             return f"rank {rank} cannot be part of a world of ranks {list(hello.ranks)} among {self.size}"
         if rank in self._worlds:
@@ -363,4 +429,13 @@ class Sessions:
             self._searched = world
         for rank in key[0]:
             self._worlds[rank] = world
-        return [(rank, Welcome(f"world{self._made}")) for rank in key[0]]
+        welcome: Outgoing = [(rank, Welcome(f"world{self._made}")) for rank in key[0]]
+        again = world.asked(STOP, self._stop_reason) if self._membership is not None and self._stop_reason else []
+        return welcome + again + self._let_in()
+
+
+def _other_version(rank: int, version: str, protocol: int) -> str:
+    return (
+        f"rank {rank} runs ddlcore {version} (protocol {protocol}), "
+        f"the launcher protocol {PROTOCOL}; install the same version of ddlcore for both"
+    )

@@ -11,7 +11,7 @@ import threading
 import time
 from _thread import get_ident
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -19,13 +19,15 @@ import msgspec
 
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, MismatchError, PeerLost, ReplicasDiffer
 from ddlcore.messages import (
+    STOP,
     Adjust,
+    AgreedCall,
     Alive,
     Answer,
     Arranged,
     Bucket,
     Busy,
-    CountStops,
+    CountCalls,
     Differ,
     Digests,
     Drain,
@@ -49,7 +51,6 @@ from ddlcore.messages import (
     Show,
     Stack,
     Stalled,
-    StopAt,
     StopRequest,
     ToCoordinator,
     Welcome,
@@ -58,6 +59,7 @@ from ddlcore.messages import (
 from ddlcore.observe.stacks import stack_of
 from ddlcore.runtime.alarm import Alarm
 from ddlcore.runtime.checks import describe
+from ddlcore.runtime.counted_calls import CountedCalls
 from ddlcore.runtime.engine import Engine, Todo
 from ddlcore.runtime.events import Events
 from ddlcore.runtime.job_failure import JobFailure
@@ -65,7 +67,6 @@ from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import ProcessSets
-from ddlcore.runtime.stop_calls import StopCalls
 from ddlcore.runtime.tensor_queue import TensorQueue
 
 log = logging.getLogger("ddl")
@@ -100,7 +101,7 @@ class ControlThread:
         name: str,
         outbox: Outbox,
         events: Events,
-        stop_calls: StopCalls,
+        counted: Mapping[str, CountedCalls],
         adjust: Callable[[dict[str, str | int | float | bool]], None],
         explain: Callable[[Explain], Sample],
         dump: Callable[[str, str], object],
@@ -108,12 +109,13 @@ class ControlThread:
         """Create the thread.
 
         ``broken`` is called with a function that makes the error when the job cannot continue, for example because
-        ranks are lost. ``adjust`` applies new settings and is called on the engine's thread. ``explain`` returns the
-        values that the coordinator asks for. ``dump(reason, text)`` is called when somebody may want to know later what
-        this rank did.
+        ranks are lost. ``counted`` has the calls of each kind at which all ranks may act. ``adjust`` applies new
+        settings and is called on the engine's thread. ``explain`` returns the values that the coordinator asks for.
+        ``dump(reason, text)`` is called when somebody may want to know later what this rank did.
         """
         self._events = events
-        self._stop_calls = stop_calls
+        self._counted = counted
+        self._stop_calls = counted[STOP]
         self._adjust = adjust
         self._explain = explain
         self._dump = dump
@@ -301,10 +303,10 @@ class ControlThread:
             self.refusal, self.late = message.text, message.late
             self.welcomed.set()
             self.parted.set()
-        elif isinstance(message, CountStops):
-            self._send(self._stop_calls.count())
-        elif isinstance(message, StopAt):
-            self._stop_calls.stop_at(message)
+        elif isinstance(message, CountCalls):
+            self._send(self._counted[message.kind].count())
+        elif isinstance(message, AgreedCall):
+            self._counted[message.kind].agreed(message)
         elif isinstance(message, Farewell):
             self.parted.set()
 

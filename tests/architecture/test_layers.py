@@ -16,6 +16,7 @@ LAYERS = (  # from the ground up; a room may import itself and the layers below 
     {"coordinator", "dashboard", "telemetry"},
     {"build"},
     {"job", "search"},
+    {"elastic_member"},
     {"jobs"},
     {"external_rank"},
     {"detection"},
@@ -28,6 +29,7 @@ LAYER = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 OWN = ""  # the files of a room that are in none of its folders
 # From the ground up, too: the folders of each room that has some. Two on one layer do not know each other.
 FOLDERS = {
+    "api": ({OWN}, {"elastic"}),
     "runtime": ({OWN}, {"device"}),
     "builtin": ({OWN}, {"checks", "hierarchical", "shm", "tuners"}),
     "testing": ({OWN}, {"conform"}),

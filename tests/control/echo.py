@@ -73,6 +73,10 @@ class EchoCoordinator:
         self._lost[rank] = reason
         return [(other, Lost((rank,), reason)) for other in self.present]
 
+    def rank_started(self, rank: int) -> Outgoing:
+        self._lost.pop(rank, None)
+        return []
+
     def lost(self) -> dict[int, str]:
         return dict(self._lost)
 

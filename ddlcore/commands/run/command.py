@@ -29,6 +29,7 @@ from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.runtime.routes import Route
 from ddlcore.text.installing import pip_install
 
 
@@ -273,7 +274,8 @@ def prepare(
         launched_by=placed.launcher,
         watch=_top(placed.layout, settings) if top else None,
     )
-    check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
+    route = check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
+    _check_elastic(settings.whole("min_np"), launch.size, route)
     if settings.text("dashboard"):
         place_of(settings.text("dashboard"))
         require_installed()
@@ -283,6 +285,15 @@ def prepare(
     if settings.text("tuner") != "auto":
         registry.named(Registry.tuners, settings.text("tuner"))
     return launch, given.notes
+
+
+def _check_elastic(least: int, size: int, route: Route | None) -> None:
+    if least > size:
+        raise ValueError(f"--min-np {least} is more than the {size} ranks of the job; give -np {least} or more")
+    if least and route is not None and route.launcher:
+        raise ValueError(
+            f"--min-np: transport {route.name} ends all ranks with the first that is lost; use --backend shm or gloo"
+        )
 
 
 def _answers(ctx: click.Context) -> Answers:

@@ -78,7 +78,8 @@ def _own_environments(launch: Launch) -> Sequence[dict[str, str]]:
         ports = (f"<free port of {name}>",) * layout.ranks.count(index)
         places.append(HostPlace(_AT_START, address, ports))
     port = launch.port or f"<free port of {layout.hosts[layout.ranks[0]]}>"
-    return own_environments(layout.ranks, places, port, bool(launch.settings["torch_env"]))
+    settings = launch.settings
+    return own_environments(layout.ranks, places, port, bool(settings["torch_env"]), settings.whole("min_np") > 0)
 
 
 def _task(way: str) -> str:

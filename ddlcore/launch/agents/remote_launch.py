@@ -167,7 +167,11 @@ class RemoteLaunch:
         spare = places[first].ports[-1:] or tuple(free_ports(1))
         self._places = places
         self._owns = own_environments(
-            layout.ranks, places, port or spare[0], bool(self.remote_plan.settings["torch_env"])
+            layout.ranks,
+            places,
+            port or spare[0],
+            bool(self.remote_plan.settings["torch_env"]),
+            self.remote_plan.settings.whole("min_np") > 0,
         )
         return self._owns
 

@@ -139,6 +139,8 @@ def run(
         "network_interface": joined(network_interface if network_interfaces is None else network_interfaces),
     }
     settings, registry = settings_of(environ, {**settings_from(horovod), **given(own)})
+    if settings.whole("min_np"):
+        raise ValueError("run: min_np: elastic jobs are started by `ddl run --min-np`; ddlcore.run has none yet")
     placed = placed_on(number_of_ranks(num_proc, np, hosts, hostfile), hosts, hostfile, settings, registry, environ)
     directory = None if output_filename is None else Path(output_filename)
     if directory is not None:

@@ -165,11 +165,10 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign(("--autotune-steps-per-sample",), setting="autotune_steps", convert=_whole),
     Foreign(("--autotune-bayes-opt-max-samples",), setting="autotune_trials", convert=_whole),
     Foreign(("--autotune-gaussian-process-noise",), note=_NOISE),
-    Foreign(("--min-np", "--min-num-proc"), later=_ELASTIC),
+    Foreign(("--min-num-proc",), setting="min_np", convert=_whole),
     Foreign(("--max-np", "--max-num-proc"), later=_ELASTIC),
     Foreign(("--slots-per-host",), later=_ELASTIC),
-    Foreign(("--elastic-timeout",), later=_ELASTIC),
-    Foreign(("--reset-limit",), later=_ELASTIC),
+    Foreign(("--elastic-timeout",), setting="elastic_timeout_s", convert=_number),
     Foreign(("--blacklist-cooldown-range",), 2, later=_ELASTIC),
     Foreign(("--host-discovery-script",), later=_ELASTIC),
     Foreign(("--timeline-filename",), setting="timeline"),
@@ -210,7 +209,8 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign(("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",), setting="autotune_trials", convert=_whole),
     Foreign(("HOROVOD_AUTOTUNE_WARMUP_SAMPLES",), note=_WARMUP),
     Foreign(("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",), note=_NOISE),
-    Foreign(("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT"), later=_ELASTIC),
+    Foreign(("HOROVOD_ELASTIC",), later=_ELASTIC),
+    Foreign(("HOROVOD_ELASTIC_TIMEOUT",), setting="elastic_timeout_s", convert=_number),
     Foreign(("HOROVOD_TIMELINE",), setting="timeline"),
     Foreign(("HOROVOD_TIMELINE_MARK_CYCLES",), setting="timeline_mark_cycles", convert=lambda text: not _off(text)),
     Foreign(("HOROVOD_MPI_THREADS_DISABLE",), note=_THREADS),
@@ -283,7 +283,6 @@ KEYWORDS: Mapping[str, str] = {
     "min_num_proc": "--min-num-proc",
     "max_num_proc": "--max-num-proc",
     "slots": "--slots-per-host",
-    "reset_limit": "--reset-limit",
     "cooldown_range": "--blacklist-cooldown-range",
     "host_discovery_script": "--host-discovery-script",
     "start_timeout": "--start-timeout",
@@ -291,7 +290,7 @@ KEYWORDS: Mapping[str, str] = {
     "use_gloo": "--gloo",
     "use_mpi": "--mpi",
     "mpi_args": "--mpi-args",
-    "min_np": "--min-np",
+    "min_np": "--min-num-proc",
     "max_np": "--max-np",
 }
 _BY_FLAG = {name: row for row in FLAGS for name in row.names}
@@ -330,5 +329,8 @@ def read_keywords(given: Mapping[str, object]) -> Answers:
             if isinstance(value, (list, tuple))
             else str(int(value) if value is True else value)
         )
-        _BY_FLAG[KEYWORDS[name]].answer(name, text, answers)
+        if name == "reset_limit":  # the name of a setting of our own, too
+            answers.settings[name] = _whole(text)
+        else:
+            _BY_FLAG[KEYWORDS[name]].answer(name, text, answers)
     return answers

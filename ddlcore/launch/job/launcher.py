@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddlcore.build import build_membership
 from ddlcore.config import Settings
 from ddlcore.control.server import Server
+from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
 from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
@@ -33,6 +35,7 @@ from ddlcore.launch.ranks.environment import (
 from ddlcore.launch.ranks.exit_status import End, NotStarted, exit_code, first_failure, summary
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
+from ddlcore.launch.ranks.revival import Revival
 from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
@@ -181,8 +184,9 @@ def _run(launch: Launch, page: JobPage | None) -> int:
 
             remote = RemoteLaunch(launch.remote_plan, say)
         try:
+            membership = build_membership(launch.layout.ranks, launch.settings)
             server, failure_log = open_network(
-                launch.size, launch.settings, launch.registry, say, remote, launch.driver
+                launch.size, launch.settings, launch.registry, say, remote, launch.driver, membership
             )
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
@@ -202,17 +206,21 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             stack.callback(remote.agents.close)
             _prepare(launch, remote, server, trap, lambda text: _show(screens[1], text))
         begun_s = time.monotonic()
-        processes = _begin(launch, server, output, say, remote, gathering)
+        processes, again = _begin(launch, server, output, say, remote, gathering)
         if remote is not None:
             _begin_remote(launch, remote, output, processes, trap, gathering)
         noted = page.ended if page is not None else lambda end: None
-        supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted)
+        here = [process.rank for process in processes]
+        revival = None if membership is None else _revival(launch.settings.whole("restarts"), here, membership)
+        supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, revival, again)
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
             launch.watch.begin(lambda text: output.say(f"ddl run: {text}"), supervisor.abandon)
         if launch.end is not None:
             launch.end.attach(supervisor.finish)
         ends = supervisor.run()
+        if revival is not None:
+            ends = revival.relevant()
         interrupts = trap.interrupts
         if remote is not None:
             remote.agents.finish(lambda: trap.interrupts > interrupts)
@@ -223,6 +231,16 @@ def _run(launch: Launch, page: JobPage | None) -> int:
     stopped = bool(failure_log.stopped) and not failure_log.differ
     code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
     return code or int(bool(failure_log.differ))
+
+
+def _revival(restarts: int, here: Sequence[int], membership: Membership) -> Revival:
+    return Revival(
+        restarts,
+        here,
+        lambda: membership.over,
+        lambda: membership.complete,
+        lambda: (membership.generation, membership.members),
+    )
 
 
 def _prepare(
@@ -279,7 +297,8 @@ def _begin(
     say: Callable[[str], None],
     remote: RemoteLaunch | None,
     gathering: Gathering | None = None,
-) -> list[RankProcess]:
+) -> tuple[list[RankProcess], Callable[[int], RankProcess]]:
+    """Start the ranks of this host. Returns their processes, and a function that starts another process of a rank."""
     parts = str(gathering.directory) if gathering is not None else ""
     port = launch.port if remote is not None else launch.port or master_port({})
     threads, environments = local_environments(
@@ -305,7 +324,14 @@ def _begin(
     output.start()
     if remote is None:
         server.start()
-    return processes
+
+    def again(rank: int) -> RankProcess:
+        server.rank_started(rank)  # before the process can say anything
+        process = begin(rank)
+        output.add_again(rank, process.stdout, process.stderr)
+        return process
+
+    return processes, again
 
 
 def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callable[[str], None]) -> None:

@@ -22,6 +22,7 @@ from ddlcore.launch.ranks.environment import (
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess
+from ddlcore.launch.ranks.revival import Revival
 from ddlcore.launch.ranks.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ def local_environments(
     """
     local = layout.ranks_of(0) if remote is None else remote.remote_plan.local_ranks
     threads = thread_variables(environ, usable_cores(), max(1, len(local)))
-    torch_env = bool(settings["torch_env"])
+    torch_env, elastic = bool(settings["torch_env"]), settings.whole("min_np") > 0
     shared = shared_environment(environ, {**threads, **setting_variables(settings)}, torch_env)
     if remote is None:
-        owns = own_environments(layout.ranks, (HostPlace(job_file, timeline_dir=timeline_dir),), port, torch_env)
+        owns = own_environments(
+            layout.ranks, (HostPlace(job_file, timeline_dir=timeline_dir),), port, torch_env, elastic
+        )
     else:
         owns = remote.environments(job_file, port, timeline_dir)
     return threads, {rank: {**shared, **owns[rank]} for rank in local}
@@ -80,10 +83,12 @@ def supervise(
     failure_log: FailureLog,
     say: Callable[[str], None],
     noted: Callable[[End], None] = lambda end: None,
+    revival: Revival | None = None,
+    begin: Callable[[int], RankProcess] | None = None,
 ) -> Supervisor:
     """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run.
 
-    ``noted`` is called with the end of each rank.
+    ``noted`` is called with the end of each rank. ``revival`` and ``begin``: see Supervisor.
     """
 
     def ended(end: End) -> None:
@@ -95,6 +100,8 @@ def supervise(
         grace_s=settings.number("grace_s"),
         ended=ended,
         say=say,
+        revival=revival,
+        begin=begin,
     )
     if remote is not None:
         remote.agents.attach(supervisor)

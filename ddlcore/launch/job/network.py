@@ -9,8 +9,9 @@ from ddlcore.build import build_sessions
 from ddlcore.config import Settings
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
+from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
-from ddlcore.messages import Bye, Differ, Profile, Pulse, StopAt, ToCoordinator
+from ddlcore.messages import STOP, AgreedCall, Bye, Differ, Profile, Pulse, ToCoordinator
 from ddlcore.plug.registry import Registry
 
 if TYPE_CHECKING:
@@ -58,11 +59,16 @@ class FailureLog:
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
         return self._noted(self._coordinator.rank_ended(rank, reason))
 
+    def rank_started(self, rank: int) -> Outgoing:
+        if rank in self.raised:
+            self.raised.remove(rank)
+        return self._coordinator.rank_started(rank)
+
     def _noted(self, outgoing: Outgoing) -> Outgoing:
         for _, message in outgoing:
             if isinstance(message, Differ):
                 self.differ = message.text
-            elif isinstance(message, StopAt) and not self.stopped:
+            elif isinstance(message, AgreedCall) and message.kind == STOP and not self.stopped:
                 self.stopped = message.reason
                 self.told_stop(message.reason)
         return outgoing
@@ -98,14 +104,15 @@ def open_network(
     say: Callable[[str], None],
     remote: RemoteLaunch | None = None,
     driver: SearchDriver | None = None,
+    membership: Membership | None = None,
 ) -> tuple[Server, FailureLog]:
     """Create the control server of one launch, and return it with the failure log that wraps its coordinator.
 
     The job file exists afterwards, but the server's thread is not yet started. ``remote`` is the remote launch if the
-    job has agents, and ``driver`` searches for better settings while the job runs. Raises ValueError for a malformed
-    ``control_address``, and DdlInternalError if the address is in use.
+    job has agents, and ``driver`` searches for better settings while the job runs. ``membership``: the
+    worlds of an elastic job. Raises ValueError for a malformed ``control_address``, and DdlInternalError if the address is in use.
     """
-    sessions = build_sessions(size, settings, registry, driver)
+    sessions = build_sessions(size, settings, registry, driver, membership=membership)
     failure_log = FailureLog(sessions, sessions.dead)
     if remote is None:
         return Server(size, failure_log, settings.text("control_address"), report=say), failure_log

@@ -79,6 +79,7 @@ class Output:
         self._wake = Wake()
         self._said: deque[str] = deque()
         self._fed: deque[tuple[int, str, bytes, Callable[[], None]]] = deque()
+        self._again: deque[tuple[int, int, int]] = deque()
         self._remote_streams: dict[tuple[int, str], _Stream] = {}
         self._last: list[deque[str]] = [deque(maxlen=LAST_LINES) for _ in range(size)]
         self._streams: list[_Stream] = []
@@ -90,6 +91,11 @@ class Output:
         for name, fd in zip(_STREAMS, (stdout, stderr), strict=True):
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, self._begun(rank, name, fd))
+
+    def add_again(self, rank: int, stdout: int, stderr: int) -> None:
+        """Take over the pipes of another process of ``rank``, whose first one has ended. Any thread may call this."""
+        self._again.append((rank, stdout, stderr))
+        self._wake.set()
 
     def add_fed(self, rank: int) -> None:
         """Register a rank whose output will be passed to ``feed``. Call it before ``start``."""
@@ -105,11 +111,12 @@ class Output:
         self._fed.append((rank, name, data, shown))
         self._wake.set()
 
-    def _begun(self, rank: int, name: str, fd: int) -> _Stream:
+    def _begun(self, rank: int, name: str, fd: int, goes_on: bool = False) -> _Stream:
         file = -1
         if self._directory is not None:
             path = rank_directory(self._directory, rank, self._size) / name
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            how = os.O_APPEND if goes_on else os.O_TRUNC
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         stream = _Stream(rank, name, self._out if name == _STREAMS[0] else self._err, fd, file)
         self._streams.append(stream)
         return stream
@@ -157,10 +164,12 @@ class Output:
                     self._wake.clear()
                 else:
                     self._read(key.data)
+            self._take_again()
             self._take_fed()
             self._show_partial()
             self._show_tracebacks()
             self._show_said()
+        self._take_again()
         self._take_fed()
         for stream in list(self._streams):
             left = _LEFT_BYTES if stream.fd >= 0 else 0
@@ -192,6 +201,13 @@ class Output:
             return 0
         self._take(stream, data)
         return len(data)
+
+    def _take_again(self) -> None:
+        while self._again:
+            rank, *fds = self._again.popleft()
+            for name, fd in zip(_STREAMS, fds, strict=True):
+                os.set_blocking(fd, False)
+                self._selector.register(fd, selectors.EVENT_READ, self._begun(rank, name, fd, goes_on=True))
 
     def _take_fed(self) -> None:
         while self._fed:

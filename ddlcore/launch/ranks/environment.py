@@ -105,13 +105,17 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_environments(
-    hosts: Sequence[int], places: Sequence[HostPlace], port: int | str, torch_env: bool = True
+    hosts: Sequence[int],
+    places: Sequence[HostPlace],
+    port: int | str,
+    torch_env: bool = True,
+    elastic: bool = False,
 ) -> list[dict[str, str]]:
     """Return, for each rank, the variables that differ between ranks.
 
     ``hosts`` holds the host index of each rank, ``places`` describes each host, and ``port`` is MASTER_PORT. RANK and
     the related variables are those that torchrun sets, and are left out without ``torch_env``; TF_CONFIG is what
-    multi-worker strategies read.
+    multi-worker strategies read. ``elastic``: the job goes on without ranks that are lost.
     """
     workers = _workers(hosts, places, port)
     made = []
@@ -119,7 +123,7 @@ def own_environments(
         placement = Placement(rank, tuple(hosts))
         tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
         place = places[host]
-        ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir)
+        ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir, elastic)
         values = (
             rank,
             placement.size,

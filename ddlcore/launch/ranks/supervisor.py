@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ddlcore.control.liveness import Watcher
 from ddlcore.launch.ranks.exit_status import End
+from ddlcore.launch.ranks.revival import Revival
 from ddlcore.text.ranks import ranks_text
 
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
@@ -57,11 +58,18 @@ class Supervisor:
         grace_s: float,
         ended: Callable[[End], None],
         say: Callable[[str], None],
+        revival: Revival | None = None,
+        begin: Callable[[int], Watched] | None = None,
     ) -> None:
         """Watch ``processes``. ``ended`` is called at once for each end of a rank; ``say`` shows a line to the user.
 
-        The other ranks are ended ``grace_s`` seconds after the first failure.
+        The other ranks are ended ``grace_s`` seconds after the first failure. If ``revival`` is given, the job is
+        elastic: the other ranks go on, and the failed one is started again by ``begin``, which raises OSError if that
+        is not possible. ``begin`` None: no rank is started again.
         """
+        self._revival = revival
+        self._begin = begin
+        self._due: dict[int, float] = {}  # by rank: when its process is started again
         self._running = {process.rank: process for process in processes}
         self._grace_s = grace_s
         self._tell = ended
@@ -140,7 +148,7 @@ class Supervisor:
         Return the ends of the ranks in the order in which they happened.
         """
         try:
-            while self._running or self._left_behind:
+            while self._running or self._left_behind or self._due:
                 for rank, returncode in self._watcher.wait(self._patience_s()):
                     self._note(rank, returncode)
                 while self._remote_ends:
@@ -155,6 +163,7 @@ class Supervisor:
                     self._obey(self._signals.popleft())
                 self._escalate(time.monotonic())
                 self._clear_groups(time.monotonic())
+                self._revive(time.monotonic())
             return self._ends
         finally:
             self._watcher.close()
@@ -187,11 +196,45 @@ class Supervisor:
         end = End(rank, returncode, now_s, rank in self._stopped, lost, silent)
         self._tell(end)
         self._ends.append(end)
-        if end.failed and self._terminate_at_s is None:
+        if self._revival is not None:
+            self._go_on(end, self._revival)
+        elif end.failed and self._terminate_at_s is None:
             self._terminate_at_s = now_s + self._grace_s
         if process.leaves_group():
             process.signal_group(signal.SIGTERM)
             self._left_behind[process] = now_s
+
+    def _go_on(self, end: End, revival: Revival) -> None:
+        """Decide what follows in an elastic job from the end of a rank."""
+        delay_s = revival.delay_s(end)
+        if self._begin is None or self._ends_all:
+            delay_s = None
+        if delay_s is not None:
+            self._due[end.rank] = end.at_s + delay_s
+        if end.failed:
+            self._say(f"rank {end.rank} {end.reason}; {_what_follows(delay_s)}")
+        if revival.is_done(self._running):
+            self.finish()
+
+    @property
+    def _ends_all(self) -> bool:
+        """Whether all ranks are being ended, so none is to be started."""
+        return self._terminate_at_s is not None or self._kill_at_s is not None or self.interrupted_s is not None
+
+    def _revive(self, now_s: float) -> None:
+        if self._ends_all or self._finished or self.killed:
+            self._due.clear()
+        for rank in [rank for rank, at_s in self._due.items() if at_s <= now_s and self._begin is not None]:
+            del self._due[rank]
+            assert self._begin is not None
+            try:
+                watched = self._begin(rank)
+            except OSError as error:
+                self._say(f"rank {rank} cannot be started again: {error.strerror} ({error.filename})")
+                continue
+            self._running[rank] = watched
+            if watched.process is not None:
+                self._watcher.add(rank, watched.process)
 
     def _obey(self, number: int) -> None:
         if number != signal.SIGINT:
@@ -225,6 +268,7 @@ class Supervisor:
         if self._left_behind:
             return _GROUP_POLL_S
         deadlines = [at for at in (self._terminate_at_s, self._kill_at_s, self._lost_at_s) if at is not None]
+        deadlines += self._due.values()
         return max(0.0, min([_IDLE_S, *(at - time.monotonic() for at in deadlines)]))
 
     def _escalate(self, now_s: float) -> None:
@@ -275,3 +319,9 @@ class Supervisor:
                 process.signal_group(signal.SIGKILL)
             if not process.leaves_group() or now_s - since_s >= 2 * LEFT_BEHIND_S:
                 del self._left_behind[process]
+
+
+def _what_follows(delay_s: float | None) -> str:
+    if delay_s is None:
+        return "it is not started again"
+    return "it is started again" if not delay_s else f"it is started again in {delay_s:g} s"

@@ -85,6 +85,24 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         optimizer.load_state_dict(state)
 
 
+def copy_of_root(state: Any, root_rank: int) -> Any:
+    """Return the state of ``root_rank``: a tree of dicts, lists and tuples with tensors and picklable values.
+
+    Every rank must call it with a state of its own, whose tensors are not changed; they say on which device the new
+    ones are, if those of the root are not in host memory. The root gets its own state back.
+    """
+    is_root = rank() == root_rank
+    tensors: dict[str, torch.Tensor] = {}
+    outline = _taken_out(state, "state", tensors)
+    homes = [tensor.device for tensor in tensors.values() if not tensor.is_cpu]
+    outline = OPERATIONS.broadcast_object(outline if is_root else None, root_rank)
+    if not is_root:
+        tensors = {}
+        state = _put_back(outline, _first(homes), tensors)
+    broadcast_parameters(tensors, root_rank)
+    return state
+
+
 def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """Return a copy of ``value`` with a placeholder for every tensor, and add the tensors to ``tensors``.
 

@@ -1,0 +1,10 @@
+"""Elastic training: a decorated function goes on when ranks are lost, and takes in ranks that come later."""
+
+from __future__ import annotations
+
+from ddlcore.api.elastic.loop import run
+from ddlcore.api.elastic.sampler import Positions
+from ddlcore.api.elastic.state import ObjectState, State
+from ddlcore.errors import HostsUpdatedInterrupt
+
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "Positions", "State", "run"]

@@ -1,0 +1,177 @@
+"""Decides which processes form the next world of an elastic job, and whose state the others take over.
+
+Like the coordinator, it does no I/O. A *place* is a number of the launch: the process that runs there may die, and another
+one may be started there. A process that has left its world, because it has noticed a failure or has come to an agreed
+call, registers, and so does a process that was started while others train. A world opens when all living members of the
+last one have registered. docs/design/elastic.md argues why nothing is lost or done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlcore.messages import Complete, FromCoordinator, Refused, Register, World
+
+Outgoing = list[tuple[int, FromCoordinator]]
+
+
+class Membership:
+    """The members of one elastic job. Its users call it in one thread."""
+
+    def __init__(self, hosts: Sequence[int], least: int, most: int, timeout_s: float, reset_limit: int = 0) -> None:
+        """Begin without a world; each place of ``hosts`` (the host index of each) has a process.
+
+        A world has ``least`` members or more, and at most ``most``. ``timeout_s``: how long processes wait for enough
+        others. ``reset_limit``: how many worlds may follow the first one; 0: any number.
+        """
+        self._hosts = tuple(hosts)
+        self._least = least
+        self._most = most
+        self._timeout_s = timeout_s
+        self._reset_limit = reset_limit
+        self._alive = set(range(len(self._hosts)))
+        self._waiting: dict[int, Register] = {}
+        self._world: World | None = None
+        self._steps = -1  # the most steps that a member had applied when the last world opened
+        self._gone: dict[int, str] = {}  # members of the last world that have left it or have ended, and why
+        self._ends: dict[int, str] = {}  # why the process of a place ended, while there is no other one
+        self._short_s: float | None = None  # since when there are too few processes
+        self._told = False
+        self.complete = False  # whether the training has reached its end
+        self.over = ""  # why no world can open any more; "": one can
+
+    # --- what happens
+
+    def register(self, place: int, message: Register) -> Outgoing:
+        """Take the registration of the process at ``place``, and return the messages to send."""
+        if self.over:
+            return [(place, Refused(self.over))]
+        self._leave(place, message.reason or "it has left for the next world")
+        self._waiting[place] = message
+        return self._decide()
+
+    def ended(self, place: int, reason: str) -> Outgoing:
+        """Record that the process at ``place`` has ended, and return the messages to send."""
+        self._alive.discard(place)
+        self._waiting.pop(place, None)
+        self._ends[place] = reason
+        self._leave(place, reason)
+        return self._decide()
+
+    def started(self, place: int) -> None:
+        """Record that another process was started at ``place``."""
+        self._alive.add(place)
+        self._ends.pop(place, None)
+
+    def finished(self, generation: int) -> Outgoing:
+        """Record that a member of world ``generation`` has seen that all members reached the end of the training."""
+        if self._world is not None and generation == self._world.generation:
+            self.complete = True
+        return self._decide()
+
+    def overdue(self, now_s: float) -> tuple[list[str], Outgoing]:
+        """Return lines for the user, and messages to send, because of what has been waiting for too long.
+
+        ``now_s`` is the time of any steady clock.
+        """
+        if self.over or self.complete or self._missing() or len(self._waiting) >= self._least or not self._waiting:
+            self._short_s, self._told = None, False
+            return [], []
+        if self._short_s is None:
+            self._short_s = now_s
+        text = f"{len(self._waiting)} of at least {self._least} ranks are there (--min-np)"
+        if now_s - self._short_s >= self._timeout_s:
+            return [], self._end(f"{text}, and no others came within {self._timeout_s:g} s (--elastic-timeout)")
+        if self._told:
+            return [], []
+        self._told = True
+        return [f"{text}; waiting for others, at most {self._timeout_s:g} s (--elastic-timeout)"], []
+
+    # --- questions
+
+    @property
+    def generation(self) -> int:
+        """The number of the last world that opened; 0: none has."""
+        return 0 if self._world is None else self._world.generation
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The places of the last world that opened; () if none has."""
+        return () if self._world is None else self._world.members
+
+    def broken(self, generation: int) -> tuple[int, str] | None:
+        """Return which member cannot come to world ``generation`` any more, and why; None if all can."""
+        if self._world is None or generation != self._world.generation:
+            return (0 if self._world is None else self._world.members[0]), "it belongs to a newer world"
+        return next(iter(self._gone.items()), None)
+
+    def joiners(self) -> list[int]:
+        """Return the places whose processes wait until the members of the present world come to an agreed call."""
+        if self._world is None or self._gone or self.complete or self.over:
+            return []
+        room = self._most - len(self._world.members)
+        return sorted(self._waiting)[: max(0, room)]
+
+    def missing(self) -> list[int]:
+        """Return the places whose processes must register before the next world opens; empty if nobody waits."""
+        if not self._waiting or (self._world is not None and not self._gone):
+            return []
+        return self._missing()
+
+    # --- decisions
+
+    def _leave(self, place: int, reason: str) -> None:
+        if self._world is not None and place in self._world.members:
+            self._gone.setdefault(place, reason)
+
+    def _missing(self) -> list[int]:
+        """Return the processes that must register before a world can open."""
+        if self._world is None:
+            return sorted(self._alive - self._waiting.keys())
+        return [one for one in self._world.members if one not in self._gone]
+
+    def _decide(self) -> Outgoing:
+        if self.over:
+            return []
+        if self.complete:
+            done = [(place, Complete()) for place in sorted(self._waiting)]
+            self._waiting.clear()
+            return list(done)
+        if self._missing():
+            return []
+        if self._world is not None:
+            if not any(one.generation for one in self._waiting.values()):
+                return self._end(f"all ranks that had the state of the training have ended{self._causes()}")
+            if max(one.steps for one in self._waiting.values()) < self._steps:
+                return self._end(f"the ranks with the newest state of the training have ended{self._causes()}")
+        if len(self._waiting) < self._least:
+            return []
+        return self._open()
+
+    def _open(self) -> Outgoing:
+        before = self._world
+        if before is not None and self._reset_limit and before.generation > self._reset_limit:
+            return self._end(f"the job has begun anew {self._reset_limit} times (--reset-limit){self._causes()}")
+        # Who has trained stays, if there are more processes than ranks.
+        chosen = sorted(self._waiting, key=lambda place: (self._waiting[place].generation == 0, place))[: self._most]
+        members = tuple(sorted(chosen))
+        self._steps = max(self._waiting[one].steps for one in members)
+        root = min(one for one in members if self._waiting[one].steps == self._steps)
+        number = 1 + (0 if before is None else before.generation)
+        world = World(number, members, self._hosts, root, 0 if before is None else len(before.members))
+        self._world = world
+        self._gone = {}
+        self._short_s = None
+        for one in members:
+            del self._waiting[one]
+        return [(one, world) for one in members]
+
+    def _causes(self) -> str:
+        ends = [f"rank {place} {reason}" for place, reason in sorted(self._ends.items())]
+        return f": {'; '.join(ends[:3])}" if ends else ""
+
+    def _end(self, text: str) -> Outgoing:
+        self.over = text
+        told = [(place, Refused(text)) for place in sorted(self._waiting)]
+        self._waiting.clear()
+        return list(told)

@@ -1,0 +1,96 @@
+"""Brings one process of an elastic job from world to world, for ``ddlcore.api.elastic``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ddlcore.control.channel import Channel
+from ddlcore.control.store import JobStore
+from ddlcore.errors import DdlInternalError, NotInitialized
+from ddlcore.job import VERSION, Job, log_at
+from ddlcore.messages import PROTOCOL, Complete, Finished, Refused, Register, World
+
+_SLICE_S = 0.1  # delay at most until a wait notices Ctrl-C
+
+
+class ElasticMember:
+    """One process of an elastic job, from its ``init`` to its end. One thread uses it: the one that trains."""
+
+    def __init__(
+        self, place: int, network: Callable[[], tuple[Channel, JobStore]], job_of: Callable[[World], Job]
+    ) -> None:
+        """Create the member at ``place`` of the launch.
+
+        ``network`` connects to the coordinator. ``job_of`` returns this process's job in a world; it is not started yet.
+        """
+        self._place = place
+        self._network = network
+        self._job_of = job_of
+        self.world: World | None = None  # the newest world of which this process was a member
+
+    def next_job(self, steps: int, reason: str) -> Job | None:
+        """Wait until this process is a member of the next world, and return its job there, which is not started yet.
+
+        Returns None if the training has ended. ``steps``: how many steps the state of this process contains; -1: it has
+        none yet. ``reason``: why it has left the last world, for the user; "" at an agreed call. Raises DdlInternalError
+        if the job cannot go on.
+        """
+        generation = 0 if self.world is None else self.world.generation
+        channel, store = self._network()
+        try:
+            channel.send(Register(PROTOCOL, VERSION, generation, steps, reason))
+            while True:
+                for message in channel.receive(_SLICE_S):
+                    if isinstance(message, World):
+                        self.world = message
+                        return self._job_of(message)
+                    if isinstance(message, Complete):
+                        return None
+                    if isinstance(message, Refused):
+                        raise DdlInternalError(f"elastic: {message.text}")
+        finally:
+            channel.close()
+            store.close()
+
+    def finished(self, job: Job) -> None:
+        """Tell the coordinator that all members have reached the end of the training."""
+        assert self.world is not None
+        job.tell(Finished(self.world.generation))
+
+
+class JobBeforeWorld(Job):
+    """The job of a process of an elastic job before it is a member of a world: rank and size, but no collectives.
+
+    A process that is started while others train must not wait in ``init``, and they must not wait until it has loaded
+    its libraries and its data. So worlds begin where the function that ``elastic.run`` decorates begins.
+    """
+
+    def start(self) -> None:
+        """Begin; no other rank is needed for that."""
+        log_at(self.settings.text("log_level"))
+        self.overlaps = self.settings.overlaps(self.cross_size)
+
+    def members(self, set_id: int) -> tuple[int, ...] | None:
+        """Return all ranks of the launch for the global process set; None for another one."""
+        return tuple(range(self.size)) if set_id == 0 else None
+
+    def device_label(self, where: Any) -> str:
+        """Return no label: the first world gives devices their labels."""
+        return ""
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        # An optimizer takes methods of the job long before it calls them.
+        if name in ("start_request", "start_all", "start_and_wait", "name_entries"):
+            return _too_soon
+        _too_soon()
+
+
+def _too_soon(*_args: object, **_kwargs: object) -> NoReturn:
+    raise NotInitialized(
+        "this job is elastic (ddl run --min-np): its ranks meet where the function that elastic.run decorates begins, "
+        "and not before. Move collectives, such as broadcast_parameters, into that function, or leave them out: the "
+        "elastic state copies the model, the optimizer and its attributes to all ranks"
+    )

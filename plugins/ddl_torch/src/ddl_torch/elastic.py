@@ -1,0 +1,195 @@
+"""Elastic training for PyTorch: what ``horovod.torch.elastic`` has, and steps that no failure repeats."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from ddl_torch.broadcast import copy_of_root
+from ddlcore.api import rank, size
+from ddlcore.api.elastic import HostsUpdatedInterrupt, ObjectState, Positions, State, run
+from ddlcore.api.objects import allgather_object, broadcast_object
+from ddlcore.errors import InvalidArgument
+
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
+
+ROLLBACKS = ("step", "commit")
+
+
+class TorchState(ObjectState):
+    """The elastic state of a PyTorch training: modules, optimizers, samplers, and plain values.
+
+    ``model`` and ``optimizer`` and each keyword become attributes. Objects with ``state_dict`` and ``load_state_dict``
+    (modules, optimizers, learning rate schedulers, a GradScaler, an ``ElasticSampler``) keep their identity, and their
+    state is copied to all ranks; all other values are kept as in ``ObjectState``.
+
+    ``rollback="step"``: after a failure, training goes on at the last step that any surviving rank has applied;
+    ``steps`` counts the calls of ``step()`` of the optimizers. ``commit()`` keeps the plain values, never a copy of the
+    model. It is exact for training loops with one ``optimizer.step()`` for each ``commit()``. ``rollback="commit"``:
+    ``commit()`` copies models and optimizers, and after a failure all ranks go back to the newest copy; ``steps`` counts
+    commits. Raises ValueError for another value, and for a keyword that is a name of the state itself.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        rollback: str = "step",
+        **kwargs: Any,
+    ) -> None:
+        if rollback not in ROLLBACKS:
+            raise InvalidArgument(f"TorchState: rollback={rollback!r} is none of {', '.join(ROLLBACKS)}")
+        given = {"model": model, "optimizer": optimizer}
+        every = {**kwargs, **{name: value for name, value in given.items() if value is not None}}
+        self._handled: dict[str, Any] = {}
+        self._by_step = False  # not before all parts are known
+        super().__init__(**{name: value for name, value in every.items() if not _has_state(value)})
+        self._handled = {name: value for name, value in every.items() if _has_state(value)}
+        for name, value in self._handled.items():
+            object.__setattr__(self, name, value)
+        self._by_step = rollback == "step"
+        for optimizer in self._optimizers():
+            optimizer.register_step_post_hook(self._stepped)
+        self._by_step = self._by_step and bool(self._optimizers())
+        self._keep_all()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_handled", ()):
+            self._handled[name] = value
+            if isinstance(value, torch.optim.Optimizer) and self._by_step:
+                value.register_step_post_hook(self._stepped)
+        object.__setattr__(self, name, value)
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [one for one in self._handled.values() if isinstance(one, torch.optim.Optimizer)]
+
+    def _modules(self) -> list[torch.nn.Module]:
+        return [one for one in self._handled.values() if isinstance(one, torch.nn.Module)]
+
+    # --- steps
+
+    def _stepped(self, _optimizer: object, _args: object, _kwargs: object) -> None:
+        """Count a step in the call that applies it, and keep what the next, void step could change on this rank."""
+        if self._by_step:
+            self.steps += 1
+            self._keep_local()
+
+    def _keep_local(self) -> None:
+        """Keep what a forward pass changes: the buffers of modules (as of batch norm), and the random generator."""
+        torch._foreach_copy_(self._buffer_values, self._buffers)
+        self._generator = torch.get_rng_state()
+
+    def _keep_all(self) -> None:
+        self._buffers = [buffer.detach() for module in self._modules() for buffer in module.buffers()]
+        self._buffer_values = [buffer.clone() for buffer in self._buffers]
+        self._keep_local()
+        self._kept = {} if self._by_step else self._states()
+
+    def commit(self) -> None:
+        if self._by_step:
+            State.commit(self)
+        else:
+            super().commit()
+
+    def save(self) -> None:
+        super().save()
+        if not self._by_step:
+            self._keep_all()
+
+    def _states(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(value.state_dict()) for name, value in self._handled.items()}
+
+    def restore(self) -> None:
+        super().restore()
+        if not self._by_step:
+            for name, state in self._kept.items():
+                self._handled[name].load_state_dict(copy.deepcopy(state))
+        for optimizer in self._optimizers():
+            optimizer.zero_grad()  # gradients of the void step, of which some may be reduced
+        torch._foreach_copy_(self._buffers, self._buffer_values)
+        torch.set_rng_state(self._generator)
+
+    def reset(self) -> None:
+        for value in self._handled.values():
+            if isinstance(value, ElasticSampler):
+                value.reset()
+
+    def sync(self) -> None:
+        is_root = rank() == self.root
+        large = (torch.nn.Module, torch.optim.Optimizer)  # their tensors are sent only to who needs them
+        tensors = {name: value.state_dict() for name, value in self._handled.items() if isinstance(value, large)}
+        others = {name: value.state_dict() for name, value in self._handled.items() if name not in tensors}
+        head = (self.steps, self._saved, others) if is_root else None
+        steps, saved, others = broadcast_object(head, self.root)
+        behind = any(allgather_object(not self._entered or self.steps != steps))
+        taken = copy_of_root(tensors, self.root) if behind else {}
+        # From here on nothing waits for another rank, so a failure leaves all of root's state here or nothing of it.
+        if not is_root:
+            for name, state in {**taken, **others}.items():
+                self._handled[name].load_state_dict(state)
+        self._saved = saved
+        ObjectState.restore(self)
+        self.steps = steps
+        self._keep_all()
+
+
+def _has_state(value: object) -> bool:
+    """Return whether ``value`` gives and takes its state, as modules, optimizers, schedulers and samplers do."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+class ElasticSampler(Sampler[int]):
+    """A sampler that deals the samples of an epoch to whatever ranks there are, and goes on after a change of world.
+
+    Use it as the ``sampler`` of a DataLoader, as a keyword of ``TorchState``, and call ``record_batch`` after each step.
+    Call ``set_epoch`` at the end of an epoch.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self._positions = Positions(len(dataset), shuffle, seed)
+        self.dataset = dataset
+        self.reset()
+
+    @property
+    def epoch(self) -> int:
+        """The number of the present epoch."""
+        return self._positions.epoch
+
+    @property
+    def processed_num(self) -> int:
+        """How many samples of this epoch all ranks together have processed."""
+        return self._positions.processed
+
+    def reset(self) -> None:
+        """Deal the remaining samples of this epoch to the present ranks."""
+        self._rank, self._size = rank(), size()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that all ranks have processed a batch of ``batch_size`` samples each. ``batch_idx`` is not used."""
+        positions = self._positions
+        positions.processed = min(positions.processed + batch_size * self._size, positions.length)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch number ``epoch`` with all samples; to be called at the end of the epoch before."""
+        self._positions.epoch, self._positions.processed = epoch, 0
+        self.reset()
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and how many of its samples were processed."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where ``state`` was returned by ``state_dict``."""
+        self._positions.epoch, self._positions.processed = state["epoch"], state["processed_num"]
+        self.reset()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._positions.deal(self._rank, self._size))
+
+    def __len__(self) -> int:
+        return self._positions.each(self._size)
