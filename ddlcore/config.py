@@ -393,7 +393,7 @@ SETTINGS: tuple[Setting, ...] = (
         "restarts",
         int,
         3,
-        "elastic job: how often the process of one rank is started again within ten minutes; the first time at once, "
+        "elastic job: how often the process of one rank is started again within ten minutes: at once after a signal, "
         "then after 1, 2, 4, … seconds",
         minimum=0,
         group="faults",
@@ -733,7 +733,9 @@ class Environment:
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
         placement = Placement(int(environ["DDL_RANK"]), hosts)
         given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHED_BY", "DDL_TIMELINE_DIR")}
-        return cls(placement, environ["DDL_JOB_FILE"], *given.values(), elastic=environ.get("DDL_ELASTIC", "") == "1")
+        address, launcher, timeline_dir = given.values()
+        elastic = environ.get("DDL_ELASTIC", "") == "1"
+        return cls(placement, environ["DDL_JOB_FILE"], address, launcher, timeline_dir, elastic)
 
     @staticmethod
     def child_of() -> str:

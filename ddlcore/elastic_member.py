@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
@@ -70,14 +70,11 @@ class JobBeforeWorld(Job):
         """Begin; no other rank is needed for that."""
         log_at(self.settings.text("log_level"))
         self.overlaps = self.settings.overlaps(self.cross_size)
+        self.device_label = lambda device, sparse=False, stage_on_host=False: ""  # the first world gives labels
 
     def members(self, set_id: int) -> tuple[int, ...] | None:
         """Return all ranks of the launch for the global process set; None for another one."""
         return tuple(range(self.size)) if set_id == 0 else None
-
-    def device_label(self, where: Any) -> str:
-        """Return no label: the first world gives devices their labels."""
-        return ""
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         if name.startswith("__"):

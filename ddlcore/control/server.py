@@ -218,10 +218,10 @@ class Server:
                 self._part(name)
             while self._ends_and_starts:
                 rank, reason = self._ends_and_starts.popleft()
-                started = reason is None
-                self._said += (
-                    self._coordinator.rank_started(rank) if started else self._coordinator.rank_ended(rank, reason)
-                )
+                if reason is None:
+                    self._said += self._coordinator.rank_started(rank)
+                else:
+                    self._said += self._coordinator.rank_ended(rank, reason)
                 self._lose()
             self._tell()
             self._keep_beat(time.monotonic())

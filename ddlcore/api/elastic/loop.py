@@ -27,7 +27,7 @@ _BARREN = 10  # worlds in a row in which no step was applied, although no rank w
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Return ``function`` so that it goes on in another world when ranks are lost, and when ranks join.
 
-    The first argument of ``function`` is an elastic state (``TorchState``, ``ObjectState`` …). Before each call, all
+    The first argument of ``function`` is an elastic state (``ObjectState``, or that of a framework). Before each call, all
     ranks take over the state of the rank that has applied the most steps. If ranks are lost, or new ranks wait at a call
     of ``state.commit()``, the function is called again, and must go on from what is in the state. All ranks must call
     this, after ``init()``, and return what ``function`` returns.

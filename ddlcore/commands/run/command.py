@@ -292,7 +292,7 @@ def _check_elastic(least: int, size: int, route: Route | None) -> None:
         raise ValueError(f"--min-np {least} is more than the {size} ranks of the job; give -np {least} or more")
     if least and route is not None and route.launcher:
         raise ValueError(
-            f"--min-np: transport {route.name} ends all ranks with the first that is lost; use --backend shm or gloo"
+            f"--min-np: transport {route.name} ends all ranks with the first that is lost; use --backend auto"
         )
 
 

@@ -39,7 +39,9 @@ class Revival:
     def delay_s(self, end: End) -> float | None:
         """Return after how many seconds the rank that has ended so is started again; None: never.
 
-        The first time at once, then after 1, 2, 4, … seconds.
+        A process that was killed is started at once, then after 1, 2, 4, … seconds. One that ended by itself, maybe by
+        an error that all ranks raise, is not started before a second has passed: if all have ended by then, the job is
+        over, and no second process hides the error.
         """
         number, members = self._world()
         self._in_world.append((number, end))
@@ -54,6 +56,8 @@ class Revival:
         earlier = len(failures) - 1
         if earlier >= self._restarts:
             return None
+        if end.returncode > 0:
+            earlier += 1
         return min(2.0 ** (earlier - 1), _LONGEST_S) if earlier else 0.0
 
     def is_done(self, running: Collection[int]) -> bool:

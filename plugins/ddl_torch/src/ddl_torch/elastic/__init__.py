@@ -1,0 +1,9 @@
+"""Elastic training for PyTorch: what ``horovod.torch.elastic`` has, and steps that no failure repeats."""
+
+from __future__ import annotations
+
+from ddl_torch.elastic.sampler import ElasticSampler
+from ddl_torch.elastic.state import TorchState
+from ddlcore.api.elastic import HostsUpdatedInterrupt, ObjectState, State, run
+
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
