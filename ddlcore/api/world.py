@@ -128,18 +128,19 @@ def job_of(service: JobService) -> Job:
 
 
 @contextmanager
-def use_job(job: Job) -> Iterator[Job]:
+def use_job(job: Job, member: ElasticMember | None = None) -> Iterator[Job]:
     """Make the verbs of this thread act on ``job`` within the ``with`` block.
 
-    In a world of threads, each thread needs this, because each thread is a rank with a job of its own.
+    In a world of threads, each thread needs this, because each thread is a rank with a job of its own. ``member``
+    brings the thread from world to world, if its job is elastic.
     """
-    before = getattr(_process.thread, "job", None)
-    _process.thread.job = job
+    before = getattr(_process.thread, "job", None), getattr(_process.thread, "member", None)
+    _process.thread.job, _process.thread.member = job, member
     _process.worlds = True
     try:
         yield job
     finally:
-        _process.thread.job = before
+        _process.thread.job, _process.thread.member = before
 
 
 class ProcessSet:

@@ -1,0 +1,106 @@
+"""Elastic jobs whose processes are threads: each can be killed, and another one can be started in its place."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddlcore import api
+from ddlcore.build import build_membership, build_sessions
+from ddlcore.control.local import LocalNetwork
+from ddlcore.elastic_member import ElasticMember, JobBeforeWorld
+from ddlcore.job import Job
+from ddlcore.messages import World
+from ddlcore.plug.settings import settings_of
+from ddlcore.types import Placement
+
+DEADLINE_S = 60.0
+PATIENCE: Mapping[str, object] = {"start_timeout_s": 40.0, "open_timeout_s": 40.0, "leave_timeout_s": 5.0}
+
+
+class Killed(BaseException):
+    """Raised in a thread that ends as a killed process does: without a word. ``again``: another one is started."""
+
+    def __init__(self, again: bool = False) -> None:
+        self.again = again
+
+
+class ElasticThreads:
+    """An elastic job of ``size`` places. ``run(place)`` is what each thread does; its results are in ``results``."""
+
+    def __init__(
+        self,
+        size: int,
+        run: Callable[[int], Any],
+        least: int = 1,
+        backend: str = "threads",
+        hosts: tuple[int, ...] | None = None,
+        **settings: object,
+    ) -> None:
+        given = {"backend": backend, "min_np": least, **PATIENCE, **settings}
+        self.settings, self._registry = settings_of(os.environ, given)
+        self.hosts = hosts or (0,) * size
+        self.membership = build_membership(self.hosts, self.settings)
+        sessions = build_sessions(size, self.settings, self._registry, membership=self.membership)
+        self.network = LocalNetwork(size, sessions)
+        self._run = run
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self.results: dict[int, Any] = {}  # by place, of its last thread
+        self.deaths = 0
+
+    def start(self, place: int, again: bool = False) -> None:
+        """Start a thread at ``place``; ``again``: another one has ended there."""
+        if again:
+            self.network.rank_started(place)
+        thread = threading.Thread(target=self._live, args=(place,), name=f"place-{place}", daemon=True)
+        with self._lock:
+            self._threads.append(thread)
+        thread.start()
+
+    def play(self) -> dict[int, Any]:
+        """Start all threads, wait until all have ended, and return their results."""
+        for place in range(len(self.hosts)):
+            self.start(place)
+        done = 0
+        while done < len(self._threads):  # more may be started meanwhile
+            thread = self._threads[done]
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), f"{thread.name} has not ended within {DEADLINE_S:g} s"
+            done += 1
+        return self.results
+
+    def _live(self, place: int) -> None:
+        def network() -> Any:
+            return self.network.channel(place), self.network.store(place)
+
+        def in_world(world: World) -> Job:
+            here = Placement(place, world.hosts)
+            return Job(here, world.members, world.generation, network, self._registry, self.settings)
+
+        everyone = tuple(range(len(self.hosts)))
+        before = JobBeforeWorld(Placement(place, self.hosts), everyone, 0, network, self._registry, self.settings)
+        before.start()
+        again = False
+        with api.use_job(before, ElasticMember(place, network, in_world)):
+            try:
+                self.results[place] = self._run(place)
+                reason = "exited with code 0"
+            except Killed as killed:
+                self.deaths += 1
+                again = killed.again
+                reason = "killed by signal 9 (SIGKILL)"
+            except BaseException as error:
+                self.results[place] = error
+                reason = "exited with code 1"
+            if reason.startswith("killed"):
+                self.network.rank_ended(place, reason)
+                if again:
+                    self.start(place, again=True)
+            present = api.current_job() if api.is_initialized() else None
+            if present is not None:
+                present.shutdown()
+            if not reason.startswith("killed"):
+                self.network.rank_ended(place, reason)
