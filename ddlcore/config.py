@@ -302,7 +302,7 @@ SETTINGS: tuple[Setting, ...] = (
         "missing ranks, and whether these still answer; 0: no report",
         minimum=0,
         group="faults",
-        brief="Report a wait that is longer, in seconds.",
+        brief="Report longer waits (seconds).",
     ),
     Setting(
         "stall_shutdown_s",

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddlcore.observe.http import bounded_server
 from ddlcore.text.installing import pip_install
 
 
@@ -112,6 +111,8 @@ class Exporter:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
+            from ddlcore.observe.http import bounded_server  # imports ssl, which costs each rank 40 ms
+
             self._server = bounded_server(address, port, make_wsgi_app(registry))
         except OSError as error:
             raise ValueError(

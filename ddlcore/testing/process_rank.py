@@ -81,10 +81,7 @@ def _shown(path: str, name: str) -> str:
 
 
 class _DistantStore(Store):
-    """A store that passes each request to the store in the test's process.
-
-    It can be used only while the test's process waits for a call on this rank.
-    """
+    """A store that passes each request to the store in the test's process. Any thread may call it."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -92,7 +89,7 @@ class _DistantStore(Store):
 
     def _ask(self, *words: object) -> Any:
         with self._lock:
-            self._line.say("store", *words)
+            self._line.say(*words)
             late, value = self._line.hear()
         if late:
             raise DeadlineExceeded(value)
@@ -133,8 +130,8 @@ class _Place:
 class _Rank:
     """The transports of this rank, by number, and the call that each has in progress."""
 
-    def __init__(self, line: Line, make: type[Transport]) -> None:
-        self._line = line
+    def __init__(self, store: Store, make: type[Transport]) -> None:
+        self._store = store
         self._make = make
         self.transports: dict[int, Transport] = {}
         self._works: dict[int, tuple[Work, list[_Place]]] = {}
@@ -153,8 +150,7 @@ class _Rank:
     ) -> None:
         kernels = CpuKernels(str(settings.get("cache_dir", "")))
         whole = tuple(Member(*member) for member in members)
-        store = _DistantStore(self._line)
-        self.transports[number].open(Context(rank, whole, store, kernels, settings, timeout_s, name))
+        self.transports[number].open(Context(rank, whole, self._store, kernels, settings, timeout_s, name))
 
     def call(
         self, number: int, verb: str, memory: list[tuple[int, bytes]], buffers: list[list[Any]], rest: list[Any]
@@ -208,7 +204,9 @@ def main(path: str, target: str, first: str = "") -> None:
         named(first)()
     line = _connect(path)
     line.say("rank", os.getpid())
-    rank = _Rank(line, make)
+    store_line = _connect(path)
+    store_line.say("store", os.getpid())
+    rank = _Rank(_DistantStore(store_line), make)
     threading.Thread(target=_abort, args=(path, rank), name="abort", daemon=True).start()
     while True:
         try:

@@ -61,7 +61,7 @@ class RankProcesses:
         self._listener = socket.socket(socket.AF_UNIX)
         path = os.path.join(self._folder, "socket")
         self._listener.bind(path)
-        self._listener.listen(2 * size)
+        self._listener.listen(3 * size)
         self._listener.settimeout(START_S)
         program = [sys.executable, "-m", "ddlcore.testing.process_rank", path, target, first]
         with open(os.path.join(self._folder, "output"), "wb") as output:
@@ -83,7 +83,7 @@ class RankProcesses:
     def _meet(self, size: int) -> list[_RankProcess]:
         lines: dict[tuple[str, int], Line] = {}
         until_s = time.monotonic() + START_S
-        while len(lines) < 2 * size:
+        while len(lines) < 3 * size:
             self._listener.settimeout(0.2)
             try:
                 connection, _ = self._listener.accept()
@@ -96,7 +96,7 @@ class RankProcesses:
             word, pid = line.hear()
             lines[word, pid] = line
         self.pids: list[int] = [pid for word, pid in lines if word == "rank"]
-        return [_RankProcess(lines["rank", pid], lines["abort", pid]) for pid in self.pids]
+        return [_RankProcess(*(lines[word, pid] for word in ("rank", "abort", "store"))) for pid in self.pids]
 
     def transports(self, size: int) -> list[Transport]:
         """Return ``size`` new transports, each of which passes its calls to a transport in another process."""
@@ -133,27 +133,35 @@ class RankProcesses:
 
 
 class _RankProcess:
-    """The two connections to one process: one for calls, one for aborts."""
+    """The three connections to one process: for calls, for aborts, and for what the process asks the store."""
 
-    def __init__(self, line: Line, abort_line: Line) -> None:
+    def __init__(self, line: Line, abort_line: Line, store_line: Line) -> None:
         self._line = line
         self._abort_line = abort_line
+        self._store_line = store_line
         self._abort_lock = threading.Lock()
+        self.store: Store | None = None  # of the transport that was opened last
+        threading.Thread(target=self._serve, name="store of a rank process", daemon=True).start()
 
-    def ask(self, verb: str, *arguments: object, store: Store | None = None) -> Any:
+    def ask(self, verb: str, *arguments: object) -> Any:
         """Call ``verb`` in the process, and return the result or raise the process's error.
 
-        Only one thread at a time may call this: the thread of the rank. ``store`` answers the requests to the store
-        that the process sends during the call.
+        Only one thread at a time may call this: the thread of the rank.
         """
         self._line.say(verb, *arguments)
-        while True:
-            words = self._line.hear()
-            if words[0] == "store":
-                assert store is not None, f"the store was asked during {verb}"
-                self._line.say(*_serve(store, *words[1:]))
-                continue
-            return _result(words)
+        return _result(self._line.hear())
+
+    def _serve(self) -> None:
+        """Answer what the process asks the store, until the connection ends.
+
+        It has a connection and a thread of its own: a transport may ask in a thread that goes on when ``open`` has been
+        aborted and has raised, and the answer must not be taken for the next call.
+        """
+        with suppress(EOFError, OSError):
+            while True:
+                words = self._store_line.hear()
+                assert self.store is not None, "the store was asked before open"
+                self._store_line.say(*_answer(self.store, *words))
 
     def abort(self, number: int) -> None:
         """Abort transport ``number`` of the process. Any thread may call this."""
@@ -164,10 +172,10 @@ class _RankProcess:
             _result(self._abort_line.hear())
 
 
-def _serve(store: Store, verb: str, *arguments: Any) -> tuple[bool, object]:
+def _answer(store: Store, verb: str, *arguments: Any) -> tuple[bool, object]:
     try:
         return False, getattr(store, verb)(*arguments)
-    except errors.DeadlineExceeded as error:
+    except Exception as error:  # the store of a test that has ended may raise anything; the process must get an answer
         return True, str(error)
 
 
@@ -194,7 +202,8 @@ class _DistantTransport(Transport):
         super().open(context)
         members = [[member.rank, member.host] for member in context.members]
         facts = (context.rank, members, dict(context.settings), context.timeout_s, context.name)
-        self._rank.ask("open", self._number, *facts, store=context.store)
+        self._rank.store = context.store
+        self._rank.ask("open", self._number, *facts)
 
     def close(self) -> None:
         self._rank.ask("close", self._number)

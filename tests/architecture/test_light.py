@@ -11,7 +11,7 @@ import pytest
 
 from tests.architecture.source import ROOT
 
-HEAVY = re.compile(r"\b(torch|tensorflow|mxnet|keras|numba|llvmlite|rich|skopt|sklearn|scipy)\b")
+HEAVY = re.compile(r"\b(ssl|torch|tensorflow|mxnet|keras|numba|llvmlite|rich|skopt|sklearn|scipy)\b")
 LIST_PLUGINS = """
 from ddlcore.config import load_settings
 from ddlcore.plug import load_plugins

@@ -36,8 +36,7 @@ HOROVODRUN = LISTED.split()
 LATER = [
     word
     for word in HOROVODRUN
-    if word.startswith(("--min-", "--max-", "--slots", "--elastic", "--reset", "--blacklist", "--host-discovery"))
-    or word == "--jsrun"
+    if word.startswith(("--max-", "--slots", "--blacklist", "--host-discovery")) or word == "--jsrun"
 ]
 
 
@@ -113,6 +112,10 @@ def test_the_table_has_every_flag_once() -> None:
         (["--log-level", "TRACE"], "log_level", "DEBUG"),
         (["--mpi-args", "--x 1", "--binding-args=--y"], "launcher_args", "--x 1 --y"),
         (["--stall-check-shutdown-time-seconds", "9"], "stall_shutdown_s", 9.0),
+        (["--min-num-proc", "2"], "min_np", 2),
+        (["--min-np", "1"], "min_np", 1),
+        (["--elastic-timeout", "9"], "elastic_timeout_s", 9.0),
+        (["--reset-limit", "4"], "reset_limit", 4),
         (["--timeline-filename", "t.json"], "timeline", "t.json"),
         (["--timeline-mark-cycles"], "timeline_mark_cycles", True),
         (["-p", "2200"], "ssh_port", 2200),

@@ -275,7 +275,7 @@ def prepare(
         watch=_top(placed.layout, settings) if top else None,
     )
     route = check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
-    _check_elastic(settings.whole("min_np"), launch.size, route)
+    _check_elastic(settings, launch.size, route)
     if settings.text("dashboard"):
         place_of(settings.text("dashboard"))
         require_installed()
@@ -287,13 +287,18 @@ def prepare(
     return launch, given.notes
 
 
-def _check_elastic(least: int, size: int, route: Route | None) -> None:
+def _check_elastic(settings: Settings, size: int, route: Route | None) -> None:
+    least = settings.whole("min_np")
+    if not least:
+        return
     if least > size:
         raise ValueError(f"--min-np {least} is more than the {size} ranks of the job; give -np {least} or more")
-    if least and route is not None and route.launcher:
+    if route is not None and route.launcher:
         raise ValueError(
             f"--min-np: transport {route.name} ends all ranks with the first that is lost; use --backend auto"
         )
+    if settings["autotune"]:
+        raise ValueError("--min-np: a search for settings needs the same ranks in all its trials; search without it")
 
 
 def _answers(ctx: click.Context) -> Answers:

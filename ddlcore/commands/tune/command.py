@@ -81,7 +81,9 @@ _SEARCH = Group("Search", "how long it takes, and what it writes")
     brief="Run the command at most N times.",
     help="Start the command again, at most N times in all, if it ends before the search. [default: no limit]",
 )
-@job_options(in_brief=set(GROUPS) - {"tuning"})  # the search is what the command is for
+@job_options(
+    in_brief=set(GROUPS) - {"tuning", "faults"}
+)  # the search is what the command is for, and its runs are short
 @click.pass_context
 def tune(
     ctx: click.Context,

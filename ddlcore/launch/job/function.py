@@ -114,7 +114,7 @@ def run(
     """
     check_call(func, args, kwargs, executable)
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
-    horovod = {
+    elastic = {
         "min_num_proc": min_num_proc,
         "max_num_proc": max_num_proc,
         "min_np": min_np,
@@ -123,6 +123,8 @@ def run(
         "reset_limit": reset_limit,
         "cooldown_range": cooldown_range,
         "host_discovery_script": host_discovery_script,
+    }
+    horovod = {
         "start_timeout": start_timeout,
         "disable_cache": disable_cache,
         "use_gloo": use_gloo,
@@ -139,8 +141,10 @@ def run(
         "network_interface": joined(network_interface if network_interfaces is None else network_interfaces),
     }
     settings, registry = settings_of(environ, {**settings_from(horovod), **given(own)})
-    if settings.whole("min_np"):
-        raise ValueError("run: min_np: elastic jobs are started by `ddl run --min-np`; ddlcore.run has none yet")
+    for name in [name for name, value in elastic.items() if value is not None] + ["min_np"] * settings.whole("min_np"):
+        raise ValueError(
+            f"run: {name}: elastic jobs are not supported yet here; start a script by `ddl run --min-np N`"
+        )
     placed = placed_on(number_of_ranks(num_proc, np, hosts, hostfile), hosts, hostfile, settings, registry, environ)
     directory = None if output_filename is None else Path(output_filename)
     if directory is not None:

@@ -108,7 +108,7 @@ def _name(text: str) -> str:
 
 _WARMUP = "use --autotune-warmup-steps: the number of steps after a change that are not measured"
 _NOISE = "the noise is estimated from the measurements; there is nothing to set"
-_ELASTIC = "elastic jobs are not supported yet. Leave it out, and give the number of ranks and their hosts"
+_ELASTIC = "not supported yet: the ranks of an elastic job (--min-np N) are started on the hosts that -H names"
 _ROUTE = "there is no switch: --backend auto uses shared memory within a host, --backend NAME does not"
 _CYCLE = "ddl does not work in cycles, so there is no cycle time to set"
 _CACHE = "repeated steps are replayed, however many tensors they have; --no-replay turns that off"
@@ -127,6 +127,8 @@ NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
     "--check-build": "--check-build",
     "-np": "-np",
     "--num-proc": "-np",
+    "--min-np": "--min-np",
+    "--reset-limit": "--reset-limit",
     "--network-interfaces": "--network-interface",
     "--network-interface": "--network-interface",
     "--output-filename": "--output-dir",
@@ -280,18 +282,11 @@ VARIABLES: tuple[Foreign, ...] = (
 )
 # The keywords of ``horovod.run`` that mean the same as a flag of horovodrun. ``ddlcore.run`` takes the others itself.
 KEYWORDS: Mapping[str, str] = {
-    "min_num_proc": "--min-num-proc",
-    "max_num_proc": "--max-num-proc",
-    "slots": "--slots-per-host",
-    "cooldown_range": "--blacklist-cooldown-range",
-    "host_discovery_script": "--host-discovery-script",
     "start_timeout": "--start-timeout",
     "disable_cache": "--disable-cache",
     "use_gloo": "--gloo",
     "use_mpi": "--mpi",
     "mpi_args": "--mpi-args",
-    "min_np": "--min-num-proc",
-    "max_np": "--max-np",
 }
 _BY_FLAG = {name: row for row in FLAGS for name in row.names}
 _BY_VARIABLE = {name: row for row in VARIABLES for name in row.names}
@@ -329,8 +324,5 @@ def read_keywords(given: Mapping[str, object]) -> Answers:
             if isinstance(value, (list, tuple))
             else str(int(value) if value is True else value)
         )
-        if name == "reset_limit":  # the name of a setting of our own, too
-            answers.settings[name] = _whole(text)
-        else:
-            _BY_FLAG[KEYWORDS[name]].answer(name, text, answers)
+        _BY_FLAG[KEYWORDS[name]].answer(name, text, answers)
     return answers

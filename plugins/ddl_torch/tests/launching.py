@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["EXAMPLES", "PROGRAMS", "launch"]
@@ -21,10 +21,12 @@ def launch(
     timeout_s: float = 400.0,
     check: bool = True,
     env: Mapping[str, str] | None = None,  # in addition to the variables of this process
+    options: Sequence[str] = (),  # of ddl run
 ) -> str:
     """Return what the ranks printed, with prefixes; raise AssertionError with all output if the exit code is not 0."""
     checks = {"DDL_VERIFY_EVERY": "10"} if EXAMPLES in program.parents else {}  # their ranks train one model
-    command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
+    run = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), *options]
+    command = [*run, sys.executable, str(program), *args]
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,

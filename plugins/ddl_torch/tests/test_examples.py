@@ -114,3 +114,11 @@ def test_foreign_ddp_runs_unchanged() -> None:
     assert len(set(re.findall(r"parameters (\w{12})", shown))) == 1, shown
     assert len(re.findall(r"rank \d of 2", shown)) == 2, shown
     assert "ddl" not in (EXAMPLES / "foreign" / "torch_ddp.py").read_text().split('"""')[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--min-np", "1"), ()])
+def test_the_elastic_example(options: tuple[str, ...]) -> None:
+    """It learns, and the ranks agree exactly; as an elastic job and as another one."""
+    accuracy, digests = facts(launch(2, EXAMPLES / "torch_elastic_digits.py", options=options))
+    assert accuracy >= 95.0 and len(digests) == 1

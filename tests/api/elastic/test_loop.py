@@ -147,7 +147,7 @@ def test_a_script_may_ask_for_a_new_world() -> None:
 
 def test_collectives_before_the_first_world_are_refused_by_name() -> None:
     def play(place: int) -> tuple[int, int, int]:
-        with pytest.raises(ValueError, match="its ranks meet where the function that elastic.run decorates begins"):
+        with pytest.raises(ValueError, match=r"its ranks meet where the function that elastic.run decorates begins"):
             ddl.allreduce(np.ones(1), name="x")
         return ddl.rank(), ddl.size(), ddl.local_rank()
 

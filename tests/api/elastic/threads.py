@@ -11,6 +11,7 @@ from ddlcore import api
 from ddlcore.build import build_membership, build_sessions
 from ddlcore.control.local import LocalNetwork
 from ddlcore.elastic_member import ElasticMember, JobBeforeWorld
+from ddlcore.errors import Closed
 from ddlcore.job import Job
 from ddlcore.messages import World
 from ddlcore.plug.settings import settings_of
@@ -73,8 +74,13 @@ class ElasticThreads:
         return self.results
 
     def _live(self, place: int) -> None:
+        mute: list[bool] = []
+
         def network() -> Any:
-            return self.network.channel(place), self.network.store(place)
+            channel = self.network.channel(place)
+            send = channel.send
+            channel.send = lambda message: None if mute else send(message)  # type: ignore[method-assign]
+            return channel, self.network.store(place)
 
         def in_world(world: World) -> Job:
             here = Placement(place, world.hosts)
@@ -95,12 +101,16 @@ class ElasticThreads:
             except BaseException as error:
                 self.results[place] = error
                 reason = "exited with code 1"
-            if reason.startswith("killed"):
-                self.network.rank_ended(place, reason)
-                if again:
-                    self.start(place, again=True)
             present = api.current_job() if api.is_initialized() else None
-            if present is not None:
-                present.shutdown()
             if not reason.startswith("killed"):
+                if present is not None:
+                    present.shutdown()
                 self.network.rank_ended(place, reason)
+                return
+            mute.append(True)  # a process that was killed says nothing any more
+            self.network.rank_ended(place, reason)
+            if again:
+                self.start(place, again=True)
+            if present is not None and not isinstance(present, JobBeforeWorld):
+                present._break(lambda during: Closed("killed"))
+                present.shutdown()

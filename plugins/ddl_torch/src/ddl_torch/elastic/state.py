@@ -27,7 +27,8 @@ class TorchState(ObjectState):
     ``steps`` counts the calls of ``step()`` of the optimizers. ``commit()`` keeps the plain values, never a copy of the
     model. It is exact for training loops with one ``optimizer.step()`` for each ``commit()``. ``rollback="commit"``:
     ``commit()`` copies models and optimizers, and after a failure all ranks go back to the newest copy; ``steps`` counts
-    commits. Raises ValueError for another value, and for a keyword that is a name of the state itself.
+    commits. Raises ValueError for another value, for a keyword that is a name of the state itself, and for an L-BFGS
+    optimizer with ``rollback="step"``: it changes parameters several times within a step.
     """
 
     def __init__(
@@ -50,6 +51,11 @@ class TorchState(ObjectState):
             object.__setattr__(self, name, value)
         self._by_step = rollback == "step"
         for optimizer in self._optimizers():
+            if self._by_step and isinstance(optimizer, torch.optim.LBFGS):
+                raise InvalidArgument(
+                    "TorchState: L-BFGS changes parameters several times within a step, so a rank that is lost may leave a "
+                    'part of a step; use rollback="commit"'
+                )
             optimizer.register_step_post_hook(self._stepped)
         self._by_step = self._by_step and bool(self._optimizers())
         self._keep_all()
@@ -77,7 +83,8 @@ class TorchState(ObjectState):
 
     def _keep_local(self) -> None:
         """Keep what a forward pass changes: the buffers of modules (as of batch norm), and the random generator."""
-        torch._foreach_copy_(self._buffer_values, self._buffers)
+        if self._buffers:
+            torch._foreach_copy_(self._buffer_values, self._buffers)
         self._generator = torch.get_rng_state()
 
     def _keep_all(self) -> None:
@@ -107,7 +114,8 @@ class TorchState(ObjectState):
                 self._handled[name].load_state_dict(copy.deepcopy(state))
         for optimizer in self._optimizers():
             optimizer.zero_grad()  # gradients of the void step, of which some may be reduced
-        torch._foreach_copy_(self._buffers, self._buffer_values)
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._buffer_values)
         torch.set_rng_state(self._generator)
 
     def reset(self) -> None:

@@ -1,0 +1,278 @@
+"""Which processes form the next world of an elastic job, whose state counts, and what ends the job."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.coordinator.membership import Membership
+from ddlcore.coordinator.sessions import Sessions
+from ddlcore.messages import (
+    COMMIT,
+    PROTOCOL,
+    Complete,
+    CountCalls,
+    Finished,
+    FromCoordinator,
+    Hello,
+    Lost,
+    Refused,
+    Register,
+    Welcome,
+    World,
+)
+
+Outgoing = list[tuple[int, FromCoordinator]]
+
+
+def register(generation: int = 0, steps: int = -1, reason: str = "") -> Register:
+    return Register(PROTOCOL, "0.1.0", generation, steps, reason)
+
+
+def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> Membership:
+    """A job whose first world has opened."""
+    one = Membership((0,) * size, least, most or size, 5.0, resets)
+    told: Outgoing = []
+    for place in range(size):
+        assert told == []
+        told = one.register(place, register())
+    assert told == [(place, World(1, tuple(range(size)), (0,) * size, 0, 0)) for place in range(size)]
+    return one
+
+
+def world_of(told: Outgoing) -> World:
+    (world,) = {message for _, message in told}
+    assert isinstance(world, World)
+    assert [place for place, _ in told] == list(world.members)
+    return world
+
+
+def test_the_most_advanced_survivor_is_root() -> None:
+    one = begun()
+    assert one.ended(0, "killed") == []
+    assert one.missing() == [] and one.register(1, register(1, 7, "rank 0 lost")) == []
+    assert one.missing() == [2]
+    world = world_of(one.register(2, register(1, 8, "rank 0 lost")))
+    assert (world.generation, world.members, world.root, world.before) == (2, (1, 2), 2, 3)
+
+
+def test_a_death_is_not_waited_for_before_the_first_world() -> None:
+    one = Membership((0, 0, 1), 2, 3, 5.0)
+    one.register(2, register())
+    one.ended(0, "killed")
+    assert world_of(one.register(1, register())).members == (1, 2)
+
+
+def test_a_death_during_registration_opens_the_world() -> None:
+    one = begun()
+    one.ended(2, "killed")
+    one.register(0, register(1, 5, "x"))
+    assert world_of(one.ended(1, "killed, too")).members == (0,)
+
+
+def test_a_joiner_waits_until_the_others_leave() -> None:
+    one = begun()
+    one.ended(1, "killed")
+    one.register(0, register(1, 5, "x"))
+    world_of(one.register(2, register(1, 5, "x")))
+    one.started(1)
+    assert one.register(1, register()) == [] and one.joiners() == [1]
+    assert one.register(0, register(2, 9)) == [] and one.joiners() == []
+    world = world_of(one.register(2, register(2, 9)))
+    assert (world.members, world.root, world.before) == ((0, 1, 2), 0, 2)
+
+
+def test_there_is_no_room_for_more_than_the_most() -> None:
+    one = begun(3, most=3)
+    assert one.joiners() == []
+    small = Membership((0, 0, 0), 1, 2, 5.0)
+    for place in range(3):
+        told = small.register(place, register())
+    assert world_of(told).members == (0, 1) and small.joiners() == []
+    small.ended(0, "killed")
+    assert world_of(small.register(1, register(1, 4, "x"))).members == (1, 2)
+
+
+def test_too_few_wait_and_give_up() -> None:
+    one = begun(3, least=2)
+    one.ended(0, "killed")
+    one.ended(1, "killed")
+    assert one.register(2, register(1, 3, "x")) == []
+    lines, told = one.overdue(100.0)
+    assert told == [] and lines == [
+        "1 of at least 2 ranks are there (--min-np); waiting for others, at most 5 s (--elastic-timeout)"
+    ]
+    assert one.overdue(104.0) == ([], [])
+    one.started(1)
+    lines, told = one.overdue(105.0)
+    ((place, refused),) = told
+    assert place == 2 and isinstance(refused, Refused) and "no others came within 5 s" in refused.text
+    assert one.register(1, register()) == [(1, refused)]
+
+
+def test_one_that_comes_in_time() -> None:
+    one = begun(3, least=2)
+    one.ended(0, "killed")
+    one.ended(1, "killed")
+    one.register(2, register(1, 3, "x"))
+    one.overdue(100.0)
+    one.started(1)
+    assert world_of(one.register(1, register())).root == 2
+    assert one.overdue(1000.0) == ([], [])
+
+
+def test_without_a_state_the_job_is_over() -> None:
+    one = begun(2)
+    one.ended(0, "killed by signal 9")
+    one.started(0)
+    assert one.register(0, register()) == []
+    ((place, refused),) = one.ended(1, "exited with code 1")
+    assert place == 0 and isinstance(refused, Refused)
+    assert "all ranks that had the state of the training have ended: rank 1 exited with code 1" in refused.text
+
+
+def test_a_member_that_has_not_taken_over_the_state_does_not_count_as_one_that_has() -> None:
+    """It was let in, and the only rank with the state died while it was sent."""
+    one = begun(2)
+    one.ended(1, "killed")
+    one.register(0, register(1, 50, "x"))
+    one.started(1)
+    one.register(1, register())
+    world_of(one.register(0, register(2, 60)))
+    one.ended(0, "killed")
+    ((_, refused),) = one.register(1, register(3, -1, "rank 0 lost"))
+    assert isinstance(refused, Refused) and "the newest state" in refused.text
+
+
+def test_the_end_of_the_training() -> None:
+    one = begun()
+    assert one.finished(0) == [] and not one.complete
+    one.register(1, register(1, 90, "a peer has ended"))
+    assert one.finished(1) == [(1, Complete())] and one.complete
+    assert one.register(2, register(1, 90, "x")) == [(2, Complete())]
+
+
+def test_the_limit_of_resets() -> None:
+    one = begun(2, resets=1)
+    one.register(0, register(1, 1, "x"))
+    world_of(one.register(1, register(1, 1, "x")))
+    one.register(0, register(2, 1, "x"))
+    told = one.register(1, register(2, 1, "x"))
+    assert [place for place, _ in told] == [0, 1]
+    assert all(isinstance(one, Refused) and "1 times (--reset-limit)" in one.text for _, one in told)
+
+
+class TestSessions:
+    """Around it: who is told that a world has ended, and when joiners are let in."""
+
+    def sessions(self, size: int = 2) -> Sessions:
+        return Sessions(size, ThresholdFusion(), membership=Membership((0,) * size, 1, size, 5.0))
+
+    def world(self, one: Sessions, ranks: tuple[int, ...], generation: int) -> Outgoing:
+        told: Outgoing = []
+        for rank in ranks:
+            told = one.handle(rank, Hello(rank, ranks, generation, PROTOCOL, "0.1.0", 1 << 20))
+        assert [message for _, message in told[: len(ranks)]] == [Welcome(f"world{generation}")] * len(ranks)
+        return told[len(ranks) :]
+
+    def test_a_registration_tells_the_others_that_the_world_has_ended(self) -> None:
+        one = self.sessions()
+        one.handle(0, register())
+        one.handle(1, register())
+        self.world(one, (0, 1), 1)
+        ((rank, lost),) = one.handle(0, register(1, 4, "its transport failed"))
+        assert rank == 1 and lost == Lost((0,), "its transport failed")
+        told = one.handle(1, register(1, 4, "rank 0 lost"))
+        assert world_of(told).members == (0, 1)
+        assert self.world(one, (0, 1), 2) == []
+
+    def test_a_hello_for_a_world_that_has_lost_a_member(self) -> None:
+        one = self.sessions()
+        one.handle(0, register())
+        one.handle(1, register())
+        assert one.rank_ended(1, "killed") == [] and one.rank_started(1) == []
+        told = one.handle(0, Hello(0, (0, 1), 1, PROTOCOL, "0.1.0", 1 << 20))
+        assert told == [(0, Lost((1,), "killed"))]
+        assert one.handle(0, register(1, -1, "killed")) != []  # the world of rank 0 alone
+        told = one.handle(0, Hello(0, (0, 1), 1, PROTOCOL, "0.1.0", 1 << 20))
+        assert told == [(0, Lost((0,), "it belongs to a newer world"))]
+
+    def test_one_waits_in_init_for_another_that_registers_again(self) -> None:
+        one = self.sessions()
+        one.handle(0, register())
+        one.handle(1, register())
+        assert one.handle(0, Hello(0, (0, 1), 1, PROTOCOL, "0.1.0", 1 << 20)) == []
+        assert one.handle(1, register(1, -1, "it has changed its mind")) == [(0, Lost((1,), "it has changed its mind"))]
+
+    @pytest.mark.parametrize("early", [False, True])
+    def test_a_joiner_asks_the_world_to_come_to_an_agreed_call(self, early: bool) -> None:
+        """Also one that registered before the world had begun."""
+        one = self.sessions(3)
+        one.rank_ended(2, "killed")
+        one.handle(0, register())
+        one.handle(1, register())
+        one.rank_started(2)
+        if early:
+            assert one.handle(2, register()) == []
+            assert self.world(one, (0, 1), 1) == [(0, CountCalls(COMMIT)), (1, CountCalls(COMMIT))]
+        else:
+            assert self.world(one, (0, 1), 1) == []
+            assert one.handle(2, register()) == [(0, CountCalls(COMMIT)), (1, CountCalls(COMMIT))]
+
+    def test_a_job_that_is_not_elastic_refuses(self) -> None:
+        ((_, refused),) = Sessions(1, ThresholdFusion()).handle(0, register())
+        assert isinstance(refused, Refused) and "ddl run --min-np N" in refused.text
+        assert Sessions(1, ThresholdFusion()).handle(0, Finished(1)) == []
+
+    def test_another_version_is_refused(self) -> None:
+        ((_, refused),) = self.sessions().handle(0, Register(1, "0.0.1", 0, -1, ""))
+        assert isinstance(refused, Refused) and "rank 0 runs ddlcore 0.0.1 (protocol 1)" in refused.text
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
+    """Processes die, are started, register; after each move a world has opened if all that live have registered."""
+    size = data.draw(st.integers(1, 4))
+    one = Membership((0,) * size, 1, size, 5.0)
+    alive = dict.fromkeys(range(size), 0)  # by place: the generation of its process
+    steps = dict.fromkeys(range(size), -1)
+    waits: set[int] = set()
+    inside: set[int] = set()
+    best = -1
+    for _ in range(60):
+        moves = [("register", place) for place in alive if place not in waits]
+        moves += [("die", place) for place in alive] + [("start", place) for place in range(size) if place not in alive]
+        move, place = data.draw(st.sampled_from(moves))
+        told: Outgoing = []
+        if move == "register":
+            inside.discard(place)
+            waits.add(place)
+            told = one.register(place, register(alive[place], steps[place], "x"))
+        elif move == "die":
+            told = one.ended(place, "killed")
+            del alive[place]
+            inside.discard(place)
+            waits.discard(place)
+        else:
+            one.started(place)
+            alive[place], steps[place] = 0, -1
+        if one.over:
+            assert all(generation == 0 or steps[place] < best for place, generation in alive.items() if place in waits)
+            return
+        if told:
+            world = world_of(told)
+            assert set(world.members) == waits and not inside
+            assert steps[world.root] == max(steps[place] for place in waits) >= best
+            inside, waits = set(world.members), set()
+            best = max(best, steps[world.root])
+            for place in inside:
+                alive[place], steps[place] = world.generation, best
+            # Some of them apply a step, if all of them live.
+            done = data.draw(st.sets(st.sampled_from(sorted(inside)))) if data.draw(st.booleans()) else set()
+            for place in done:
+                steps[place] += 1
+        elif waits and not inside and one.generation == 0:
+            assert set(alive) - waits
