@@ -148,7 +148,7 @@ def test_a_member_that_has_not_taken_over_the_state_does_not_count_as_one_that_h
 
 def test_the_end_of_the_training() -> None:
     one = begun()
-    assert one.finished(0) == [] and not one.complete
+    assert one.finished(0) == []
     one.register(1, register(1, 90, "a peer has ended"))
     assert one.finished(1) == [(1, Complete())] and one.complete
     assert one.register(2, register(1, 90, "x")) == [(2, Complete())]

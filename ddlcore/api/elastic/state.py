@@ -6,7 +6,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlcore.api.objects import broadcast_object
 from ddlcore.api.world import current_job, elastic_member, size
@@ -115,6 +115,10 @@ class ObjectState(State):
         for name, value in kwargs.items():
             setattr(self, name, value)
         self._saved = self.values()
+
+    if TYPE_CHECKING:  # the attributes are those that the user names
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def values(self) -> dict[str, Any]:
         """Return copies of the attributes that were given as keywords."""
