@@ -53,9 +53,9 @@ $(VENV)/.made: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUG
 demo: $(DEMO)/.made
 	@PATH="$(CURDIR)/$(DEMO)/bin:$$PATH" python tools/demo.py
 
-# Two at a time: most of what a test with processes takes is waiting. What measures times has the machine for itself.
+# Three at a time, also on two cores: a test with processes often waits. What measures times has the machine for itself.
 test: venv
-	$(BIN)/pytest -m "not alone and not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not alone and not soak" -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/pytest -m "alone and not soak"
 
 # One test after the other: each loads the machine as much as it can. Pytest ends with 5 where no test has the mark.
