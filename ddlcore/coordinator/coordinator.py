@@ -390,16 +390,21 @@ class Coordinator:
         schedule, a freeze interrupts the replay, so that the tensor can run.
         """
         insert = bool(self.table.joined)
+        calls: dict[object, tuple[bool, bool]] = {}  # a grouped call may have thousands of tensors: look at it once
         for pending in dict.fromkeys(ready):
+            call = self.table.call_of(pending)
+            if call not in calls:
+                calls[call] = self.table.is_torn(pending), bool(self.table.complete_group(pending))
+            torn, complete = calls[call]
             text = self.table.objection(pending)
-            if self.table.is_torn(pending):
+            if torn:
                 self._diverged = insert = True
             elif text:
                 items += self._fail(pending, "mismatch", text)
             elif self.replay_controller.is_negotiated_slot(self.table.key(pending)) and not self.table.joined:
                 self.table.take(pending)
                 items.append(self._run([pending]))
-            elif self.table.complete_group(pending):
+            elif complete:
                 insert = True
         return self._answers(items, rank, serial) + (self._freeze() if insert else [])
 

@@ -150,6 +150,10 @@ class RequestTable:
         """Return whether both requests belong to the same grouped call."""
         return _same_call(one, other) and all(self.spec_of(pending).group for pending in (one, other))
 
+    def call_of(self, pending: PendingRequest) -> object:
+        """Return what is equal for all tensors of one grouped call; for another tensor ``pending`` itself."""
+        return (pending.set_id, _call(pending.name)) if pending.is_grouped(self.spec) else pending
+
     def complete_group(self, pending: PendingRequest) -> list[PendingRequest]:
         """Return the requests that may run now that ``pending`` is complete.
 

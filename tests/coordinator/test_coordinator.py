@@ -5,13 +5,19 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ddlcore
 from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.coordinator import request_table
 from ddlcore.coordinator.coordinator import Coordinator
+from ddlcore.coordinator.pending_request import PendingRequest
+from ddlcore.job import Job
 from ddlcore.messages import Answer, Ask, Bucket, Bye, Failure, Farewell, Frozen, Leave, Lost, Request, Spec, encode
+from ddlcore.testing.world import run_world
 from ddlcore.types import DType, Kind, ReduceOp
 from tests.runtime.effort import examples
 
@@ -348,3 +354,24 @@ def test_an_ask_that_cannot_be_read_fails_on_who_asked() -> None:
     assert "rows [1]" in failure.text
     ask(one, 0, Ask(0, "x", spec()))
     assert isinstance(ask(one, 1, Ask(0, "x", spec()))[0][0], Bucket)
+
+
+def test_a_large_grouped_call_beside_replay_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not once for each of its tensors, which took seconds for thousands of them."""
+    count, looks = 600, [0]
+    same_call = request_table._same_call
+
+    def counted(one: PendingRequest, other: PendingRequest) -> bool:
+        looks[0] += 1
+        return same_call(one, other)
+
+    monkeypatch.setattr(request_table, "_same_call", counted)
+
+    def play(rank: int, job: Job) -> float:
+        for _ in range(20):
+            ddlcore.allreduce(np.ones(1), name="step")
+        assert ddlcore.stats()["buckets_replayed"]
+        return float(sum(ddlcore.grouped_allreduce([np.ones(1)] * count, name="many", op=ddlcore.Sum))[0])
+
+    assert run_world(2, play) == [2.0 * count] * 2
+    assert looks[0] < 40 * count
