@@ -394,8 +394,16 @@ SETTINGS: tuple[Setting, ...] = (
         int,
         3,
         "elastic job: how often the process of one rank is started again within ten minutes: at once after a signal, "
-        "then after 1, 2, 4, … seconds",
+        "then after 1, 2, 4, … times restart_delay_s",
         minimum=0,
+        group="faults",
+    ),
+    Setting(
+        "restart_delay_s",
+        float,
+        1.0,
+        "elastic job: how long the second start of a rank's process waits, in seconds; each further one waits twice as long",
+        minimum=0.0,
         group="faults",
     ),
     Setting(

@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).with_name("elastic_chaos.py")
 def living(folder: Path) -> list[int]:
     """Return the processes that have the state of the training."""
     found = []
-    for file in folder.iterdir():
+    for file in folder.glob("[0-9]*"):
         try:
             os.kill(int(file.name), 0)
             state = Path(f"/proc/{file.name}/stat").read_text().rpartition(")")[2].split()[0]
@@ -45,7 +45,8 @@ def chaos(size: int, steps: int, faults: int, seed: int, folder: Path, pause_s: 
     environ = {**os.environ, "STEPS": str(steps), "FOLDER": str(folder), "PAUSE_S": str(pause_s)}
     environ.pop(CHILD_MARK, None)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    run = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), "--min-np", "1", "--restarts", "100000"]
+    options = ["-np", str(size), "--min-np", "1", "--restarts", "100000", "--restart-delay-s", "0.02"]
+    run = [sys.executable, "-m", "ddlcore.launch", "run", *options]
     with open(folder.with_suffix(".out"), "w+") as output:
         job = subprocess.Popen([*run, sys.executable, str(PROGRAM)], env=environ, stdout=output, stderr=output)
         try:
@@ -60,7 +61,8 @@ def chaos(size: int, steps: int, faults: int, seed: int, folder: Path, pause_s: 
                 spared = chance.choice(there)  # somebody must keep the state
                 for _ in range(chance.choice([1, 1, 2, 3])):
                     others = [pid for pid in ranks_of(job.pid) if pid != spared]
-                    if others and done < faults:
+                    # A rank that is killed after the end of the training has failed: its script has not ended.
+                    if others and done < faults and not (folder / "near").exists():
                         try:
                             os.kill(chance.choice(others), signal.SIGKILL)
                         except ProcessLookupError:

@@ -211,7 +211,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             _begin_remote(launch, remote, output, processes, trap, gathering)
         noted = page.ended if page is not None else lambda end: None
         here = [process.rank for process in processes]
-        revival = None if membership is None else _revival(launch.settings.whole("restarts"), here, membership)
+        revival = None if membership is None else _revival(launch.settings, here, membership)
         supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, revival, again)
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
@@ -233,9 +233,10 @@ def _run(launch: Launch, page: JobPage | None) -> int:
     return code or int(bool(failure_log.differ))
 
 
-def _revival(restarts: int, here: Sequence[int], membership: Membership) -> Revival:
+def _revival(settings: Settings, here: Sequence[int], membership: Membership) -> Revival:
     return Revival(
-        restarts,
+        settings.whole("restarts"),
+        settings.number("restart_delay_s"),
         here,
         lambda: membership.over,
         lambda: membership.complete,

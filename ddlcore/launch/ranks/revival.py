@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from ddlcore.launch.ranks.exit_status import End
 
 WINDOW_S = 600.0
-_LONGEST_S = 60.0
+_LONGEST = 64  # delays grow to at most so many times the first one
 
 
 class Revival:
@@ -17,6 +17,7 @@ class Revival:
     def __init__(
         self,
         restarts: int,
+        first_delay_s: float,
         startable: Collection[int],
         over: Callable[[], str],
         complete: Callable[[], bool],
@@ -24,11 +25,14 @@ class Revival:
     ) -> None:
         """Allow ``restarts`` starts of each rank in ``startable`` within WINDOW_S.
 
+        ``first_delay_s``: how long the first start that is not immediate waits; each further one waits twice as long.
+
         ``over()``: why no world can open any more; "": one can. ``complete()``: whether the training has reached its
         end. ``world()``: the number of the last world, 0 if there was none, and its ranks. Other threads change what these
         functions return.
         """
         self._restarts = restarts
+        self._first_delay_s = first_delay_s
         self._startable = frozenset(startable)
         self._over = over
         self._complete = complete
@@ -39,8 +43,8 @@ class Revival:
     def delay_s(self, end: End) -> float | None:
         """Return after how many seconds the rank that has ended so is started again; None: never.
 
-        A process that was killed is started at once, then after 1, 2, 4, … seconds. One that ended by itself, maybe by
-        an error that all ranks raise, is not started before a second has passed: if all have ended by then, the job is
+        A process that was killed is started at once, then after 1, 2, 4, … times ``first_delay_s``. One that ended by
+        itself, maybe by an error that all ranks raise, is never started at once: if all have ended by then, the job is
         over, and no second process hides the error.
         """
         number, members = self._world()
@@ -58,7 +62,7 @@ class Revival:
             return None
         if end.returncode > 0:
             earlier += 1
-        return min(2.0 ** (earlier - 1), _LONGEST_S) if earlier else 0.0
+        return self._first_delay_s * min(2 ** (earlier - 1), _LONGEST) if earlier else 0.0
 
     def is_done(self, running: Collection[int]) -> bool:
         """Return whether the processes that still run are not needed: the training is complete without them."""
