@@ -78,7 +78,7 @@ def ran(command: str, folder: Path) -> str:
 def test_an_example_learns_and_resumes(first: int, tmp_path: Path) -> None:
     """Two ranks reach 95 % on the test images with equal parameters; then one rank resumes from the checkpoint."""
     pytest.importorskip("tf_keras", reason="legacy Keras is a package of its own")
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 9
     accuracy, digests = facts(ran(COMMANDS[first], tmp_path))
     assert accuracy >= 95.0
     assert len(digests) == 2 and len(set(digests)) == 1, digests

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ddl_tf import version  # isort: skip  # first, so that a missing TensorFlow is reported in one line
+from ddl_tf import elastic
 from ddl_tf.broadcast import (
     BroadcastGlobalVariablesHook,
     broadcast_,
@@ -111,6 +112,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from ddlcore.api import ProcessSet, current_job
+from ddlcore.api.world import elastic_member
 
-def divided(tensor: Any, count: int) -> Any:
+
+def members_at_run_time(process_set: ProcessSet, arrived: Any) -> Any:
+    """Return how many ranks have contributed to ``arrived``, a result of a collective over ``process_set``.
+
+    A graph of an elastic job asks for it when it runs: the number of ranks may have changed since the graph was traced.
+    """
+
+    def count() -> int:
+        return len(process_set.resolve(current_job())[1])
+
+    if tf.executing_eagerly() or elastic_member() is None:
+        return count()
+    with tf.control_dependencies([arrived]):
+        asked = tf.numpy_function(lambda: np.int64(count()), [], tf.int64)
+    asked.set_shape([])
+    return asked
+
+
+def divided(tensor: Any, count: Any) -> Any:
     """Return ``tensor / count`` in the tensor's type. Integers are truncated toward zero, as in a dense average."""
     if tensor.dtype.is_integer:
-        return tf.cast(tf.truncatediv(tf.cast(tensor, tf.int64), tf.constant(count, tf.int64)), tensor.dtype)
+        return tf.cast(tf.truncatediv(tf.cast(tensor, tf.int64), tf.cast(count, tf.int64)), tensor.dtype)
     return tensor / tf.cast(count, tensor.dtype)
 
 
-def average_of_slices(values: Any, indices: Any, count: int) -> tuple[Any, Any]:
+def average_of_slices(values: Any, indices: Any, count: Any) -> tuple[Any, Any]:
     """Return (values, indices) of slices whose dense form is the average of the slices of ``count`` members.
 
     ``values`` and ``indices`` are those of all members, joined. Floating-point values are divided one by one. Integer
@@ -27,7 +48,7 @@ def average_of_slices(values: Any, indices: Any, count: int) -> tuple[Any, Any]:
     rows = tf.size(unique)
     # The sum of int64 values may overflow although their average does not, so quotients and remainders are added
     # separately.
-    wide, by = tf.cast(values, tf.int64), tf.constant(count, tf.int64)
+    wide, by = tf.cast(values, tf.int64), tf.cast(count, tf.int64)
     quotients = tf.math.unsorted_segment_sum(wide // by, place, rows)
     remainders = tf.math.unsorted_segment_sum(wide % by, place, rows)
     floor, left = quotients + remainders // by, remainders % by

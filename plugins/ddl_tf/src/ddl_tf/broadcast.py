@@ -14,6 +14,7 @@ from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous, wire_name
 from ddl_tf.reducer import verbatim
 from ddlcore.api import ProcessSet, current_job, global_process_set
+from ddlcore.api.world import elastic_member
 from ddlcore.errors import InvalidArgument, MismatchError
 
 # Types that no transport carries are sent as another type of the same bytes. Keras' seeds are uint32, for example.
@@ -105,7 +106,7 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
         raise InvalidArgument(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
     inner = [_inner(variable, i) for i, variable in enumerate(variables)]
     eager = tf.executing_eagerly()
-    if len(members) == 1:
+    if len(members) == 1 and (eager or elastic_member() is None):  # an elastic graph may run in a larger world
         return None if eager else tf.group()
     # Several calls in one graph may run at once, so each needs a name of its own. Eager calls run one after the other.
     label = (name or verb) if eager else wire_name(verb, name)
@@ -115,7 +116,7 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
     def run(*tensors: Any) -> list[Any]:
         world = running(job)
         everyones = OPERATIONS.allgather_object(signs, f"variable.{label}.signs", process_set, world)
-        _check_alike(everyones, members)
+        _check_alike(everyones, process_set.resolve(world)[1])
         handles = [
             OPERATIONS.broadcast_async(
                 tensor, root_rank, name=f"variable.{label}.{i}", process_set=process_set, job=world

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Any
 
@@ -78,6 +79,31 @@ def wire_name(verb: str, name: str | None) -> str:
     names = _notes(graph).names
     names[name] += 1
     return name if names[name] == 1 else f"{name}_{names[name] - 1}"
+
+
+def after(tensors: Iterable[Any]) -> AbstractContextManager[object]:
+    """Return a context in which a graph gets only operations that run when all of ``tensors`` have been computed.
+
+    An optimizer needs it: what it adds without using a gradient (a counter, weight decay) would otherwise run although
+    the reduction fails, and a failed step must change nothing. Tensors may be None; eagerly the context does nothing.
+    """
+    if tf.executing_eagerly():
+        return nullcontext()
+    there = [one.values if isinstance(one, tf.IndexedSlices) else one for one in tensors if one is not None]
+    context: AbstractContextManager[object] = tf.control_dependencies(there)
+    return context
+
+
+def delay_writes(tensors: Iterable[Any], variables: Iterable[Any]) -> None:
+    """Let writes to ``variables`` that the current ``tf.function`` gets from now on run only after ``tensors``.
+
+    For code that cannot be called within ``after``. TensorFlow runs a write of a variable after all reads that were
+    traced before it, so a read that waits for the tensors is enough.
+    """
+    if not tf.executing_eagerly() and tf.compat.v1.executing_eagerly_outside_functions():
+        with after(tensors):
+            for variable in variables:
+                variable.read_value()
 
 
 def asynchronous(

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl_tf.averages import divided
+from ddl_tf.averages import divided, members_at_run_time
 from ddl_tf.reducer import Reducer
 
 
@@ -66,15 +66,17 @@ class LocalVariables:
         shared = [i for i, variable in enumerate(variables) if identity(variable) not in local]
         others = [variables[i] for i in shared]
         reducer = chosen(others)
-        results = [self._scaled(gradient, len(reducer.ranks)) for gradient in gradients]
+        results = [self._scaled(gradient, reducer) for gradient in gradients]
         if shared:
             for i, gradient in zip(shared, reducer.reduce([gradients[i] for i in shared], others), strict=True):
                 results[i] = gradient
         return results
 
-    def _scaled(self, gradient: Any, ranks: int) -> Any:
-        if gradient is None or not self._scale or ranks <= 1:
+    def _scaled(self, gradient: Any, reducer: Reducer) -> Any:
+        if gradient is None or not self._scale or not reducer.active:
             return gradient
+        given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        ranks = members_at_run_time(reducer.reduction.process_set, given)
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(divided(gradient.values, ranks), gradient.indices, gradient.dense_shape)
         return divided(gradient, ranks)

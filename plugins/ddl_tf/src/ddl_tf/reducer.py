@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS
-from ddl_tf.averages import average_of_slices
+from ddl_tf.averages import average_of_slices, members_at_run_time
 from ddl_tf.buckets import Look, cut, pack
 from ddl_tf.crossing import arrive, depart, join, lift, look, split
 from ddl_tf.devices import HOST, check_device, is_host
@@ -40,6 +40,7 @@ from ddlcore.api import (
     membership,
     resolve_op,
 )
+from ddlcore.api.world import elastic_member
 from ddlcore.contracts import JobService
 from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
 
@@ -131,6 +132,8 @@ class Reducer:
         self._checks = Checks(self.name)
         process_set = self.reduction.process_set
         ranks, self.active = membership(self.job, process_set)
+        # A graph that is traced in an elastic world of one rank may run in a world of several.
+        self.active = self.active or (elastic_member() is not None and self.job.rank in ranks)
         self.ranks: tuple[int, ...] = process_set.resolve(self.job)[1] if self.job.rank in ranks else ()
         self._exchanges.clear()
         self._going = None
@@ -354,7 +357,9 @@ class Reducer:
         for at, i in enumerate(sparse):
             values, indices = arrived[2 * at : 2 * at + 2]
             if self.reduction.op is Average:
-                values, indices = average_of_slices(values, indices, len(self.ranks))
+                values, indices = average_of_slices(
+                    values, indices, members_at_run_time(self.reduction.process_set, values)
+                )
             results[i] = tf.IndexedSlices(values, indices, given[i].dense_shape)
 
 

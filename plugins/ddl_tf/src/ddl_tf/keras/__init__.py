@@ -16,7 +16,7 @@ from ddl_tf.built import (
 )
 from ddl_tf.compression import Compression
 from ddl_tf.devices import local_device
-from ddl_tf.keras import callbacks
+from ddl_tf.keras import callbacks, elastic
 from ddl_tf.keras.loading import load_model
 from ddl_tf.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ddl_tf.keras.sync_batch_norm import SyncBatchNormalization
@@ -75,6 +75,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

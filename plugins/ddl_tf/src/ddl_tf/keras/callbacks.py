@@ -26,7 +26,7 @@ _ModelCheckpoint: Any = _keras.callbacks.ModelCheckpoint
 NOTHING, WEIGHTS, EVERYTHING = range(3)  # what a rank can broadcast before its first step
 
 
-class _Callback(_Base):  # type: ignore[misc]  # Keras has no types
+class Callback(_Base):  # type: ignore[misc]  # Keras has no types
     """The base class of callbacks that models of both Keras 3 and tf_keras accept.
 
     tf_keras calls methods of each callback to ask which hooks it implements. The base class of Keras 3 has no such
@@ -43,7 +43,7 @@ class _Callback(_Base):  # type: ignore[misc]  # Keras has no types
         return False
 
 
-class BroadcastGlobalVariablesCallback(_Callback):
+class BroadcastGlobalVariablesCallback(Callback):
     """A callback that gives every rank the variables of the model and of its optimizer that ``root_rank`` has.
 
     It does so before the first step if the models of all ranks are built by then. Otherwise, and for variables that do
@@ -106,7 +106,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
             broadcast_variables([v for v in state if identity(v) not in local], self.root_rank)
 
 
-class MetricAverageCallback(_Callback):
+class MetricAverageCallback(Callback):
     """A callback that averages the metrics of an epoch over all ranks.
 
     It changes them in place, for the callbacks that follow in the list. Raises ValueError if the ranks have different
@@ -140,7 +140,7 @@ class MetricAverageCallback(_Callback):
             place += part.size
 
 
-class LearningRateScheduleCallback(_Callback):
+class LearningRateScheduleCallback(Callback):
     """A callback that sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
     These are the epochs from ``start_epoch`` to before ``end_epoch``, counted from 0. ``multiplier`` is a number, or a
@@ -290,7 +290,7 @@ class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras has 
 # --- optimizers
 
 
-class StopOnSignalCallback(_Callback):
+class StopOnSignalCallback(Callback):
     """A callback that ends ``fit`` on all ranks after the same batch, once ``ddl.should_stop`` is true.
 
     That is after SIGTERM or SIGUSR1 to any rank or to the launcher, or after ``ddl.request_stop``. ``stopped`` is then

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl_tf.graph import after, delay_writes
 from ddl_tf.keras import seams
 from ddl_tf.keras.families import Family, family_of
 from ddl_tf.keras.step import Step
@@ -186,12 +187,18 @@ def _meet_keras3(optimizer: Any, step: Step) -> None:
         if trainable_variables is None and not optimizer.built:
             return bare(gradients)  # this raises an error that says what is missing
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+
+        def reduce_and_apply(own: Iterable[Any]) -> Any:
+            reduced = step.reduce(own, variables)
+            with after(reduced):
+                return bare(reduced, variables)
+
         if step.passes == 1:
             with step.whole():
-                return bare(step.reduce(gradients, variables), variables)
+                return reduce_and_apply(gradients)
         if not optimizer.built:
             optimizer.build(variables)  # variables cannot be created within a condition
-        return step.accumulate(gradients, variables, lambda sums: bare(step.reduce(sums, variables), variables))
+        return step.accumulate(gradients, variables, reduce_and_apply)
 
     _meet(optimizer, "apply", apply)
 
@@ -235,7 +242,10 @@ def _innermost(optimizer: Any) -> Any:
 
 def _reduced(step: Step, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     pairs = list(grads_and_vars)
-    reduced = step.reduce([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+    variables = [variable for _, variable in pairs]
+    reduced = step.reduce([gradient for gradient, _ in pairs], variables)
+    if step.reducer.active:
+        delay_writes(reduced, [step.optimizer.iterations, *variables])
     return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
 
 

@@ -107,6 +107,13 @@ class Step:
 
         tf.cond(count >= self.passes, last, lambda: None)
 
+    def forget_passes(self) -> None:
+        """Begin the present step again: set the sums over its passes to zero."""
+        for total in self._sums.values():
+            total.assign(tf.zeros_like(total))
+        if self._count is not None:
+            self._count.assign(0)
+
     def _sums_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return, for each variable, the variable that holds its sum, or None if it never had a gradient.
 

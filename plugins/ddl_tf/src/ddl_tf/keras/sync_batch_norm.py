@@ -16,6 +16,7 @@ import tensorflow as tf
 from ddl_tf import ops
 from ddl_tf.keras.families import the_keras
 from ddlcore.api import current_job, is_initialized
+from ddlcore.api.world import elastic_member
 from ddlcore.types import Sum
 
 _keras: Any = the_keras()
@@ -48,7 +49,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
         """Return the normalized inputs, in their own type and layout."""
         job = current_job() if is_initialized() else None
         training = self._training(training)
-        if job is None or job.size == 1 or training is False or not self.trainable:
+        if job is None or (job.size == 1 and elastic_member() is None) or training is False or not self.trainable:
             return super().call(inputs, training=training, mask=mask)
         if training is True:
             return self._normalized(inputs, mask)

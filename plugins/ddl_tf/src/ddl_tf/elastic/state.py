@@ -1,0 +1,81 @@
+"""The elastic state of a training whose variables are known, but not its optimizer: it goes back to the last commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from ddl_tf.broadcast import broadcast_variables
+from ddlcore.api import allgather_object, broadcast_object, rank
+from ddlcore.api.elastic import ObjectState
+from ddlcore.errors import InvalidArgument
+
+
+class TensorFlowState(ObjectState):
+    """The elastic state of a TensorFlow training: variables and plain values.
+
+    ``commit()`` keeps a copy of ``variables`` and of the values, and after a failure all ranks go back to the newest
+    copy; ``steps`` counts commits. List the optimizer's variables, too. ``TensorFlowKerasState`` knows the optimizer's
+    steps and copies nothing at a commit.
+
+    ``session``: the session of TensorFlow 1 in which the variables are; then ``variables`` defaults to the global
+    variables of its graph, which must be initialized. Raises ValueError if there are no variables, and for a keyword
+    that is a name of the state itself.
+    """
+
+    def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        if variables is None and session is not None:
+            with session.graph.as_default():
+                variables = tf.compat.v1.global_variables()
+        self.variables = list(variables or ())
+        self.session = session
+        if not self.variables:
+            raise InvalidArgument(
+                "TensorFlowState: there are no variables; pass variables=[…] (eagerly there are no global ones)"
+            )
+        if session is None and not tf.executing_eagerly():
+            raise InvalidArgument("TensorFlowState: in a graph, pass the session in which the variables are")
+        super().__init__(**kwargs)
+        self._kept = self._values()
+
+    if TYPE_CHECKING:  # the keywords become attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def _values(self) -> list[Any]:
+        if self.session is not None:
+            return list(self.session.run(self.variables))
+        # A tensor shares the variable's memory until the variable is written.
+        return [tf.identity(tf.convert_to_tensor(variable)) for variable in self.variables]
+
+    def _assign(self, values: Iterable[Any]) -> None:
+        for variable, value in zip(self.variables, values, strict=True):
+            if self.session is None:
+                variable.assign(value)
+            else:
+                variable.load(value, self.session)
+
+    def save(self) -> None:
+        super().save()
+        self._kept = self._values()
+
+    def restore(self) -> None:
+        super().restore()
+        self._assign(self._kept)
+
+    def sync(self) -> None:
+        is_root = rank() == self.root
+        in_session = self.session is not None
+        head = (self.steps, self._saved, self._values() if in_session else None) if is_root else None
+        steps, saved, values = broadcast_object(head, self.root)
+        if in_session:
+            self._assign(values)
+        elif any(allgather_object(not self._entered or self.steps != steps)):
+            broadcast_variables(self.variables, self.root)  # it assigns when all values have arrived, and not before
+        self._saved = saved
+        ObjectState.restore(self)
+        self.steps = steps
+        self._kept = self._values()

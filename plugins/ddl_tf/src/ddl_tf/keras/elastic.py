@@ -1,0 +1,121 @@
+"""Elastic training for Keras: what ``horovod.tensorflow.keras.elastic`` has, for Keras 3 and tf_keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddl_tf.keras.callbacks import Callback
+from ddl_tf.keras.elastic_state import TensorFlowKerasState
+from ddlcore.api.elastic import HostsUpdatedInterrupt, run
+
+__all__ = [
+    "CommitStateCallback",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+
+class KerasState(TensorFlowKerasState):
+    """The elastic state of a Keras training: ``TensorFlowKerasState`` without the argument ``backend``."""
+
+    def __init__(self, model: Any, optimizer: Any = None, *, rollback: str = "step", **kwargs: Any) -> None:
+        super().__init__(model, optimizer, rollback=rollback, **kwargs)
+
+
+class UpdateBatchStateCallback(Callback):
+    """A callback that sets ``state.batch`` to the number of batches of the present epoch that are done.
+
+    It is 0 after the last batch of an epoch. An epoch that begins again, in another world, counts on from ``state.batch``; give
+    ``fit`` only the batches that are left.
+    """
+
+    def __init__(self, state: TensorFlowKerasState) -> None:
+        super().__init__()
+        self.state = state
+        state.positions.append(self)
+        self._done = 0  # batches of the present epoch that were done when ``fit`` began
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._done = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.move(batch=0 if _is_last(self, batch) else self._done + batch + 1)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._done = 0
+        self.state.move(batch=0)
+
+
+class UpdateEpochStateCallback(Callback):
+    """A callback that sets ``state.epoch`` to the number of epochs that are done, after the last batch of each.
+
+    Give ``fit`` either ``initial_epoch=state.epoch``, or as ``epochs`` only those that are left, as with Horovod.
+    """
+
+    def __init__(self, state: TensorFlowKerasState) -> None:
+        super().__init__()
+        self.state = state
+        state.positions.append(self)
+        self._epoch = 0
+        self._offset: int | None = None  # from Keras' numbers of epochs to those of the training
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._offset = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._offset is None:
+            self._offset = self.state.epoch - epoch
+
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Before the end of the epoch, so that a failure there, in a validation for example, repeats no batch.
+        if _is_last(self, batch):
+            self.on_epoch_end(self._epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.move(epoch=epoch + 1 + (self._offset or 0))
+
+
+class CommitStateCallback(Callback):
+    """A callback that commits ``state`` after every ``batches_per_commit`` batches, and at the end of an epoch.
+
+    Its place among the callbacks that update the state does not matter. Raises ValueError unless
+    ``batches_per_commit`` is 1 or more.
+    """
+
+    def __init__(self, state: TensorFlowKerasState, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ValueError(f"batches_per_commit must be 1 or more, not {batches_per_commit}")
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._left = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._left = self.batches_per_commit  # so that ranks that have joined commit after the same batches
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._left -= 1
+        if self._left == 0:
+            for position in self._positions():
+                position.on_train_batch_end(batch, logs)
+            self._left = self.batches_per_commit
+            self.state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for position in self._positions():
+            position.on_epoch_end(epoch, logs)
+        self.state.commit()
+
+    def _positions(self) -> list[Any]:
+        """Return the callbacks that update the state in this call of ``fit``: those that may come later in its list."""
+        return [one for one in self.state.positions if getattr(one, "model", None) is self.model]
+
+
+def _is_last(callback: Any, batch: int) -> bool:
+    """Return whether ``batch`` is the last one of its epoch, if Keras knows; in a first epoch it may not."""
+    return bool((callback.params or {}).get("steps") == batch + 1)

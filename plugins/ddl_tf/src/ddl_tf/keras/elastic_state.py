@@ -1,0 +1,178 @@
+"""The elastic state of a Keras training: a model, its optimizer, and plain values; the optimizer counts the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from ddl_tf.broadcast import broadcast_variables
+from ddl_tf.graph import after
+from ddl_tf.keras.families import Family, family_of
+from ddl_tf.keras.seams import step_of
+from ddl_tf.local import identity, variable_of
+from ddlcore.api import allgather_object, broadcast_object, rank
+from ddlcore.api.elastic import ObjectState, State
+from ddlcore.errors import InvalidArgument
+
+ROLLBACKS = ("step", "commit")
+
+
+class TensorFlowKerasState(ObjectState):
+    """The elastic state of a Keras model, its optimizer, and plain values, which become attributes.
+
+    ``model`` must be built. ``optimizer`` defaults to that of the compiled model. Create the state after both, and
+    before the first call of a ``tf.function`` of your own that applies gradients. ``backend`` is accepted for
+    compatibility with Horovod and is not used.
+
+    ``rollback="step"``: after a failure, training goes on at the last step that any surviving rank has applied;
+    ``steps`` is the optimizer's ``iterations``. ``commit()`` keeps the plain values, never a copy of the model. It is
+    exact for one optimizer and one step for each ``commit()``. ``rollback="commit"``: ``commit()`` copies model and
+    optimizer, and after a failure all ranks go back to the newest copy; ``steps`` counts commits, as it does without an
+    optimizer. Raises ValueError for another value, for a model that is not built, for an optimizer that is none of
+    Keras, and for a keyword that is a name of the state itself.
+    """
+
+    _by_step = False  # until all parts are known
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, *, rollback: str = "step", **kwargs: Any
+    ) -> None:
+        if rollback not in ROLLBACKS:
+            raise InvalidArgument(f"{type(self).__name__}: rollback={rollback!r} is none of {', '.join(ROLLBACKS)}")
+        if not model.built or not model.weights:
+            raise InvalidArgument(
+                f"{type(self).__name__}: model {model.name!r} is not built yet; give it an Input, or call it on a "
+                "batch first"
+            )
+        self.model = model
+        self.optimizer: Any = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        self.positions: list[Any] = []  # the callbacks that update attributes
+        super().__init__(**kwargs)
+        if self.optimizer is not None:
+            _build(self.optimizer, model.trainable_variables)
+        self._local = [variable_of(one) for one in model.variables if not one.trainable]
+        self._local_values = [tf.Variable(one, trainable=False, name="ddl_kept") for one in self._local]
+        self._by_step = rollback == "step" and self.optimizer is not None
+        if self._by_step:
+            self._keep_with_steps()
+            if hasattr(model, "train_function"):
+                model.train_function = None  # a training step that was traced before would not keep anything
+        self._kept: list[Any] = []
+        self._keep_all()
+
+    if TYPE_CHECKING:  # the keywords become attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    # --- steps
+
+    @property
+    def steps(self) -> int:
+        """How many steps the state contains, or how many commits: see ``rollback``."""
+        return int(self._iterations().numpy()) if self._by_step else self._commits
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._commits = value
+
+    def _iterations(self) -> Any:
+        """Return the variable in which the optimizer counts its applied steps, without those that overflow voids."""
+        return variable_of(getattr(self.optimizer, "inner_optimizer", self.optimizer).iterations)
+
+    def _keep_with_steps(self) -> None:
+        """Wrap the optimizer's method that applies gradients, so that each applied step keeps the local variables.
+
+        The forward pass of the next step, which may be void, changes them: the averages of batch normalization, and the
+        seeds of dropout.
+        """
+        name = "apply" if family_of(self.optimizer) is Family.KERAS3 else "apply_gradients"
+        bare = getattr(self.optimizer, name)
+
+        def applied(grads: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+            given = list(grads)
+            # Gradients that a tape has reduced: see ``after``. Those that the optimizer reduces, it waits for itself.
+            with after(one[0] if isinstance(one, tuple) else one for one in given):
+                result = bare(given, *args, **kwargs)
+            with after([self._iterations().read_value()]):  # TensorFlow reads it when the step has raised it
+                self._keep_local()
+            return result
+
+        vars(self.optimizer)[name] = applied
+
+    def _keep_local(self) -> None:
+        for kept, variable in zip(self._local_values, self._local, strict=True):
+            kept.assign(variable)
+
+    def move(self, **values: int) -> None:
+        """Set attributes that say where the training is. They belong to the applied steps, and need no commit for it."""
+        for name, value in values.items():
+            setattr(self, name, value)
+            if self._by_step:
+                self._saved[name] = value
+
+    # --- what elastic.run calls
+
+    def commit(self) -> None:
+        if self._by_step:
+            State.commit(self)
+        else:
+            super().commit()
+
+    def save(self) -> None:
+        super().save()
+        if not self._by_step:
+            self._keep_all()
+
+    def restore(self) -> None:
+        super().restore()
+        if not self._by_step:
+            for variable, value in zip(self._shared(), self._kept, strict=True):
+                variable.assign(value)
+        for variable, kept in zip(self._local, self._local_values, strict=True):
+            variable.assign(kept)
+
+    def sync(self) -> None:
+        head = (self.steps, self._saved) if rank() == self.root else None
+        steps, saved = broadcast_object(head, self.root)
+        if any(allgather_object(not self._entered or self.steps != steps)):
+            broadcast_variables(self._shared(), self.root)  # it assigns when all values have arrived, and not before
+        step = step_of(self.optimizer)
+        if step is not None:
+            step.forget_passes()  # ranks that join have none
+        self._saved = saved
+        ObjectState.restore(self)
+        self.steps = steps
+        self._keep_all()
+
+    def _shared(self) -> list[Any]:
+        """Return the variables that are equal on all ranks: those of the model and of the optimizer."""
+        found = {identity(one): one for one in [*self.model.weights, *_variables(self.optimizer)]}
+        return [variable_of(one) for one in found.values()]
+
+    def _keep_all(self) -> None:
+        self._keep_local()
+        # A tensor shares the variable's memory until the variable is written.
+        self._kept = [] if self._by_step else [tf.identity(variable) for variable in self._shared()]
+
+
+def _build(optimizer: Any, variables: list[Any]) -> None:
+    family = family_of(optimizer)
+    if family is None:
+        raise InvalidArgument(f"an elastic state takes an optimizer of Keras, not {type(optimizer).__name__}")
+    if family is Family.TF_KERAS_OLDER:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        with tf.init_scope():
+            _ = inner.iterations  # this creates it
+            inner._create_all_weights(variables)
+    elif not getattr(optimizer, "built", False):
+        optimizer.build(variables)
+
+
+def _variables(optimizer: Any) -> list[Any]:
+    if optimizer is None:
+        return []
+    variables = optimizer.variables
+    return list(variables() if callable(variables) and not isinstance(variables, list) else variables)

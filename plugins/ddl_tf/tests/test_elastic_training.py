@@ -1,0 +1,95 @@
+"""A training that loses ranks and gets them back ends with the parameters of one that was not disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plugins.ddl_tf.tests.launching import EXAMPLES, PROGRAMS
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+SHAPES = [(30, 3), (12,), (12,), (12,), (12,), (12, 5), (5,), (5, 1), (1,)]  # the weights of the program's model
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+
+
+def run(way: str, rollback: str, size: int, kills: int, folder: Path, legacy: bool = False) -> tuple[list[Any], str]:
+    """Train on ``size`` ranks and kill ``kills`` of them; return the results of all ranks, and the whole output."""
+    start = folder / "start.npz"
+    numbers = np.random.default_rng(5)
+    weights = [numbers.standard_normal(shape) * 0.3 for shape in SHAPES]
+    weights[4] = np.abs(weights[4]) + 1  # a variance
+    np.savez(start, *weights)
+    marks = folder / f"{way}-{size}-{kills}"
+    marks.mkdir()
+    launcher = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size)]
+    command = [*launcher, *(["--min-np", "1"] if size > 1 else []), sys.executable]
+    command += [str(PROGRAMS / "elastic_training.py"), way, rollback, str(marks), str(kills), str(start)]
+    more = {"ELASTIC_RANKS": str(size), **({"TF_USE_LEGACY_KERAS": "1"} if legacy else {})}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **QUIET, **more})
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown
+    assert len(list(marks.iterdir())) == kills, shown
+    return [json.loads(line) for line in re.findall(r"(?m)result (\{.*\})$", done.stdout)], shown
+
+
+@pytest.mark.parametrize(
+    ("way", "rollback", "size", "kills"),
+    [("fit", "step", 3, 2), ("function", "step", 2, 2), ("tape", "step", 2, 1), ("eager", "commit", 2, 1)],
+)
+def test_killed_ranks_change_nothing(way: str, rollback: str, size: int, kills: int, tmp_path: Path) -> None:
+    """Weights, averages of batch normalization and Adam's state are those of one undisturbed process.
+
+    The model has sparse gradients, and the optimizer a weight decay, which uses no gradient. The killed ranks come back
+    while the others train: graphs that were traced in a world of one rank then run in a world of two.
+    """
+    ((alone,), _) = run(way, rollback, 1, 0, tmp_path)
+    results, shown = run(way, rollback, size, kills, tmp_path)
+    assert len(results) == size and {one["size"] for one in results} == {size}, shown
+    for one in results:
+        np.testing.assert_allclose(one["values"], alone["values"], rtol=0, atol=1e-10, err_msg=shown)
+    sizes = re.findall(r"from (\d) to (\d) ranks", shown)
+    less, more = (str(size), str(size - 1)), (str(size - 1), str(size))
+    assert less in sizes and more in sizes, shown
+
+
+def test_killed_ranks_change_nothing_with_legacy_keras(tmp_path: Path) -> None:
+    """The same for tf_keras."""
+    pytest.importorskip("tf_keras", reason="legacy Keras is a package of its own")
+    ((alone,), _) = run("fit", "step", 1, 0, tmp_path, legacy=True)
+    results, shown = run("fit", "step", 2, 1, tmp_path, legacy=True)
+    assert len(results) == 2, shown
+    for one in results:
+        np.testing.assert_allclose(one["values"], alone["values"], rtol=0, atol=1e-10, err_msg=shown)
+
+
+def test_the_example_goes_on_without_a_rank_and_takes_it_back() -> None:
+    """A rank of examples/keras_elastic_digits.py is killed in the training: 95 % on the test images are reached."""
+    command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", "--min-np", "1", sys.executable]
+    command += [str(EXAMPLES / "keras_elastic_digits.py"), "--epochs", "20"]
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **QUIET}
+    )
+    shown, victim = "", 0
+    assert job.stdout is not None
+    with job:
+        for line in job.stdout:
+            shown += line
+            begun = re.search(r"rank 1 of 2 \(process (\d+)\) begins at step 0", line)
+            victim = int(begun[1]) if begun else victim
+            if victim > 0 and re.search(r"Epoch 3/", line):
+                os.kill(victim, signal.SIGKILL)
+                victim = -1
+    assert job.returncode == 0, shown
+    assert victim == -1 and "rank 0 of 1" in shown, shown
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+) %", shown)
+    assert float(accuracy) >= 95.0, shown
+    assert len(set(re.findall(r"parameters (\w{12})", shown))) == 1, shown
