@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
+from ddl_tf import present
 from ddl_tf.adapter import TfAdapter, brought
 from ddl_tf.devices import tell_of_graphs
 from ddl_tf.errors import translating
@@ -24,7 +25,7 @@ from ddl_tf.graph import asynchronous, wire_name
 from ddlcore.api import CollectiveCall, Operations, current_job
 from ddlcore.contracts import JobService
 from ddlcore.errors import InvalidArgument
-from ddlcore.types import Average
+from ddlcore.types import Average, Sum
 
 ADAPTER = TfAdapter()
 OPERATIONS = Operations(ADAPTER)
@@ -93,7 +94,7 @@ def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         mine = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in given])
         (everyones,) = allgather(call.more("rows"), [mine[tf.newaxis]])  # (set size, tensors)
-        before = tf.reduce_sum(everyones[: call.set_rank()], 0)
+        before = tf.reduce_sum(everyones[: present.set_rank(call.process_set, everyones)], 0)
         reduced = allreduce(call.more("grad", op=Average), gradients, grouped=grouped)
         return [g[before[i] : before[i] + mine[i]] for i, g in enumerate(reduced)]
 
@@ -112,6 +113,9 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         (reduced,) = allreduce(call.more("grad", op=Average), gradients)
+        if present.changes():
+            is_root = tf.equal(present.world_rank(reduced), root_rank)
+            return [tf.where(is_root, reduced, tf.zeros_like(reduced))]
         if call.job.rank == root_rank:
             return [reduced]
         with tf.control_dependencies([reduced]):  # otherwise a session would drop the allreduce on this rank
@@ -133,7 +137,7 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
         return [rows, np.asarray(received, np.int32)]
 
     def forward(*given: Any) -> list[Any]:
-        shapes = [_any_rows(given[0]), tf.TensorShape([len(call.members())])]
+        shapes = [_any_rows(given[0]), tf.TensorShape([None if present.changes() else len(call.members())])]
         return _carried_out(call, run, given, shapes, "DdlAlltoall", also=(tf.int32,))
 
     def differentiable(*given: Any) -> tuple[list[Any], Callable[..., Any]]:
@@ -166,8 +170,11 @@ def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> lis
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         call.check_differentiable("reducescatter")
-        factor = call.gathered_scale()
-        scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+        factor = call.prescale_factor * call.postscale_factor
+        members = present.count_of_members(call.process_set, gradients[0]) if call.op == Sum else 1
+        scaled = [
+            gradient * tf.cast(factor, gradient.dtype) * tf.cast(members, gradient.dtype) for gradient in gradients
+        ]
         return allgather(call.backward(), scaled, grouped=grouped)
 
     return _differentiable(forward, backward, tensors)

@@ -4,28 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-
-from ddlcore.api import ProcessSet, current_job
-from ddlcore.api.world import elastic_member
-
-
-def members_at_run_time(process_set: ProcessSet, arrived: Any) -> Any:
-    """Return how many ranks have contributed to ``arrived``, a result of a collective over ``process_set``.
-
-    A graph of an elastic job asks for it when it runs: the number of ranks may have changed since the graph was traced.
-    """
-
-    def count() -> int:
-        return len(process_set.resolve(current_job())[1])
-
-    if tf.executing_eagerly() or elastic_member() is None:
-        return count()
-    with tf.control_dependencies([arrived]):
-        asked = tf.numpy_function(lambda: np.int64(count()), [], tf.int64)
-    asked.set_shape([])
-    return asked
 
 
 def divided(tensor: Any, count: Any) -> Any:

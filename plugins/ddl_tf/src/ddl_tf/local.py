@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl_tf.averages import divided, members_at_run_time
+from ddl_tf import present
+from ddl_tf.averages import divided
 from ddl_tf.reducer import Reducer
 
 
@@ -76,7 +77,7 @@ class LocalVariables:
         if gradient is None or not self._scale or not reducer.active:
             return gradient
         given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        ranks = members_at_run_time(reducer.reduction.process_set, given)
+        ranks = present.count_of_members(reducer.reduction.process_set, given)
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(divided(gradient.values, ranks), gradient.indices, gradient.dense_shape)
         return divided(gradient, ranks)

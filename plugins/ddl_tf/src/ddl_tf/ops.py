@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 
-from ddl_tf import autograd
+from ddl_tf import autograd, present
 from ddl_tf.autograd import Call, running
-from ddl_tf.averages import average_of_slices, members_at_run_time
+from ddl_tf.averages import average_of_slices
 from ddl_tf.compression import Compression
 from ddl_tf.devices import check_device, is_host
 from ddl_tf.errors import translating
@@ -126,7 +126,7 @@ def _sparse(call: Call, tensor: Any) -> Any:
         )
     values, indices = autograd.allgather(call, [tensor.values, tensor.indices], grouped=True)
     if call.op is Average:
-        values, indices = average_of_slices(values, indices, members_at_run_time(call.process_set, values))
+        values, indices = average_of_slices(values, indices, present.count_of_members(call.process_set, values))
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
 
 

@@ -21,9 +21,10 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
+from ddl_tf import present
 from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS
-from ddl_tf.averages import average_of_slices, members_at_run_time
+from ddl_tf.averages import average_of_slices
 from ddl_tf.buckets import Look, cut, pack
 from ddl_tf.crossing import arrive, depart, join, lift, look, split
 from ddl_tf.devices import HOST, check_device, is_host
@@ -358,7 +359,7 @@ class Reducer:
             values, indices = arrived[2 * at : 2 * at + 2]
             if self.reduction.op is Average:
                 values, indices = average_of_slices(
-                    values, indices, members_at_run_time(self.reduction.process_set, values)
+                    values, indices, present.count_of_members(self.reduction.process_set, values)
                 )
             results[i] = tf.IndexedSlices(values, indices, given[i].dense_shape)
 

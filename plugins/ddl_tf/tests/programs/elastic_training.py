@@ -109,7 +109,11 @@ def train(state: Any) -> None:
         ]
         while state.epoch < EPOCHS:
             left = PER_EPOCH - state.batch
-            model.fit(batches(state), steps_per_epoch=left, epochs=1, callbacks=callbacks, verbose=0)
+            source: Any = batches(state)
+            if os.environ.get("TF_USE_LEGACY_KERAS"):  # it takes no shapes from a generator's first batch
+                kinds = (tf.TensorSpec((None, 4), tf.int64), tf.TensorSpec((None, 1), tf.float64))
+                source = tf.data.Dataset.from_generator(lambda: batches(state), output_signature=kinds)
+            model.fit(source, steps_per_epoch=left, epochs=1, callbacks=callbacks, verbose=0)
         return
     for words, targets in batches(state):
         if int(optimizer.iterations) >= STEPS:
