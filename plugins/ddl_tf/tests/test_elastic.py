@@ -242,7 +242,7 @@ def test_callbacks_say_where_the_training_is(rollback: str, commit_first: bool) 
 
 
 def test_horovods_names_are_there() -> None:
-    assert ddl.elastic.TensorFlowKerasState is ddl_tf.keras.elastic_state.TensorFlowKerasState
+    assert ddl.elastic.TensorFlowKerasState is ddl_tf.keras.elastic.state.TensorFlowKerasState
     assert ddl.elastic.run is ddl_tf.keras.elastic.run is ddlcore.api.elastic.run
     with pytest.raises(AttributeError, match="nothing"):
         _ = ddl.elastic.nothing

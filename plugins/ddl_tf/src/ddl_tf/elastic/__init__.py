@@ -11,11 +11,11 @@ from ddlcore.api.elastic import HostsUpdatedInterrupt, ObjectState, State, run
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 if TYPE_CHECKING:
-    from ddl_tf.keras.elastic_state import TensorFlowKerasState
+    from ddl_tf.keras.elastic.state import TensorFlowKerasState
 
 
 def __getattr__(name: str) -> Any:
     """Import the state that needs Keras only when it is used, because a script that uses sessions needs no Keras."""
     if name == "TensorFlowKerasState":
-        return import_module("ddl_tf.keras.elastic_state").TensorFlowKerasState
+        return import_module("ddl_tf.keras.elastic.state").TensorFlowKerasState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -158,6 +158,13 @@ class TensorFlowKerasState(ObjectState):
         self._kept = [] if self._by_step else [tf.identity(variable) for variable in self._shared()]
 
 
+class KerasState(TensorFlowKerasState):
+    """The elastic state of a Keras training: ``TensorFlowKerasState`` without the argument ``backend``."""
+
+    def __init__(self, model: Any, optimizer: Any = None, *, rollback: str = "step", **kwargs: Any) -> None:
+        super().__init__(model, optimizer, rollback=rollback, **kwargs)
+
+
 def _build(optimizer: Any, variables: list[Any]) -> None:
     family = family_of(optimizer)
     if family is None:

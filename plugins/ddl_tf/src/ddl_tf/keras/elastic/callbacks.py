@@ -1,28 +1,11 @@
-"""Elastic training for Keras: what ``horovod.tensorflow.keras.elastic`` has, for Keras 3 and tf_keras."""
+"""Keras callbacks that keep an elastic state up to date during ``fit``, for Keras 3 and tf_keras."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ddl_tf.keras.callbacks import Callback
-from ddl_tf.keras.elastic_state import TensorFlowKerasState
-from ddlcore.api.elastic import HostsUpdatedInterrupt, run
-
-__all__ = [
-    "CommitStateCallback",
-    "HostsUpdatedInterrupt",
-    "KerasState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "run",
-]
-
-
-class KerasState(TensorFlowKerasState):
-    """The elastic state of a Keras training: ``TensorFlowKerasState`` without the argument ``backend``."""
-
-    def __init__(self, model: Any, optimizer: Any = None, *, rollback: str = "step", **kwargs: Any) -> None:
-        super().__init__(model, optimizer, rollback=rollback, **kwargs)
+from ddl_tf.keras.elastic.state import TensorFlowKerasState
 
 
 class UpdateBatchStateCallback(Callback):

@@ -1,0 +1,16 @@
+"""Elastic training for Keras: what ``horovod.tensorflow.keras.elastic`` has, for Keras 3 and tf_keras."""
+
+from __future__ import annotations
+
+from ddl_tf.keras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+from ddl_tf.keras.elastic.state import KerasState
+from ddlcore.api.elastic import HostsUpdatedInterrupt, run
+
+__all__ = [
+    "CommitStateCallback",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
