@@ -36,11 +36,11 @@ def forward_and_backward(net: Any) -> None:
     loss.backward()
 
 
-def values_of(net: Any) -> list[np.ndarray]:
+def values_of(net: Any) -> list[Any]:
     return [param.data().asnumpy() for param in net.collect_params().values()]
 
 
-def equal(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
+def equal(left: list[Any], right: list[Any]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
@@ -49,11 +49,11 @@ def test_a_void_step_leaves_nothing() -> None:
     """Running statistics, gradients and numpy's generator go back to the last step that was applied."""
     net = network()
     trainer = trainer_of(net)
-    state = elastic.MXNetState(net, trainer, batch=0)
+    state: Any = elastic.MXNetState(net, trainer, batch=0)
     forward_and_backward(net)
     trainer.step(4)
     assert state.steps == 1
-    expected, following = values_of(net), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    expected, following = values_of(net), np.random.get_state()[1].copy()  # type: ignore[index]
     forward_and_backward(net)
     state.batch = 5
     assert not equal(values_of(net), expected)
@@ -70,8 +70,8 @@ def test_commits_go_back_to_all_of_the_copy() -> None:
     """With rollback="commit", also the parameters, the momentum and the count of updates go back."""
     net = network()
     trainer = trainer_of(net)
-    state = elastic.MXNetState(net, trainer, rollback="commit")
-    results = []
+    state: Any = elastic.MXNetState(net, trainer, rollback="commit")
+    results: list[tuple[list[Any], int]] = []
     for _ in range(2):
         np.random.seed(1)
         if not results:
@@ -119,7 +119,7 @@ def test_a_state_takes_over_all_of_another() -> None:
 def test_a_wrong_shape_changes_nothing() -> None:
     """The shapes are compared before the first parameter is written."""
     net = network()
-    state = elastic.MXNetState(net, trainer_of(net))
+    state: Any = elastic.MXNetState(net, trainer_of(net))
     values, trainer_state, others = state._whole()
     before = values_of(net)
     values[0] = values[0] + 1
@@ -157,7 +157,7 @@ def test_the_sampler_goes_on_where_it_was() -> None:
     sampler = elastic.ElasticSampler(range(10), seed=4)
     loader = mx.gluon.data.DataLoader(mx.gluon.data.SimpleDataset(range(10)), batch_size=4, sampler=sampler)
     first = [int(value) for value in next(iter(loader)).asnumpy()]
-    state = elastic.MXNetState(sampler=sampler)
+    state: Any = elastic.MXNetState(sampler=sampler)
     assert state.sampler is sampler
     sampler.record_batch(0, 4)
     state.commit()

@@ -6,17 +6,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from plugins.ddl_mxnet.tests.launching import PROGRAMS
+from plugins.ddl_mxnet.tests.launching import EXAMPLES, PROGRAMS
 
 pytestmark = pytest.mark.processes
 STEPS = 60
 
 
-def run(ranks: int, flags: list[str], killed: Path) -> tuple[str, list[tuple[np.ndarray, list[str]]]]:
+def run(ranks: int, flags: list[str], killed: Path) -> tuple[str, list[tuple[Any, list[str]]]]:
     """Return the output, and for each rank its values and the other words of its result."""
     program = [sys.executable, "-u", str(PROGRAMS / "elastic_steps.py"), str(killed), str(STEPS), str(ranks)]
     command = [sys.executable, "-m", "ddlcore", "run", "-np", str(ranks), *flags, *program]
@@ -41,3 +42,16 @@ def test_a_killed_rank_changes_nothing(tmp_path: Path) -> None:
     for values, theirs in results:
         assert np.abs(values - expected).max() < 1e-10
         assert theirs == words
+
+
+def test_the_example_learns() -> None:
+    """It reaches 90 % on images that it has not seen, and all ranks end with the same parameters."""
+    program = [sys.executable, "-u", str(EXAMPLES / "mxnet_elastic_digits.py")]
+    command = [sys.executable, "-m", "ddlcore", "run", "-np", "2", "--min-np", "1", *program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout
+    [accuracy] = re.findall(r"test accuracy ([\d.]+) %", done.stdout)
+    assert float(accuracy) > 90
+    digests = re.findall(r"parameters (\w+)", done.stdout)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1

@@ -43,11 +43,11 @@ net.initialize()
 schedule = mx.lr_scheduler.FactorScheduler(10, 0.9)
 optimizer = Momentum(learning_rate=0.01, lr_scheduler=schedule)
 trainer = ddl.DistributedTrainer(net.collect_params(), optimizer)
-state = elastic.MXNetState(net, trainer, done=0)
+state: Any = elastic.MXNetState(net, trainer, done=0)
 
 
 @elastic.run
-def train(state: elastic.MXNetState) -> None:
+def train(state: Any) -> None:
     print(f"begins at step {state.steps}", flush=True)
     while state.steps < STEPS:
         # Every rank has the same samples, so the result does not depend on how many ranks there are at a step.

@@ -12,6 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon.parameter import ParameterDict
 
+from ddl_mxnet.elastic.sampler import ElasticSampler
 from ddl_mxnet.trainer import DistributedTrainer
 from ddlcore.api import allgather_object, broadcast_object, rank
 from ddlcore.api.elastic import ObjectState, State
@@ -60,7 +61,8 @@ class MXNetState(ObjectState):
                 raise InvalidArgument(f"MXNetState: {name}= is a {type(value).__name__}; pass it as net or as trainer")
         self._by_step = rollback == "step" and trainer is not None
         self._params: list[Any] = [] if params is None else list(params.values())
-        self.net, self.trainer = net, trainer
+        self.net: Any = net
+        self.trainer: Any = trainer
         self._handled = {name: value for name, value in kwargs.items() if _has_state(value)}
         super().__init__(**{name: value for name, value in kwargs.items() if name not in self._handled})
         taken = [name for name in self._handled if hasattr(self, name)]
@@ -69,7 +71,7 @@ class MXNetState(ObjectState):
         for name, value in self._handled.items():
             setattr(self, name, value)
         self._statistics: dict[int, Any] = {}  # by the place of a parameter: its running statistics at the last step
-        if self._by_step:
+        if self._by_step and trainer is not None:
             trainer.after_update.append(self._stepped)
         self._keep_all()
 
@@ -126,7 +128,7 @@ class MXNetState(ObjectState):
 
     def reset(self) -> None:
         for value in self._handled.values():
-            if callable(getattr(value, "reset", None)):
+            if isinstance(value, ElasticSampler):
                 value.reset()
 
     # --- all of the state
