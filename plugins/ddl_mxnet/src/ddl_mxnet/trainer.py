@@ -6,7 +6,7 @@ import ctypes
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -83,6 +83,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         self._applied = self._ddl.scale
         self._scale *= self._applied
         self._verifier = trainer_verifier(self)
+        self.after_update: list[Callable[[], object]] = []  # called in ``step`` when all updates are queued
 
     def _check_parameters(self) -> None:
         if self._contexts is not None and len(self._contexts) > 1:
@@ -140,6 +141,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         with self._ddl.in_one(UserWarning):  # Gluon raises UserWarning only before it updates anything
             self._reduced = False
             super()._update(ignore_stale_grad)
+            for hook in self.after_update:
+                hook()
         if self._ddl.active:
             self._verifier.stepped(self._ddl.job, self._ddl.reduction.process_set.process_set_id or 0)
 

@@ -1,0 +1,9 @@
+"""Elastic training for MXNet's Gluon: the interface of ``ddl_torch.elastic``, which Horovod lacks for MXNet."""
+
+from __future__ import annotations
+
+from ddl_mxnet.elastic.sampler import ElasticSampler
+from ddl_mxnet.elastic.state import MXNetState
+from ddlcore.api.elastic import HostsUpdatedInterrupt, ObjectState, State, run
+
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "MXNetState", "ObjectState", "State", "run"]

@@ -1,0 +1,214 @@
+"""The elastic state of a Gluon training: parameters, a trainer, whatever has a state of its own, and plain values."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon.parameter import ParameterDict
+
+from ddl_mxnet.elastic.sampler import ElasticSampler
+from ddl_mxnet.trainer import DistributedTrainer
+from ddlcore.api import allgather_object, broadcast_object, rank
+from ddlcore.api.elastic import ObjectState, State
+from ddlcore.errors import InvalidArgument
+
+ROLLBACKS = ("step", "commit")
+# Not part of what is taken over: the first belongs to this process, and Trainer.step computes the second each time.
+OWN = ("param_dict", "rescale_grad")
+
+
+class MXNetState(ObjectState):
+    """The elastic state of a Gluon training: parameters, a DistributedTrainer, samplers, and plain values.
+
+    ``net`` is a Block, or the ParameterDict of ``collect_params()``. Both arguments and each keyword become attributes.
+    Objects with ``state_dict`` and ``load_state_dict`` (an ``ElasticSampler``) keep their identity, and their state is
+    copied to all ranks; all other values are kept as in ``ObjectState``. The state of ``trainer`` consists of its
+    optimizer's arrays (momentum), update counts, settings and learning rate scheduler.
+
+    ``rollback="step"``: after a failure, training goes on at the last step that any surviving rank has applied;
+    ``steps`` counts the calls of ``trainer.step()``. ``commit()`` keeps the plain values, never a copy of the
+    parameters. It is exact for training loops with one ``trainer.step()`` for each ``commit()``. ``rollback="commit"``,
+    and a state without a trainer: ``commit()`` copies everything, and after a failure all ranks go back to the newest
+    copy; ``steps`` counts commits.
+
+    After a failure, the running statistics and the generators of numpy and of ``random`` go back to the last step that
+    was applied. MXNet cannot return the state of its own generator. Raises ValueError for invalid arguments; when
+    ``elastic.run`` begins, also for parameters without values on the rank whose state is copied.
+    """
+
+    def __init__(self, net: Any = None, trainer: Any = None, *, rollback: str = "step", **kwargs: Any) -> None:
+        if rollback not in ROLLBACKS:
+            raise InvalidArgument(f"MXNetState: rollback={rollback!r} is none of {', '.join(ROLLBACKS)}")
+        params = net.collect_params() if isinstance(net, mx.gluon.Block) else net
+        if params is not None and not isinstance(params, Mapping | ParameterDict):
+            raise InvalidArgument(
+                f"MXNetState: net is a {type(net).__name__}; pass a Block, or its collect_params(). "
+                "Plain values are passed as keywords"
+            )
+        if trainer is not None and not isinstance(trainer, DistributedTrainer):
+            raise InvalidArgument(
+                f"MXNetState: trainer is a {type(trainer).__name__}; make a ddl_mxnet.DistributedTrainer. "
+                "Other trainers and a DistributedOptimizer may update some parameters before a peer is lost"
+            )
+        for name, value in kwargs.items():
+            if isinstance(value, mx.gluon.Block | mx.gluon.Trainer | mx.optimizer.Optimizer | ParameterDict):
+                raise InvalidArgument(f"MXNetState: {name}= is a {type(value).__name__}; pass it as net or as trainer")
+        self._by_step = rollback == "step" and trainer is not None
+        self._params: list[Any] = [] if params is None else list(params.values())
+        self.net: Any = net
+        self.trainer: Any = trainer
+        self._handled = {name: value for name, value in kwargs.items() if _has_state(value)}
+        super().__init__(**{name: value for name, value in kwargs.items() if name not in self._handled})
+        taken = [name for name in self._handled if hasattr(self, name)]
+        if taken:
+            raise InvalidArgument(f"MXNetState: {', '.join(taken)} is a name of the state itself")
+        for name, value in self._handled.items():
+            setattr(self, name, value)
+        self._statistics: dict[int, Any] = {}  # by the place of a parameter: its running statistics at the last step
+        if self._by_step and trainer is not None:
+            trainer.after_update.append(self._stepped)
+        self._keep_all()
+
+    # --- steps
+
+    def _stepped(self) -> None:
+        """Count a step in the call that applies it, and keep what the next, void step could change on this rank."""
+        self.steps += 1
+        self._keep_local()
+
+    def _keep_local(self) -> None:
+        """Keep what a forward pass and a data loader change: running statistics and random generators.
+
+        The copies are operations of MXNet's engine, which this thread does not wait for.
+        """
+        for place, param in enumerate(self._params):
+            if not param._differentiable and param._data is not None:
+                array = param.list_data()[0]
+                kept = self._statistics.get(place)
+                if kept is None:
+                    self._statistics[place] = array.copy()
+                else:
+                    array.copyto(kept)
+        self._generators = random.getstate(), np.random.get_state()
+
+    def _keep_all(self) -> None:
+        self._keep_local()
+        self._kept = None if self._by_step else self._whole()
+
+    def commit(self) -> None:
+        if self._by_step:
+            State.commit(self)
+        else:
+            super().commit()
+
+    def save(self) -> None:
+        super().save()
+        if not self._by_step:
+            self._keep_all()
+
+    def restore(self) -> None:
+        super().restore()
+        if self._kept is not None:
+            self._take(*copy.deepcopy(self._kept))
+        for place, kept in self._statistics.items():
+            kept.copyto(self._params[place].list_data()[0])
+        for param in self._params:  # gradients of the void step, of which some may be reduced
+            if param.grad_req != "null" and param._data is not None:
+                param.zero_grad()
+                for array in param.list_data():
+                    array._fresh_grad = False
+        random.setstate(self._generators[0])
+        np.random.set_state(self._generators[1])
+
+    def reset(self) -> None:
+        for value in self._handled.values():
+            if isinstance(value, ElasticSampler):
+                value.reset()
+
+    # --- all of the state
+
+    def _whole(self) -> tuple[list[Any], bytes | None, dict[str, Any]]:
+        """Return copies of the parameters' values (None: no values yet), the trainer's state, and the other states."""
+        values = [None if param._data is None else param.list_data()[0].asnumpy() for param in self._params]
+        return values, self._trainer_state(), {name: value.state_dict() for name, value in self._handled.items()}
+
+    def _trainer_state(self) -> bytes | None:
+        if self.trainer is None:
+            return None
+        optimizer = self.trainer._optimizer
+        settings = {key: value for key, value in optimizer.__dict__.items() if key not in OWN}
+        return pickle.dumps((self.trainer._updaters[0].get_states(), settings))
+
+    def _take(self, values: list[Any] | None, trainer_state: bytes | None, others: dict[str, Any]) -> None:
+        """Replace everything by what ``_whole`` has returned; without ``values``, only the other states.
+
+        It waits for no other rank. What could fail comes before the first change.
+        """
+        if values is not None:
+            self._check_shapes(values)
+        states, settings = (None, {}) if trainer_state is None else pickle.loads(trainer_state)
+        for param, value in zip(self._params, values or ()):
+            if value is None:
+                continue
+            if param._data is None:
+                param.shape = value.shape
+                param._finish_deferred_init()
+            for array in param.list_data():
+                array[:] = value
+        if states is not None:
+            self.trainer._updaters[0].set_states(states)
+            _update_settings(self.trainer._optimizer, settings)
+        for name, state in others.items():
+            self._handled[name].load_state_dict(state)
+
+    def _check_shapes(self, values: list[Any]) -> None:
+        if len(values) != len(self._params):
+            raise InvalidArgument(f"MXNetState: {len(self._params)} parameters here, {len(values)} on rank {self.root}")
+        for param, value in zip(self._params, values):
+            if value is not None and param._data is not None and param.shape != value.shape:
+                raise InvalidArgument(
+                    f"MXNetState: {param.name} has shape {param.shape} here and {value.shape} on rank {self.root}"
+                )
+
+    def sync(self) -> None:
+        is_root = rank() == self.root
+        unready = [param.name for param in self._params if param._data is None] if is_root else []
+        others = {name: value.state_dict() for name, value in self._handled.items()}
+        head = (self.steps, self._saved, others, unready) if is_root else None
+        steps, saved, others, unready = broadcast_object(head, self.root)
+        if unready:
+            raise InvalidArgument(
+                f"MXNetState: {', '.join(unready)} has no values yet; call initialize() and run one forward pass before "
+                "the function that elastic.run decorates, or give its input size (in_units, in_channels)"
+            )
+        behind = any(allgather_object(not self._entered or self.steps != steps))
+        large: tuple[Any, Any] = (None, None)
+        if behind:
+            large = broadcast_object(self._whole()[:2] if is_root else None, self.root)
+        # From here on nothing waits for another rank, so a failure leaves all of root's state here or nothing of it.
+        if not is_root:
+            self._take(*large, others)
+        self._saved = saved
+        ObjectState.restore(self)
+        self.steps = steps
+        self._keep_all()
+
+
+def _has_state(value: object) -> bool:
+    """Return whether ``value`` gives and takes its state, as samplers do."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _update_settings(optimizer: Any, settings: dict[str, Any]) -> None:
+    """Set the attributes of ``optimizer``. The user may hold its learning rate scheduler, so that stays the same."""
+    mine, theirs = optimizer.lr_scheduler, settings.get("lr_scheduler")
+    optimizer.__dict__.update(settings)
+    if mine is not None and type(mine) is type(theirs):
+        mine.__dict__.update(theirs.__dict__)
+        optimizer.lr_scheduler = mine
