@@ -371,7 +371,7 @@ def test_a_large_grouped_call_beside_replay_is_looked_at_once(monkeypatch: pytes
         for _ in range(20):
             ddlcore.allreduce(np.ones(1), name="step")
         assert ddlcore.stats()["buckets_replayed"]
-        return float(sum(ddlcore.grouped_allreduce([np.ones(1)] * count, name="many", op=ddlcore.Sum))[0])
+        return float(np.sum(ddlcore.grouped_allreduce([np.ones(1)] * count, name="many", op=ddlcore.Sum)))
 
     assert run_world(2, play) == [2.0 * count] * 2
     assert looks[0] < 40 * count

@@ -12,10 +12,11 @@ import numpy as np
 import ddlcore as ddl
 from ddlcore.api.elastic import ObjectState, run
 
+Array = np.ndarray[Any, np.dtype[np.float64]]
 WIDTH, ROWS = 40, 24
 
 
-def gradient(weights: np.ndarray, step: int, rows: range) -> np.ndarray:
+def gradient(weights: Array, step: int, rows: range) -> Array:
     """Return the sum over ``rows`` of the gradients of |x·w - 1|² in step ``step``."""
     total = np.zeros(WIDTH)
     for row in rows:
@@ -24,7 +25,7 @@ def gradient(weights: np.ndarray, step: int, rows: range) -> np.ndarray:
     return total
 
 
-def undisturbed(steps: int) -> np.ndarray:
+def undisturbed(steps: int) -> Array:
     """Return the weights that one process computes."""
     weights = np.zeros(WIDTH)
     for step in range(steps):
