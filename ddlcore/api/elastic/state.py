@@ -50,8 +50,17 @@ class State(ABC):
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Let ranks join that wait for it, as ``commit`` does, but keep nothing unless they do."""
-        if elastic_member() is not None and current_job().commit_calls.next_is_agreed():
+        """Let ranks join that wait for it, as ``commit`` does, but keep nothing unless they do.
+
+        Raises PeerLost if a rank of this world is known to be lost.
+        """
+        if elastic_member() is None:
+            return
+        job = current_job()
+        failure = job.failed_with()
+        if failure is not None:  # a loop without collectives would not notice it
+            raise failure
+        if job.commit_calls.next_is_agreed():
             self.save()  # all ranks are at the same place, so they go on with what is there now
             raise HostsUpdatedInterrupt("ranks join: all ranks leave this world at the same call")
 
