@@ -240,12 +240,21 @@ def _innermost(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def variables_of(optimizer: Any) -> list[Any]:
+    """Return the variables of any optimizer of Keras that exist so far; [] for None."""
+    if optimizer is None:
+        return []
+    variables = optimizer.variables
+    return list(variables() if callable(variables) and not isinstance(variables, list) else variables)
+
+
 def _reduced(step: Step, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]
     reduced = step.reduce([gradient for gradient, _ in pairs], variables)
     if step.reducer.active:
-        delay_writes(reduced, [step.optimizer.iterations, *variables])
+        # The moments of Adam too: each depends on one gradient only, and may be there although another one has failed.
+        delay_writes(reduced, [step.optimizer.iterations, *variables, *variables_of(step.optimizer)])
     return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
 
 

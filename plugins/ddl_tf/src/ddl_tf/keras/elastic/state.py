@@ -10,6 +10,7 @@ import tensorflow as tf
 from ddl_tf.broadcast import broadcast_variables
 from ddl_tf.graph import after
 from ddl_tf.keras.families import Family, family_of
+from ddl_tf.keras.optimizer import variables_of
 from ddl_tf.keras.seams import step_of
 from ddl_tf.local import identity, variable_of
 from ddlcore.api import allgather_object, broadcast_object, rank
@@ -149,7 +150,7 @@ class TensorFlowKerasState(ObjectState):
 
     def _shared(self) -> list[Any]:
         """Return the variables that are equal on all ranks: those of the model and of the optimizer."""
-        found = {identity(one): one for one in [*self.model.weights, *_variables(self.optimizer)]}
+        found = {identity(one): one for one in [*self.model.weights, *variables_of(self.optimizer)]}
         return [variable_of(one) for one in found.values()]
 
     def _keep_all(self) -> None:
@@ -176,10 +177,3 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
             inner._create_all_weights(variables)
     elif not getattr(optimizer, "built", False):
         optimizer.build(variables)
-
-
-def _variables(optimizer: Any) -> list[Any]:
-    if optimizer is None:
-        return []
-    variables = optimizer.variables
-    return list(variables() if callable(variables) and not isinstance(variables, list) else variables)
