@@ -36,10 +36,14 @@ class Package(NamedTuple):
 TF = "plugins/ddl_tf/src/ddl_tf"
 API = {
     "api/ddlcore.md": Package("ddlcore", "ddlcore"),
-    "api/ddl_torch.md": Package("ddl_torch", "plugins/ddl_torch/src/ddl_torch", ("ddl_torch.ops.broadcast",)),
-    "api/ddl_tf.md": Package("ddl_tf", TF, ("ddl_tf.ops.broadcast", "ddl_tf.version")),
-    "api/ddl_tf_keras.md": Package("ddl_tf.keras", f"{TF}/keras", ("ddl_tf.keras.callbacks",)),
-    "api/ddl_mxnet.md": Package("ddl_mxnet", "plugins/ddl_mxnet/src/ddl_mxnet", ("ddl_mxnet.ops.broadcast",)),
+    "api/ddl_torch.md": Package(
+        "ddl_torch", "plugins/ddl_torch/src/ddl_torch", ("ddl_torch.ops.broadcast", "ddl_torch.elastic")
+    ),
+    "api/ddl_tf.md": Package("ddl_tf", TF, ("ddl_tf.ops.broadcast", "ddl_tf.version", "ddl_tf.elastic")),
+    "api/ddl_tf_keras.md": Package("ddl_tf.keras", f"{TF}/keras", ("ddl_tf.keras.callbacks", "ddl_tf.keras.elastic")),
+    "api/ddl_mxnet.md": Package(
+        "ddl_mxnet", "plugins/ddl_mxnet/src/ddl_mxnet", ("ddl_mxnet.ops.broadcast", "ddl_mxnet.elastic")
+    ),
 }
 REFERENCE = "reference.md"
 # Tags that make a browser fetch something, with the address that they name.

@@ -7,6 +7,7 @@ from ddl_mxnet.version import require_mxnet
 
 require_mxnet()
 
+from ddl_mxnet import elastic
 from ddl_mxnet.broadcast import broadcast_parameters
 from ddl_mxnet.built import (
     ccl_built,
@@ -116,6 +117,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddl_torch import elastic
 from ddl_torch.broadcast import (
     allgather_object,
     broadcast_object,
@@ -130,6 +131,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "gather_all_tensors",
     "global_process_set",
     "gloo_built",
