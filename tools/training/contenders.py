@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -36,7 +37,7 @@ class Measured:
     replayed: float  # ddl's buckets that were replayed, for each such step: the minimum over the ranks
     divergences: int  # how often ranks asked to leave replay meanwhile, in total
     framework: str = "torch"
-    waiting: float | None = None  # share of ddl's step that a rank waits in synchronize; None: not measured
+    waiting: float | None = None  # share of ddl's step that a rank waits in synchronize, median; None: not measured
     exposed: float | None = None  # share of ddl's step that is exposed in its timeline; None: no timeline was kept
 
 
@@ -56,7 +57,7 @@ class Trainings:
     samples: int  # in one step of one rank
     sizes: list[int]  # elements of each parameter
     check: Callable[[], None]  # RuntimeError unless ddl and the peer have the same parameters after as many steps
-    waited_s: Callable[[], float] | None = None  # how long this rank has waited in ddl's synchronize so far
+    waiting: Callable[[], list[float]] | None = None  # for each step so far, its share in which this rank waits for ddl
 
 
 def _block_steps(contenders: Mapping[str, Contender], meet: Meeting) -> int:
@@ -94,8 +95,8 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
     steps = _block_steps(contenders, meet)
     own: dict[str, list[float]] = {name: [] for name in contenders}
     counted = dict.fromkeys(COUNTED, 0)
-    waited_s = trainings.waited_s or (lambda: 0.0)
-    stood_s = 0.0
+    shares = (trainings.waiting or list)()
+    untimed = len(shares)
     order = list(contenders)
     shuffle = random.Random(0).shuffle
     for _ in rounds:
@@ -103,17 +104,17 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
         for turn in order:
             contenders[turn].steps(max(1, steps // WARM_SHARE))
             meet()
-            before, before_s = ddlcore.stats(), waited_s()
+            before = ddlcore.stats()
             own[turn].append(contenders[turn].steps(steps))
             meet()
             if turn == "ddl":
-                stood_s += waited_s() - before_s
                 after = ddlcore.stats()
                 for key in COUNTED:
                     counted[key] += after[key] - before[key]  # type: ignore[literal-required]  # COUNTED are keys of it
     of_ranks = {turn: [meet.of_ranks(value) for value in values] for turn, values in own.items()}
     timed = len(own["ddl"]) * steps
-    waiting = meet.of_ranks(stood_s / (sum(own["ddl"]) * steps))
+    # The median over the steps, as in a timeline: one step that another program disturbs moves a mean, not a median.
+    waiting = meet.of_ranks(statistics.median(shares[untimed:])) if shares else []
     return Measured(
         model=model,
         ranks=meet.ranks,
@@ -126,7 +127,7 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
         replayed=min(meet.of_ranks(counted["buckets_replayed"])) / timed,
         divergences=round(sum(meet.of_ranks(counted["divergences"]))),
         framework=framework,
-        waiting=sum(waiting) / len(waiting) if trainings.waited_s is not None else None,
+        waiting=statistics.fmean(waiting) if waiting else None,
     )
 
 

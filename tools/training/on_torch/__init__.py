@@ -58,9 +58,17 @@ class TorchContender:
 
 
 class DdlContender(TorchContender):
-    """A contender that times the first part of ``optimizer.step()``: ``waited_s`` is the time spent waiting so far."""
+    """A contender that times the end of backward: ``waiting`` has the share of each step that it waits there for ddl."""
 
-    waited_s = 0.0
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.waiting: list[float] = []
+        self._waited_s = 0.0
+
+    def step(self) -> None:
+        begun_s, self._waited_s = time.perf_counter(), 0.0
+        super().step()
+        self.waiting.append(self._waited_s / (time.perf_counter() - begun_s))
 
     def update(self) -> None:
         ours: Any = self.optimizer
@@ -71,7 +79,7 @@ class DdlContender(TorchContender):
             def timed() -> None:
                 begun_s = time.perf_counter()
                 complete()
-                self.waited_s += time.perf_counter() - begun_s
+                self._waited_s += time.perf_counter() - begun_s
 
             reducer._complete = timed
         ours.step()
@@ -114,8 +122,6 @@ def trainings(model: str, meet: Meeting) -> Iterator[Trainings]:
         ours = contenders["ddl"]
         assert isinstance(ours, DdlContender)
         sizes = [parameter.numel() for parameter in contenders["none"].model.parameters()]
-        yield Trainings(
-            contenders, workload.samples, sizes, lambda: _check_agreement(contenders), lambda: ours.waited_s
-        )
+        yield Trainings(contenders, workload.samples, sizes, lambda: _check_agreement(contenders), lambda: ours.waiting)
     finally:
         dist.destroy_process_group()
