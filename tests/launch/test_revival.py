@@ -17,7 +17,9 @@ class Job:
         self.over = ""
         self.complete = False
         self.world: tuple[int, tuple[int, ...]] = (1, (0, 1, 2, 3))
-        self.revival = Revival(restarts, 1.0, startable, lambda: self.over, lambda: self.complete, lambda: self.world)
+        self.revival = Revival(
+            restarts, 1.0, startable.__contains__, lambda: self.over, lambda: self.complete, lambda: self.world
+        )
 
 
 def test_back_off() -> None:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from msgspec.structs import replace
+
 from ddlcore.control.files import allow_files
 from ddlcore.control.relay import Relay
 from ddlcore.errors import DdlInternalError
@@ -26,6 +28,7 @@ from ddlcore.launch.agents.forward import Forward, Input
 from ddlcore.launch.agents.survey import survey
 from ddlcore.launch.agents.wire import (
     Ack,
+    Again,
     Begin,
     Begun,
     Credit,
@@ -37,6 +40,7 @@ from ddlcore.launch.agents.wire import (
     Look,
     Quit,
     RankTask,
+    Release,
     Said,
     Signal,
     decode_to_agent,
@@ -111,6 +115,7 @@ class _Agent:
         self._task_fd = -1
         self._gone = ""
         self._unheard = False  # the launcher vanished silently, so that the connection to it may still look open
+        self._released = False  # no rank will be started again
         self._ending = False  # the ranks are to be killed, or not to be started
         self._relay = Relay(
             task.access,
@@ -179,6 +184,13 @@ class _Agent:
         elif isinstance(message, Signal):
             if self._supervisor is not None:
                 self._supervisor.order(message.rank, message.number, message.group)
+        elif isinstance(message, Again):
+            if self._supervisor is not None:
+                self._supervisor.start(message.rank)
+        elif isinstance(message, Release):
+            self._released = True
+            if self._supervisor is not None:
+                self._supervisor.release()
         elif isinstance(message, Data):
             self._take(message)
         else:
@@ -255,8 +267,10 @@ class _Agent:
         self._supervisor = Supervisor(
             processes,
             grace_s=float("inf"),  # only the launcher ends the other ranks after a failure
-            ended=lambda end: self._say(Ended(end.rank, end.returncode)),
+            ended=lambda end: self._say(Ended(end.rank, end.returncode, end.lost)),
             say=lambda text: self._say(Said(text)),
+            begin=lambda rank: self._begin_again(begin, rank, shared),
+            stays=begin.stays and not self._released,
         )
         self._say(Begun(tuple(process.process.pid for process in processes)))
         return processes
@@ -268,6 +282,14 @@ class _Agent:
             del given["TMPDIR"]  # it names a directory of another host
         own = {name: value for name, value in mine.items() if begin.own and name.startswith(begin.own)}
         return {**mine, **given, **own, "PWD": os.getcwd()}
+
+    def _begin_again(self, begin: Begin, rank: int, shared: dict[str, str]) -> RankProcess:
+        if rank in self._files:
+            os.close(self._files.pop(rank))
+        task = next(one for one in begin.ranks if one.rank == rank)
+        process = self._begin_rank(replace(begin, stdin_rank=-1), task, shared)  # the first process has read its input
+        self._forward.add_again(rank, process.stdout, process.stderr)
+        return process
 
     def _begin_rank(self, begin: Begin, rank: RankTask, shared: dict[str, str]) -> RankProcess:
         fds = [int(os.environ[name]) for name in begin.descriptors if os.environ.get(name, "").isdecimal()]
@@ -302,6 +324,8 @@ class _Agent:
         self._forward.start()
         if self._ending:  # the request to end arrived before there was a supervisor
             self._supervisor.abandon()
+        if self._released:
+            self._supervisor.release()
         self._supervisor.run()
         self._forward.drain()
         for rank, fd in self._files.items():

@@ -18,6 +18,7 @@ from ddlcore.launch.agents.bootstrap import AgentTask, task_text
 from ddlcore.launch.agents.started import Started
 from ddlcore.launch.agents.wire import (
     Ack,
+    Again,
     Begin,
     Begun,
     Credit,
@@ -27,6 +28,7 @@ from ddlcore.launch.agents.wire import (
     Here,
     Look,
     Quit,
+    Release,
     Report,
     Said,
     Signal,
@@ -182,6 +184,26 @@ class AgentPool:
             RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.place.ranks
         ]
 
+    def serves(self, rank: int) -> bool:
+        """Return whether the agent of ``rank`` can start another process of it. Any thread may call this."""
+        return any(rank in member.place.ranks and not member.over for member in self.members)
+
+    def again(self, rank: int) -> RemoteRank:
+        """Start another process of ``rank``, whose process has ended, and return what a supervisor can watch.
+
+        Nothing is started if the agent is lost: the supervisor learns, or has learned, that the rank is.
+        """
+        member = next(member for member in self.members if rank in member.place.ranks)
+        watched = RemoteRank(rank, self._teller(member.place.index))
+        self._tell(member.place.index, Again(rank))
+        return watched
+
+    def release(self) -> None:
+        """Tell the agents that no rank will be started again, so that they end when their ranks have ended."""
+        for member in self.members:
+            if not member.over:
+                self._tell(member.place.index, Release())
+
     def join(self, output: Output) -> None:
         """Register the ranks of all agents with ``output``, which then shows what these ranks write.
 
@@ -262,7 +284,7 @@ class AgentPool:
         if isinstance(message, Data):
             self._take(agent, member, message)
         elif isinstance(message, Ended):
-            self._end(message.rank, message.returncode, "")
+            self._end(message.rank, message.returncode, message.lost)
         elif isinstance(message, Ack):
             assert member.credit is not None
             member.credit.give(message.nbytes)

@@ -7,6 +7,7 @@ import os
 import queue
 import selectors
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from ddlcore.control.wake import Wake
@@ -28,15 +29,21 @@ class Forward:
         self._wake = Wake()
         self._selector.register(self._wake.fileno(), selectors.EVENT_READ)
         self._open: dict[int, tuple[int, str]] = {}
+        self._again: deque[tuple[int, int, int]] = deque()  # rank, stdout, stderr
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="ddl-forward", daemon=True)
 
     def add(self, rank: int, stdout: int, stderr: int) -> None:
-        """Take over the reading ends of a rank's pipes. Call it before ``start``."""
+        """Take over the reading ends of a rank's pipes. Call it before ``start``, or in the thread."""
         for name, fd in zip(_STREAMS, (stdout, stderr)):
             os.set_blocking(fd, False)
             self._open[fd] = (rank, name)
             self._selector.register(fd, selectors.EVENT_READ)
+
+    def add_again(self, rank: int, stdout: int, stderr: int) -> None:
+        """Take over the pipes of another process of ``rank``, whose first one has ended. Any thread may call this."""
+        self._again.append((rank, stdout, stderr))
+        self._wake.set()
 
     def start(self) -> None:
         """Start the thread. May be called once."""
@@ -58,6 +65,8 @@ class Forward:
                     self._wake.clear()
                 elif key.fd in self._open:
                     self._read(key.fd)
+            self._take_again()
+        self._take_again()
         for fd in list(self._open):
             left = _LEFT_BYTES
             while left > 0 and fd in self._open and (got := self._read(fd)):
@@ -66,6 +75,10 @@ class Forward:
                 self._close(fd)
         self._selector.close()
         self._wake.close()
+
+    def _take_again(self) -> None:
+        while self._again:
+            self.add(*self._again.popleft())
 
     def _read(self, fd: int) -> int:
         """Send the data that is at ``fd``, and return the number of its bytes.

@@ -215,6 +215,7 @@ class RemoteLaunch:
             stdin_rank=0 if job.gives_input and 0 in ranks else -1,
             kernels=host != layout.here and layout.size > 1 and (not job.command or may_run_python(job.command)),
             cache_dir=job.settings.text("cache_dir"),
+            stays=job.settings.whole("min_np") > 0,
             timeline=job.timeline,
         )
 

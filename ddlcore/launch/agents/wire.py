@@ -64,6 +64,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     stdin_rank: int = -1  # the rank that reads the stream "stdin"; -1: none
     kernels: bool = False  # compile missing CPU kernels first: otherwise each rank would compile them
     cache_dir: str = ""  # the setting of this name
+    stays: bool = False  # when all ranks have ended, wait for Again, until Release
     timeline: bool = False  # send the ranks' parts of a timeline, as the streams "timeline", "timeline.1", …
 
 
@@ -75,11 +76,24 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
     group: bool
 
 
+class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
+    """The request to start another process of ``rank``, whose process has ended.
+
+    There is no answer if that succeeds. Otherwise Ended is the answer.
+    """
+
+    rank: int
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
+    """The news for an agent that ``stays`` that no rank will be started again."""
+
+
 class Quit(msgspec.Struct, frozen=True, array_like=True, tag="quit"):
     """The request to an agent to kill its ranks and to end."""
 
 
-ToAgent = Look | Begin | Signal | Data | Ack | Quit
+ToAgent = Look | Begin | Signal | Again | Release | Data | Ack | Quit
 
 
 # --- from an agent
@@ -116,6 +130,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
     rank: int
     returncode: int
+    lost: str = ""  # why there is no process, if it could not be started again
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):

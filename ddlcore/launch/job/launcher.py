@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -36,7 +37,7 @@ from ddlcore.launch.ranks.exit_status import End, NotStarted, exit_code, first_f
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.ranks.revival import Revival
-from ddlcore.launch.ranks.supervisor import Supervisor
+from ddlcore.launch.ranks.supervisor import Supervisor, Watched
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
@@ -211,7 +212,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             _begin_remote(launch, remote, output, processes, trap, gathering)
         noted = page.ended if page is not None else lambda end: None
         here = [process.rank for process in processes]
-        revival = None if membership is None else _revival(launch.settings, here, membership)
+        revival = None if membership is None else _revival(launch.settings, here, remote, membership)
         supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, revival, again)
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
@@ -223,6 +224,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             ends = revival.relevant()
         interrupts = trap.interrupts
         if remote is not None:
+            remote.agents.release()
             remote.agents.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
@@ -233,11 +235,11 @@ def _run(launch: Launch, page: JobPage | None) -> int:
     return code or int(bool(failure_log.differ))
 
 
-def _revival(settings: Settings, here: Sequence[int], membership: Membership) -> Revival:
+def _revival(settings: Settings, here: Sequence[int], remote: RemoteLaunch | None, membership: Membership) -> Revival:
     return Revival(
         settings.whole("restarts"),
         settings.number("restart_delay_s"),
-        here,
+        lambda rank: rank in here or (remote is not None and remote.agents.serves(rank)),
         lambda: membership.over,
         lambda: membership.complete,
         lambda: (membership.generation, membership.members),
@@ -298,7 +300,7 @@ def _begin(
     say: Callable[[str], None],
     remote: RemoteLaunch | None,
     gathering: Gathering | None = None,
-) -> tuple[list[RankProcess], Callable[[int], RankProcess]]:
+) -> tuple[list[RankProcess], Callable[[int], Watched]]:
     """Start the ranks of this host. Returns their processes, and a function that starts another process of a rank."""
     parts = str(gathering.directory) if gathering is not None else ""
     port = launch.port if remote is not None else launch.port or master_port({})
@@ -326,8 +328,12 @@ def _begin(
     if remote is None:
         server.start()
 
-    def again(rank: int) -> RankProcess:
+    def again(rank: int) -> Watched:
+        if remote is not None and rank not in environments and not remote.agents.serves(rank):
+            raise OSError(errno.EHOSTDOWN, "its host is gone", _host_names(launch)[rank])
         server.rank_started(rank)  # before the process can say anything
+        if remote is not None and rank not in environments:
+            return remote.agents.again(rank)
         process = begin(rank)
         output.add_again(rank, process.stdout, process.stderr)
         return process

@@ -23,7 +23,7 @@ from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess
 from ddlcore.launch.ranks.revival import Revival
-from ddlcore.launch.ranks.supervisor import Supervisor
+from ddlcore.launch.ranks.supervisor import Supervisor, Watched
 
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
@@ -84,7 +84,7 @@ def supervise(
     say: Callable[[str], None],
     noted: Callable[[End], None] = lambda end: None,
     revival: Revival | None = None,
-    begin: Callable[[int], RankProcess] | None = None,
+    begin: Callable[[int], Watched] | None = None,
 ) -> Supervisor:
     """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run.
 

@@ -213,6 +213,8 @@ class Output:
         while self._fed:
             rank, name, data, shown = self._fed.popleft()
             stream = self._remote_streams.get((rank, name))
+            if stream is not None and stream not in self._streams and data:  # another process of the rank writes
+                stream = self._remote_streams[rank, name] = self._begun(rank, name, stream.fd, goes_on=True)
             if stream is not None and stream in self._streams:
                 self._take(stream, data)
             shown()

@@ -18,14 +18,15 @@ class Revival:
         self,
         restarts: int,
         first_delay_s: float,
-        startable: Collection[int],
+        startable: Callable[[int], bool],
         over: Callable[[], str],
         complete: Callable[[], bool],
         world: Callable[[], tuple[int, Collection[int]]],
     ) -> None:
-        """Allow ``restarts`` starts of each rank in ``startable`` within WINDOW_S.
+        """Allow ``restarts`` starts of each rank within WINDOW_S.
 
         ``first_delay_s``: how long the first start that is not immediate waits; each further one waits twice as long.
+        ``startable(rank)``: whether its host is there, so that another process can be started.
 
         ``over()``: why no world can open any more; "": one can. ``complete()``: whether the training has reached its
         end. ``world()``: the number of the last world, 0 if there was none, and its ranks. Other threads change what these
@@ -33,7 +34,7 @@ class Revival:
         """
         self._restarts = restarts
         self._first_delay_s = first_delay_s
-        self._startable = frozenset(startable)
+        self._startable = startable
         self._over = over
         self._complete = complete
         self._world = world
@@ -49,7 +50,7 @@ class Revival:
         """
         number, members = self._world()
         self._in_world.append((number, end))
-        if not end.failed or end.rank not in self._startable or self._over() or self._complete():
+        if not end.failed or not self._startable(end.rank) or self._over() or self._complete():
             return None
         if end.returncode > 0 and not members:
             return None  # no world has begun: it would come again, as a mistake in the script does

@@ -60,13 +60,16 @@ class Supervisor:
         say: Callable[[str], None],
         revival: Revival | None = None,
         begin: Callable[[int], Watched] | None = None,
+        stays: bool = False,
     ) -> None:
         """Watch ``processes``. ``ended`` is called at once for each end of a rank; ``say`` shows a line to the user.
 
         The other ranks are ended ``grace_s`` seconds after the first failure. If ``revival`` is given, the job is
         elastic: the other ranks go on, and the failed one is started again by ``begin``, which raises OSError if that
-        is not possible. ``begin`` None: no rank is started again.
+        is not possible. ``begin`` None: no rank is started again. ``stays``: when all ranks have ended, wait for calls of
+        ``start``, until ``release`` is called.
         """
+        self._stays = stays
         self._revival = revival
         self._begin = begin
         self._due: dict[int, float] = {}  # by rank: when its process is started again
@@ -83,6 +86,7 @@ class Supervisor:
         self._silent: deque[tuple[int, str]] = deque()  # rank, what is known of it
         self._killed_silent: dict[int, str] = {}
         self._remote_ends: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
+        self._tasks: deque[Callable[[], None]] = deque()
         self._abandoned = False
         self._finished = False
         self._left_behind: dict[Watched, float] = {}  # by ended rank whose group still has processes: when it ended
@@ -129,6 +133,20 @@ class Supervisor:
         self._remote_ends.append((rank, returncode, lost))
         self._watcher.wake()
 
+    def do(self, task: Callable[[], None]) -> None:
+        """Call ``task`` in the thread that calls ``run``, as soon as that thread gets to it. Any thread may call this."""
+        self._tasks.append(task)
+        self._watcher.wake()
+
+    def start(self, rank: int) -> None:
+        """Start another process of ``rank``, whose process has ended, or the first one. Any thread may call this."""
+        self.do(lambda: self._due.__setitem__(rank, time.monotonic()))
+
+    def release(self) -> None:
+        """Let ``run`` return when all ranks have ended, although ``stays`` was given. Any thread may call this."""
+        self._stays = False
+        self._watcher.wake()
+
     def finish(self) -> None:
         """End every rank because the job has reached its goal. These ends do not count as failures.
 
@@ -140,7 +158,7 @@ class Supervisor:
     def abandon(self) -> None:
         """Kill every rank without a message to the user, who may not be there any more. Any thread may call this."""
         self._abandoned = True
-        self._watcher.wake()
+        self.release()
 
     def run(self) -> list[End]:
         """Watch until every rank and all processes that the ranks started have ended.
@@ -148,7 +166,7 @@ class Supervisor:
         Return the ends of the ranks in the order in which they happened.
         """
         try:
-            while self._running or self._left_behind or self._due:
+            while self._running or self._left_behind or self._due or self._tasks or self._stays:
                 for rank, returncode in self._watcher.wait(self._patience_s()):
                     self._note(rank, returncode)
                 while self._remote_ends:
@@ -159,6 +177,8 @@ class Supervisor:
                     self._end_silent(*self._silent.popleft())
                 while self._orders:
                     self._follow(*self._orders.popleft())
+                while self._tasks:
+                    self._tasks.popleft()()
                 while self._signals:
                     self._obey(self._signals.popleft())
                 self._escalate(time.monotonic())
@@ -193,16 +213,19 @@ class Supervisor:
         now_s = time.monotonic()
         process = self._running.pop(rank)
         silent = self._killed_silent.get(rank, "") if returncode == -signal.SIGKILL else ""
-        end = End(rank, returncode, now_s, rank in self._stopped, lost, silent)
+        self._conclude(End(rank, returncode, now_s, rank in self._stopped, lost, silent))
+        if process.leaves_group():
+            process.signal_group(signal.SIGTERM)
+            self._left_behind[process] = now_s
+
+    def _conclude(self, end: End) -> None:
+        """Tell of the end of a rank's process, and decide what follows."""
         self._tell(end)
         self._ends.append(end)
         if self._revival is not None:
             self._go_on(end, self._revival)
-        elif end.failed and self._terminate_at_s is None:
-            self._terminate_at_s = now_s + self._grace_s
-        if process.leaves_group():
-            process.signal_group(signal.SIGTERM)
-            self._left_behind[process] = now_s
+        elif end.failed and self._terminate_at_s is None and not self._stays:
+            self._terminate_at_s = end.at_s + self._grace_s
 
     def _go_on(self, end: End, revival: Revival) -> None:
         """Decide what follows in an elastic job from the end of a rank."""
@@ -212,7 +235,7 @@ class Supervisor:
         if delay_s is not None:
             self._due[end.rank] = end.at_s + delay_s
         if end.failed:
-            self._say(f"rank {end.rank} {end.reason}; {_what_follows(delay_s)}")
+            self._say(f"rank {end.rank}{':' if end.lost else ''} {end.reason}; {_what_follows(delay_s)}")
         if revival.is_done(self._running):
             self.finish()
 
@@ -230,7 +253,8 @@ class Supervisor:
             try:
                 watched = self._begin(rank)
             except OSError as error:
-                self._say(f"rank {rank} cannot be started again: {error.strerror} ({error.filename})")
+                text = f"it cannot be started again: {error.strerror} ({error.filename})"
+                self._conclude(End(rank, LOST, now_s, lost=text))
                 continue
             self._running[rank] = watched
             if watched.process is not None:

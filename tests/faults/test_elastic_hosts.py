@@ -1,0 +1,140 @@
+"""Elastic jobs on several hosts: ranks that an agent runs are started again there, and whole hosts are lost.
+
+The hosts are this machine under other names: a stand-in for ssh starts their agents here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddlcore.config import CHILD_MARK
+from tests.launch.standin import STAND_IN_WORKS, install_ssh
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("elastic_chaos.py")
+pytestmark = [pytest.mark.processes, pytest.mark.slow, STAND_IN_WORKS]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until ``condition()`` is true, at most 40 s."""
+    until_s = time.monotonic() + 40.0
+    while not condition():
+        assert time.monotonic() < until_s, what
+        time.sleep(0.02)
+
+
+class Job:
+    """An elastic job that trains until ``enough`` is called. Its ranks run on hosts whose names do not matter."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder / "pids"
+        self.folder.mkdir()
+        environ = {**os.environ, **install_ssh(folder / "bin"), "STEPS": "300", "FOLDER": str(self.folder)}
+        environ.pop(CHILD_MARK, None)
+        environ |= {"PAUSE_S": "0.005", "PATIENCE_S": "60", "THIS_JOB": str(folder)}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        run = [sys.executable, "-m", "ddlcore.launch", "run", *options, sys.executable, str(PROGRAM)]
+        self.output = folder / "output"
+        with open(self.output, "w") as output:
+            self.process = subprocess.Popen(run, env=environ, stdout=output, stderr=output)
+        self._mark = f"THIS_JOB={folder}".encode()
+
+    def pids(self, words: bytes, variable: bytes = b"") -> list[int]:
+        """Return the processes of this job whose command line has ``words``, and whose environment has ``variable``."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                environ = (entry / "environ").read_bytes().split(b"\0")
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if self._mark in environ and (not variable or variable in environ) and words in command:
+                found.append(int(entry.name))
+        return found
+
+    def of_rank(self, rank: int) -> list[int]:
+        return self.pids(b"elastic_chaos", b"DDL_RANK=%d" % rank)
+
+    def trains(self, rank: int) -> bool:
+        """Return whether the process of ``rank`` is in a world."""
+        return any((self.folder / str(pid)).exists() for pid in self.of_rank(rank))
+
+    def agents(self) -> list[int]:
+        return [pid for pid in self.pids(b"agents.agent import main") if not self._is_shell(pid)]
+
+    def _is_shell(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return not Path(f"/proc/{pid}/comm").read_text().startswith("python")
+        return True
+
+    def kill(self, pids: list[int]) -> None:
+        assert pids, self.text()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        until(
+            lambda: not any(Path(f"/proc/{pid}/environ").exists() and pid in self.pids(b"") for pid in pids), "killed"
+        )
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def end(self) -> list[str]:
+        """Let the training end, check that all ranks have the right result, and return the lines of the results."""
+        (self.folder / "enough").touch()
+        assert self.process.wait(60.0) == 0, self.text()
+        results = [line for line in self.text().splitlines() if "right " in line]
+        assert results and all("right True once True" in line for line in results), self.text()
+        until(lambda: not self.pids(b""), f"processes are left: {self.pids(b'')}")
+        return results
+
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    jobs: list[Job] = []
+
+    def begin(*options: str) -> Job:
+        jobs.append(Job(tmp_path, *options))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.process.kill()
+        job.process.wait(10.0)
+
+
+def test_a_rank_of_another_host_is_started_again_there(start: Start) -> None:
+    """Twice: the second time after a delay. The ranks that live go on with the same processes."""
+    job = start("-H", "localhost:1,other:2", "--min-np", "1", "--restart-delay-s", "0.1", "--backend", "auto")
+    until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
+    stay = job.of_rank(0) + job.of_rank(1)
+    for _ in range(2):
+        job.kill(job.of_rank(2))
+        until(lambda: job.trains(2), "rank 2 is back")
+    assert job.of_rank(0) + job.of_rank(1) == stay
+    assert len(job.end()) == 3
+    assert "rank 2 killed by signal 9 (SIGKILL); it is started again\n" in job.text()
+    assert "rank 2 killed by signal 9 (SIGKILL); it is started again in 0.1 s" in job.text()
+
+
+def test_a_host_is_lost(start: Start) -> None:
+    """Its agent dies, and its ranks with it. The others go on, and the job has succeeded."""
+    job = start("-H", "localhost:2,other:2", "--min-np", "2")
+    until(lambda: all(job.trains(rank) for rank in range(4)), "all ranks train")
+    stay = job.of_rank(0) + job.of_rank(1)
+    job.kill(job.agents())
+    until(lambda: not job.of_rank(2) + job.of_rank(3), "the ranks of the lost host have ended")
+    assert job.of_rank(0) + job.of_rank(1) == stay
+    assert len(job.end()) == 2
+    assert "rank 2: its host other is gone" in job.text()
