@@ -9,7 +9,7 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError, NotInitialized
 from ddlcore.job import VERSION, Job, log_at
-from ddlcore.messages import PROTOCOL, Complete, Finished, Refused, Register, World
+from ddlcore.messages import PROTOCOL, Complete, Dismissed, Finished, Refused, Register, World
 
 _SLICE_S = 0.1  # delay at most until a wait notices Ctrl-C
 
@@ -27,14 +27,15 @@ class ElasticMember:
         self._place = place
         self._network = network
         self._job_of = job_of
+        self.dismissed = ""  # why this process is to leave the training; "": it is not
         self.world: World | None = None  # the newest world of which this process was a member
 
     def next_job(self, steps: int, reason: str) -> Job | None:
         """Wait until this process is a member of the next world, and return its job there, which is not started yet.
 
-        Returns None if the training has ended. ``steps``: how many steps the state of this process contains; -1: it has
-        none yet. ``reason``: why it has left the last world, for the user; "" at an agreed call. Raises DdlInternalError
-        if the job cannot go on.
+        Returns None if the training has ended, or if this process is to leave it: ``dismissed`` says why. ``steps``: how
+        many steps the state of this process contains; -1: it has none yet. ``reason``: why it has left the last world,
+        for the user; "" at an agreed call. Raises DdlInternalError if the job cannot go on.
         """
         generation = 0 if self.world is None else self.world.generation
         channel, store = self._network()
@@ -46,6 +47,9 @@ class ElasticMember:
                         self.world = message
                         return self._job_of(message)
                     if isinstance(message, Complete):
+                        return None
+                    if isinstance(message, Dismissed):
+                        self.dismissed = message.reason
                         return None
                     if isinstance(message, Refused):
                         raise DdlInternalError(f"elastic: {message.text}")

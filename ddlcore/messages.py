@@ -12,7 +12,7 @@ import msgspec
 
 from ddlcore.types import CPU, DType, Kind, ReduceOp
 
-PROTOCOL = 5  # version of the protocol; ranks and coordinator must have the same
+PROTOCOL = 6  # version of the protocol; ranks and coordinator must have the same
 STOP, COMMIT = "stop", "commit"  # kinds of calls that all ranks make equally often, see CountCalls
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 
@@ -635,6 +635,12 @@ class Complete(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
     """The answer to Register if the training has ended: all members of the last world have reached its end."""
 
 
+class Dismissed(msgspec.Struct, frozen=True, array_like=True, tag="dismissed"):
+    """The answer to Register of a process that is to leave the training, because its host leaves the job."""
+
+    reason: str
+
+
 FromCoordinator = (
     Differ
     | Explain
@@ -649,6 +655,7 @@ FromCoordinator = (
     | AgreedCall
     | World
     | Complete
+    | Dismissed
     | Freeze
     | Drain
     | Welcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from ddlcore.messages import FromCoordinator, ToCoordinator
@@ -24,8 +25,14 @@ class CoordinatorProtocol(Protocol):
         The coordinator decides whether this end is a failure.
         """
 
-    def rank_started(self, rank: int) -> Outgoing:
-        """Handle the start of another process for ``rank``, whose process had ended; return the messages to send."""
+    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
+        """Handle the start of another process for ``rank``, whose process had ended; return the messages to send.
+
+        ``host``: the index of its host; -1: that of the last process.
+        """
+
+    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
+        """Handle the wish that ``ranks`` leave the training of an elastic job; return the messages to send."""
 
     def lost(self) -> dict[int, str]:
         """Return all ranks that were lost so far, each with the reason. A rank that is in the table stays in it."""

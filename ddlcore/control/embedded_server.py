@@ -215,6 +215,7 @@ class _Last:
         self._told = told
         self.handle = coordinator.handle
         self.rank_started = coordinator.rank_started
+        self.dismiss = coordinator.dismiss
         self.lost = coordinator.lost
         self.overdue = coordinator.overdue
         self.due = coordinator.due

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ddlcore.control.channel import Channel
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
@@ -64,10 +64,15 @@ class LocalNetwork:
         with self._lock:
             self._tell(self._coordinator.rank_ended(rank, reason))
 
-    def rank_started(self, rank: int) -> None:
-        """Tell the coordinator that another thread is now ``rank``. Any thread may call this."""
+    def rank_started(self, rank: int, host: int = -1) -> None:
+        """Tell the coordinator that another thread is now ``rank``, on ``host``. Any thread may call this."""
         with self._lock:
-            self._tell(self._coordinator.rank_started(rank))
+            self._tell(self._coordinator.rank_started(rank, host))
+
+    def dismiss(self, ranks: Collection[int], reason: str) -> None:
+        """Tell the coordinator that ``ranks`` are to leave the training. Any thread may call this."""
+        with self._lock:
+            self._tell(self._coordinator.dismiss(ranks, reason))
 
     # --- for the channels and stores of this module
 

@@ -6,7 +6,7 @@ is no I/O in this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.messages import Arrivals, Arrive, Done, Hello, Lost, Refused, ToCoordinator
@@ -68,9 +68,13 @@ class Registration:
         outgoing += self._coordinator.rank_ended(rank, reason)
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
-    def rank_started(self, rank: int) -> Outgoing:
+    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
         """Handle the start of another process, as ``CoordinatorProtocol.rank_started`` does."""
-        return self._coordinator.rank_started(rank)
+        return self._coordinator.rank_started(rank, host)
+
+    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
+        """Handle the wish that ranks leave, as ``CoordinatorProtocol.dismiss`` does."""
+        return self._coordinator.dismiss(ranks, reason)
 
     def lost(self) -> dict[int, str]:
         """Return the lost ranks, as ``CoordinatorProtocol.lost`` does."""

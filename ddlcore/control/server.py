@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -102,7 +102,7 @@ class Server:
         self._shelf: Shelf[_Route] = Shelf()
         self._lines: dict[int, _Route] = {}  # by rank: the connection from which it sent last
         self._said: Outgoing = []  # messages of the coordinator in this turn
-        self._ends_and_starts: deque[tuple[int, str | None]] = deque()  # None: a process was started
+        self._changes: deque[Callable[[], Outgoing]] = deque()  # what other threads tell the coordinator
         self._for_agents: deque[tuple[int, bytes]] = deque()
         self._stopping = False
         self._closed = False
@@ -146,15 +146,23 @@ class Server:
 
     def rank_ended(self, rank: int, reason: str) -> None:
         """Report that the process of ``rank`` has ended, cleanly or not. Any thread may call this; it returns at once."""
-        self._ends_and_starts.append((rank, reason))
+        self._changes.append(lambda: self._coordinator.rank_ended(rank, reason))
         self._wake.set()
 
-    def rank_started(self, rank: int) -> None:
+    def rank_started(self, rank: int, host: int = -1) -> None:
         """Report that another process was started for ``rank``, whose process had ended.
+
+        ``host``: the index of its host; -1: that of the last process. Any thread may call this; it returns at once.
+        """
+        self._changes.append(lambda: self._coordinator.rank_started(rank, host))
+        self._wake.set()
+
+    def dismiss_ranks(self, ranks: Collection[int], reason: str) -> None:
+        """Let ``ranks`` of an elastic job leave the training at its next agreed call, because of ``reason``.
 
         Any thread may call this; it returns at once.
         """
-        self._ends_and_starts.append((rank, None))
+        self._changes.append(lambda: self._coordinator.dismiss(ranks, reason))
         self._wake.set()
 
     def tell(self, agent: int, data: bytes) -> None:
@@ -211,17 +219,13 @@ class Server:
             # The order of these steps matters. ``let_in`` comes first, because it also notes which descriptors were
             # closed: a new connection may get the number of a closed one, but sends nothing before it is let in.
             # ``parted`` comes after reading: a connection's last messages may have arrived together with its end, and
-            # a rank that said goodbye must not count as lost. For the same reason, ``_ends_and_starts`` is handled after that.
+            # a rank that said goodbye must not count as lost. For the same reason, ``_changes`` is handled after that.
             self._listener.let_in()
             self._read()
             for name in self._listener.parted():
                 self._part(name)
-            while self._ends_and_starts:
-                rank, reason = self._ends_and_starts.popleft()
-                if reason is None:
-                    self._said += self._coordinator.rank_started(rank)
-                else:
-                    self._said += self._coordinator.rank_ended(rank, reason)
+            while self._changes:
+                self._said += self._changes.popleft()()
                 self._lose()
             self._tell()
             self._keep_beat(time.monotonic())

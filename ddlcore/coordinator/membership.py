@@ -8,9 +8,9 @@ last one have registered. docs/design/elastic.md argues why nothing is lost or d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from ddlcore.messages import Complete, FromCoordinator, Refused, Register, World
+from ddlcore.messages import Complete, Dismissed, FromCoordinator, Refused, Register, World
 
 Outgoing = list[tuple[int, FromCoordinator]]
 
@@ -19,17 +19,18 @@ class Membership:
     """The members of one elastic job. Its users call it in one thread."""
 
     def __init__(self, hosts: Sequence[int], least: int, most: int, timeout_s: float, reset_limit: int = 0) -> None:
-        """Begin without a world; each place of ``hosts`` (the host index of each) has a process.
+        """Begin without a world; each place of ``hosts`` (the host index of each) has a process, except those with -1.
 
         A world has ``least`` members or more, and at most ``most``. ``timeout_s``: how long processes wait for enough
         others. ``reset_limit``: how many worlds may follow the first one; 0: any number.
         """
-        self._hosts = tuple(hosts)
+        self._hosts = list(hosts)
         self._least = least
         self._most = most
         self._timeout_s = timeout_s
         self._reset_limit = reset_limit
-        self._alive = set(range(len(self._hosts)))
+        self._alive = {place for place, host in enumerate(hosts) if host >= 0}
+        self._leaving: dict[int, str] = {}  # places whose processes are to leave the training, and why
         self._waiting: dict[int, Register] = {}
         self._world: World | None = None
         self._steps = -1  # the most steps that a member had applied when the last world opened
@@ -53,15 +54,26 @@ class Membership:
     def ended(self, place: int, reason: str) -> Outgoing:
         """Record that the process at ``place`` has ended, and return the messages to send."""
         self._alive.discard(place)
+        self._leaving.pop(place, None)
         self._waiting.pop(place, None)
         self._ends[place] = reason
         self._leave(place, reason)
         return self._decide()
 
-    def started(self, place: int) -> None:
-        """Record that another process was started at ``place``."""
+    def started(self, place: int, host: int = -1) -> None:
+        """Record that another process was started at ``place``, on ``host``; -1: where the last one was."""
+        if host >= 0:
+            self._hosts[place] = host
         self._alive.add(place)
         self._ends.pop(place, None)
+
+    def dismiss(self, places: Collection[int], reason: str) -> Outgoing:
+        """Let the processes at ``places`` leave the training at the next agreed call, and return the messages to send.
+
+        They stay for as long as there would be fewer than the least number of members without them.
+        """
+        self._leaving.update(dict.fromkeys((place for place in places if place in self._alive), reason))
+        return self._decide()
 
     def finished(self, generation: int) -> Outgoing:
         """Record that a member of world ``generation`` has seen that all members reached the end of the training."""
@@ -109,8 +121,17 @@ class Membership:
         """Return the places whose processes wait until the members of the present world come to an agreed call."""
         if self._world is None or self._gone or self.complete or self.over:
             return []
-        room = self._most - len(self._world.members)
-        return sorted(self._waiting)[: max(0, room)]
+        room = self._most - len(self._world.members) + len(self.leavers())
+        return sorted(self._waiting.keys() - self._leaving.keys())[: max(0, room)]
+
+    def leavers(self) -> list[int]:
+        """Return the members of the present world that can leave it when its members come to an agreed call."""
+        if self._world is None or self._gone or self.complete or self.over:
+            return []
+        leaving = [place for place in self._world.members if place in self._leaving]
+        staying = len(self._world.members) - len(leaving)
+        coming = len(self._waiting.keys() - self._leaving.keys())
+        return leaving if staying + coming >= self._least and staying > 0 else []
 
     def missing(self) -> list[int]:
         """Return the places whose processes must register before the next world opens; empty if nobody waits."""
@@ -146,7 +167,21 @@ class Membership:
                 return self._end(f"the ranks with the newest state of the training have ended{self._causes()}")
         if len(self._waiting) < self._least:
             return []
-        return self._open()
+        dismissed = self._let_go()
+        return [*dismissed, *self._open()]
+
+    def _let_go(self) -> Outgoing:
+        """Dismiss those that are to leave, if the others are enough and have the newest state; return the messages."""
+        leaving = self._waiting.keys() & self._leaving.keys()
+        staying = self._waiting.keys() - leaving
+        newest = max(one.steps for one in self._waiting.values())
+        if len(staying) < self._least or not any(self._waiting[place].steps == newest for place in staying):
+            return []
+        if self._world is not None and not any(self._waiting[place].generation for place in staying):
+            return []
+        for place in leaving:
+            del self._waiting[place]
+        return [(place, Dismissed(self._leaving[place])) for place in sorted(leaving)]
 
     def _open(self) -> Outgoing:
         before = self._world
@@ -158,7 +193,7 @@ class Membership:
         self._steps = max(self._waiting[one].steps for one in members)
         root = min(one for one in members if self._waiting[one].steps == self._steps)
         number = 1 + (0 if before is None else before.generation)
-        world = World(number, members, self._hosts, root, 0 if before is None else len(before.members))
+        world = World(number, members, tuple(self._hosts), root, 0 if before is None else len(before.members))
         self._world = world
         self._gone = {}
         self._short_s = None

@@ -6,6 +6,7 @@ Like the coordinator, it does no I/O. One launch may contain many worlds: ``init
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
@@ -222,13 +223,22 @@ class Sessions:
             outgoing += self._membership.ended(rank, reason)
         return outgoing
 
-    def rank_started(self, rank: int) -> Outgoing:
-        """Record that another process was started for ``rank``, and return the messages to send."""
+    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
+        """Record that another process was started for ``rank``, and return the messages to send.
+
+        ``host``: the index of its host; -1: that of the last process.
+        """
         self._ended.pop(rank, None)
         self._lost.pop(rank, None)
         if self._membership is not None:
-            self._membership.started(rank)
+            self._membership.started(rank, host)
         return []
+
+    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
+        """Let ``ranks`` of an elastic job leave the training at its next agreed call; return the messages to send."""
+        if self._membership is None:
+            return []
+        return self._membership.dismiss(ranks, reason) + self._let_in()
 
     def _detach(self, rank: int, reason: str, before_init: str) -> Outgoing:
         """Take ``rank`` out of its world, or of the one that it waits for, and tell the other ranks that it is lost."""
@@ -254,13 +264,16 @@ class Sessions:
         return self._detach(rank, reason, reason) + self._membership.register(rank, message) + self._let_in()
 
     def _let_in(self) -> Outgoing:
-        """If processes wait to join, ask the members of the present world to leave it at an agreed call."""
-        joiners = [] if self._membership is None else self._membership.joiners()
-        if not joiners or self._membership is None:
+        """If processes wait to join, or are to leave, ask the members to leave the present world at an agreed call."""
+        if self._membership is None:
+            return []
+        joiners, leavers = self._membership.joiners(), self._membership.leavers()
+        changes = [f"{on_ranks(ranks)} can {what}" for ranks, what in ((joiners, "join"), (leavers, "leave")) if ranks]
+        if not changes:
             return []
         for key, world in {world.key: world for world in self._worlds.values()}.items():
             if key[1] == self._membership.generation:
-                return world.asked(COMMIT, f"{on_ranks(joiners)} can join")
+                return world.asked(COMMIT, ", ".join(changes))
         return []
 
     def lost(self) -> dict[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ddlcore.control.channel import Channel
@@ -73,8 +73,11 @@ class EchoCoordinator:
         self._lost[rank] = reason
         return [(other, Lost((rank,), reason)) for other in self.present]
 
-    def rank_started(self, rank: int) -> Outgoing:
+    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
         self._lost.pop(rank, None)
+        return []
+
+    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
         return []
 
     def lost(self) -> dict[int, str]:

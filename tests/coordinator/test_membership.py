@@ -14,6 +14,7 @@ from ddlcore.messages import (
     PROTOCOL,
     Complete,
     CountCalls,
+    Dismissed,
     Finished,
     FromCoordinator,
     Hello,
@@ -154,6 +155,60 @@ def test_the_end_of_the_training() -> None:
     assert one.register(2, register(1, 90, "x")) == [(2, Complete())]
 
 
+class TestLeaving:
+    """A host leaves the job: its processes leave the training at an agreed call, and nothing is computed twice."""
+
+    def test_leavers_are_let_go_when_all_have_come(self) -> None:
+        one = begun(3)
+        assert one.dismiss([1, 2], "node2 leaves") == [] and one.leavers() == [1, 2]
+        for place in (1, 2):
+            assert one.register(place, register(1, 5)) == []
+        told = one.register(0, register(1, 5))
+        assert told[:2] == [(1, Dismissed("node2 leaves")), (2, Dismissed("node2 leaves"))]
+        assert world_of(told[2:]).members == (0,)
+        assert one.ended(1, "exited with code 0") == [] == one.leavers()
+
+    def test_they_stay_while_the_others_are_too_few(self) -> None:
+        one = begun(3, least=2)
+        one.dismiss([1, 2], "node2 leaves")
+        assert one.leavers() == [] == one.joiners()
+        one.register(0, register(1, 5, "x"))
+        one.register(1, register(1, 5, "x"))
+        assert world_of(one.register(2, register(1, 5, "x"))).members == (0, 1, 2)
+
+    def test_they_go_when_others_join(self) -> None:
+        """In the same world: a newcomer takes the room of who leaves."""
+        one = Membership((0, 0, -1), 2, 2, 5.0)
+        one.register(0, register())
+        world_of(one.register(1, register()))
+        one.dismiss([1], "node2 leaves")
+        one.started(2, 7)
+        assert one.leavers() == [] and one.register(2, register()) == []
+        assert (one.leavers(), one.joiners()) == ([1], [2])
+        one.register(0, register(1, 5))
+        told = one.register(1, register(1, 5))
+        assert told[0] == (1, Dismissed("node2 leaves"))
+        world = world_of(told[1:])
+        assert (world.members, world.hosts, world.root) == ((0, 2), (0, 0, 7), 0)
+
+    def test_who_has_the_newest_state_stays_until_others_have_it(self) -> None:
+        one = begun(3)
+        one.dismiss([2], "node2 leaves")
+        one.ended(1, "killed")
+        one.register(0, register(1, 5, "x"))
+        world = world_of(one.register(2, register(1, 6, "x")))
+        assert (world.members, world.root) == ((0, 2), 2) and one.leavers() == [2]
+
+    def test_another_process_of_the_place_may_stay(self) -> None:
+        one = begun(2)
+        one.dismiss([1], "node2 leaves")
+        one.ended(1, "killed")
+        one.started(1, 0)
+        world_of(one.register(0, register(1, 5, "x")))
+        assert one.register(1, register()) == [] and (one.joiners(), one.leavers()) == ([1], [])
+        assert one.dismiss([5], "no such process") == []
+
+
 def test_the_limit_of_resets() -> None:
     one = begun(2, resets=1)
     one.register(0, register(1, 1, "x"))
@@ -241,9 +296,11 @@ def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
     steps = dict.fromkeys(range(size), -1)
     waits: set[int] = set()
     inside: set[int] = set()
+    leaving: set[int] = set()
     best = -1
     for _ in range(60):
         moves = [("register", place) for place in alive if place not in waits]
+        moves += [("dismiss", place) for place in alive if place not in leaving]
         moves += [("die", place) for place in alive] + [("start", place) for place in range(size) if place not in alive]
         move, place = data.draw(st.sampled_from(moves))
         told: Outgoing = []
@@ -256,12 +313,23 @@ def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
             del alive[place]
             inside.discard(place)
             waits.discard(place)
+            leaving.discard(place)
+        elif move == "dismiss":
+            leaving.add(place)
+            told = one.dismiss([place], "its host leaves")
         else:
             one.started(place)
             alive[place], steps[place] = 0, -1
         if one.over:
             assert all(generation == 0 or steps[place] < best for place, generation in alive.items() if place in waits)
             return
+        for gone in [place for place, message in told if isinstance(message, Dismissed)]:
+            assert gone in leaving & waits
+            for group in (waits, leaving):
+                group.discard(gone)
+            del alive[gone]
+            one.ended(gone, "exited with code 0")
+        told = [(place, message) for place, message in told if not isinstance(message, Dismissed)]
         if told:
             world = world_of(told)
             assert set(world.members) == waits and not inside

@@ -60,7 +60,7 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
         if job is None:
             if results:
                 return results[0]
-            log.info("elastic: the training ended before this process could join it")
+            log.info("elastic: %s", member.dismissed or "the training ended before this process could join it")
             sys.exit(0)
         results.clear()
         world = member.world

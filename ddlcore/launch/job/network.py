@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ddlcore.build import build_sessions
@@ -59,10 +59,13 @@ class FailureLog:
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
         return self._noted(self._coordinator.rank_ended(rank, reason))
 
-    def rank_started(self, rank: int) -> Outgoing:
+    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
         if rank in self.raised:
             self.raised.remove(rank)
-        return self._coordinator.rank_started(rank)
+        return self._coordinator.rank_started(rank, host)
+
+    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
+        return self._noted(self._coordinator.dismiss(ranks, reason))
 
     def _noted(self, outgoing: Outgoing) -> Outgoing:
         for _, message in outgoing:
