@@ -1,0 +1,169 @@
+"""Decides on which hosts of an elastic job processes run: which hosts are called, and which ranks start or leave where.
+
+It does no I/O and knows no time of its own. A *place* is a number of the launch, at which one process after another may
+run, also on different hosts; the launcher calls it a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ddlcore.contracts.launcher import HostSlots
+
+_FREE, _BUSY, _LEAVING, _DONE = "free", "busy", "leaving", "done"
+
+
+@dataclass(frozen=True)
+class Call:
+    """The decision to start the agent of a host."""
+
+    host: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """The decision to start a process at ``place`` on ``host``, which can be reached."""
+
+    place: int
+    host: int
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """The decision that the processes at ``places`` leave the training, and why."""
+
+    places: tuple[int, ...]
+    reason: str
+
+
+Decision = Call | Start | Dismiss
+
+
+@dataclass
+class _Host:
+    name: str
+    slots: int  # how many processes it may run now
+    reached: bool  # whether processes can be started there now
+    calling: bool = False  # whether its agent is being started
+    failures: int = 0  # in a row
+    blocked_until_s: float = 0.0
+    last_failure_s: float = field(default=-float("inf"))
+
+
+class HostTable:
+    """The hosts and places of one elastic job. The thread of the supervisor calls all methods."""
+
+    def __init__(
+        self,
+        hosts: Sequence[HostSlots],
+        assigned: Sequence[int],
+        places: int,
+        most: int,
+        cooldown_s: tuple[float, float],
+    ) -> None:
+        """Begin with ``hosts``, which are all reached, and processes at the first places: ``assigned`` are their hosts.
+
+        There are ``places`` places, and processes run at ``most`` of them at the same time, without those that leave.
+        ``cooldown_s``: for how long a host is left out after its first failure; the time doubles with each failure, up to
+        the second value.
+        """
+        self.hosts = [_Host(one.host, one.slots, True) for one in hosts]
+        self._at: list[int] = [*assigned, *[-1] * (places - len(assigned))]  # the host of the last process
+        self._state = [_BUSY] * len(assigned) + [_FREE] * (places - len(assigned))
+        self._most = most
+        self._cooldown_s = cooldown_s
+
+    # --- what happens
+
+    def found(self, entries: Sequence[HostSlots]) -> None:
+        """Take the hosts that there are now. A host that is missing leaves the job, and a new one may be used."""
+        known = {host.name: host for host in self.hosts}
+        slots = {one.host: one.slots for one in entries}
+        for name, host in known.items():
+            host.slots = slots.get(name, 0)
+        self.hosts += [_Host(name, count, False) for name, count in slots.items() if name not in known]
+
+    def leaves(self, host: int) -> None:
+        """Take the news that ``host`` leaves the job, whatever is found."""
+        self.hosts[host].slots = 0
+
+    def reached(self, host: int) -> None:
+        """Record that processes can be started on ``host`` from now on."""
+        self.hosts[host].reached, self.hosts[host].calling = True, False
+
+    def lost(self, host: int, now_s: float) -> None:
+        """Record that ``host`` cannot be reached, or no longer. It is left out for a while."""
+        self.hosts[host].reached = self.hosts[host].calling = False
+        self._block(host, now_s)
+
+    def ended(self, place: int, succeeded: bool) -> None:
+        """Record that the process at ``place`` has ended, and that the supervisor will not start another one there."""
+        done = succeeded and self._state[place] == _BUSY  # its script has ended, so another one would do so, too
+        self._state[place] = _DONE if done else _FREE
+
+    def failed(self, place: int, now_s: float) -> None:
+        """Record that processes have failed too often at ``place``. Its host is left out for a while."""
+        self._state[place] = _FREE
+        self._block(self._at[place], now_s)
+
+    # --- what follows
+
+    def host_of(self, place: int) -> int:
+        """Return the index of the host on which the last process at ``place`` was started; -1: none was."""
+        return self._at[place]
+
+    def name_of(self, place: int) -> str:
+        """Return the name of the host of the last process at ``place``; "" if none was started."""
+        return self.hosts[self._at[place]].name if self._at[place] >= 0 else ""
+
+    def decide(self, now_s: float) -> list[Decision]:
+        """Return what is to be done now. The table counts each decision as carried out."""
+        decisions: list[Decision] = [*self._dismissals()]
+        for index, host in enumerate(self.hosts):
+            if host.calling or now_s < host.blocked_until_s:
+                continue
+            for _ in range(host.slots - self._count(index, _BUSY, _LEAVING)):
+                place = self._free_place(index)
+                if place < 0 or self._state.count(_BUSY) + self._called() >= self._most:
+                    break
+                if not host.reached:
+                    host.calling = True
+                    decisions.append(Call(index))
+                    break
+                self._at[place], self._state[place] = index, _BUSY
+                decisions.append(Start(place, index))
+        return decisions
+
+    def _dismissals(self) -> list[Dismiss]:
+        found = []
+        for index, host in enumerate(self.hosts):
+            busy = [place for place, at in enumerate(self._at) if at == index and self._state[place] == _BUSY]
+            surplus = tuple(busy[host.slots :])
+            for place in surplus:
+                self._state[place] = _LEAVING
+            if surplus:
+                less = f"takes no more than {host.slots} now" if host.slots else "leaves the job"
+                found.append(Dismiss(surplus, f"{host.name} {less}"))
+        return found
+
+    def _called(self) -> int:
+        """Return for how many processes hosts are being called: so no more hosts are called than needed."""
+        return sum(host.slots for host in self.hosts if host.calling)
+
+    def _count(self, host: int, *states: str) -> int:
+        return sum(at == host and state in states for at, state in zip(self._at, self._state, strict=True))
+
+    def _free_place(self, host: int) -> int:
+        """Return a place for a process on ``host``, if possible one that was there before; -1 if none is free."""
+        free = [place for place, state in enumerate(self._state) if state == _FREE]
+        return min(free, key=lambda place: (self._at[place] != host, place), default=-1)
+
+    def _block(self, index: int, now_s: float) -> None:
+        host = self.hosts[index]
+        least, most = self._cooldown_s
+        if now_s - host.last_failure_s > 2 * most:
+            host.failures = 0
+        host.failures += 1
+        host.last_failure_s = now_s
+        host.blocked_until_s = now_s + min(most, least * 2 ** (host.failures - 1))
