@@ -62,16 +62,18 @@ def build_sessions(
     return Sessions(size, policy, patience_of(settings), replay, driver, compression, refuses, membership)
 
 
-def build_membership(hosts: Sequence[int], settings: Settings) -> Membership | None:
+def build_membership(hosts: Sequence[int], settings: Settings, places: int = 0, most: int = 0) -> Membership | None:
     """Return what decides which processes of an elastic job form a world; None if ``settings`` ask for no such job.
 
-    ``hosts``: (size,), the host index of each rank of the launch.
+    ``hosts``: (size,), the host index of each rank of the launch. There may be up to ``places`` ranks later, ``most`` of
+    them at a time; 0: those of ``hosts``.
     """
     least = settings.whole("min_np")
     if not least:
         return None
     timeout_s, resets = settings.number("elastic_timeout_s"), settings.whole("reset_limit")
-    return Membership(hosts, least, len(hosts), timeout_s, resets)
+    later = (-1,) * (places - len(hosts))
+    return Membership((*hosts, *later), least, most or len(hosts), timeout_s, resets)
 
 
 def patience_of(settings: Settings) -> Patience:

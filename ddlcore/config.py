@@ -374,6 +374,45 @@ SETTINGS: tuple[Setting, ...] = (
         brief="Go on with at least N ranks.",
     ),
     Setting(
+        "max_np",
+        int,
+        0,
+        "elastic job: the most ranks that it has at a time, if the hosts take so many; 0: as many as -np",
+        minimum=0,
+        group="faults",
+    ),
+    Setting(
+        "host_discovery_script",
+        str,
+        "",
+        "elastic job: a command that prints the hosts that there are now, one a line: HOST:SLOTS, or HOST. It is run once a "
+        "second; hosts may come and leave",
+        group="faults",
+    ),
+    Setting(
+        "slots_per_host",
+        int,
+        1,
+        "elastic job: how many ranks a host takes for which host_discovery_script prints no number",
+        minimum=1,
+        group="faults",
+    ),
+    Setting(
+        "host_discovery",
+        str,
+        "",
+        "elastic job: what says which hosts there are now: script, slurm or that of a plugin; empty: the hosts are fixed",
+        group="faults",
+    ),
+    Setting(
+        "host_cooldown_s",
+        str,
+        "60 600",
+        "elastic job: how long a host is left out after it was lost or its ranks have failed too often, in seconds: after "
+        "the first time, and the longest; the time doubles with each failure",
+        group="faults",
+    ),
+    Setting(
         "elastic_timeout_s",
         float,
         600.0,

@@ -24,6 +24,7 @@ __all__ = [
     "CommandProvider",
     "CommunicatorsProvider",
     "CompressorProvider",
+    "DiscoveryProvider",
     "FusionProvider",
     "Hooks",
     "KernelsProvider",
@@ -146,6 +147,11 @@ class LauncherProvider(Provider):
 
 
 @dataclass(frozen=True)
+class DiscoveryProvider(Provider):
+    """A source of hosts for an elastic job, which `--host-discovery` names. The target is a HostDiscovery."""
+
+
+@dataclass(frozen=True)
 class CommunicatorsProvider(Provider):
     """A library whose communicators can be passed to ``init``. The target is a Communicators."""
 
@@ -215,6 +221,11 @@ class Hooks:
     @hookspec
     def ddl_launchers(self) -> Sequence[LauncherProvider]:
         """Return ways to start agents on hosts."""
+        return ()
+
+    @hookspec
+    def ddl_discoveries(self) -> Sequence[DiscoveryProvider]:
+        """Return sources of hosts for elastic jobs."""
         return ()
 
     @hookspec

@@ -29,6 +29,7 @@ MODULES = (
     "contracts/known_bad",
     "contracts/bench",
     "contracts/communicators",
+    "contracts/discovery",
     "contracts/store",
     "types",
     "errors",

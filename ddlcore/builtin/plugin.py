@@ -8,6 +8,7 @@ from ddlcore.hooks import (
     CheckProvider,
     ClusterProvider,
     CompressorProvider,
+    DiscoveryProvider,
     FusionProvider,
     LauncherProvider,
     TransportProvider,
@@ -204,6 +205,23 @@ def ddl_clusters() -> list[ClusterProvider]:
     return [
         ClusterProvider(name, f"ddlcore.builtin.clusters:{target}", doc=doc, priority=-10 * place)
         for place, (name, target, doc) in enumerate(known)
+    ]
+
+
+@hookimpl
+def ddl_discoveries() -> list[DiscoveryProvider]:
+    """Return the sources of hosts for elastic jobs: a script of the user, and the nodes of a Slurm allocation."""
+    return [
+        DiscoveryProvider(
+            name="script",
+            target="ddlcore.builtin.discovery:ScriptDiscovery",
+            doc="what a script prints: --host-discovery-script FILE",
+        ),
+        DiscoveryProvider(
+            name="slurm",
+            target="ddlcore.builtin.discovery:SlurmDiscovery",
+            doc="the nodes of the allocation that are up",
+        ),
     ]
 
 

@@ -7,6 +7,7 @@ from ddlcore.contracts.cluster import Cluster, RankInfo, Surroundings
 from ddlcore.contracts.communicators import Communicators
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.device import DeviceRuntime, Event, Queue
+from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.framework import (
     Companion,
     JobService,
@@ -41,6 +42,7 @@ __all__ = [
     "Event",
     "Finding",
     "FusionPolicy",
+    "HostDiscovery",
     "HostSlots",
     "HostView",
     "JobService",

@@ -22,6 +22,7 @@ from ddlcore.contracts import (
     Compressor,
     DeviceRuntime,
     FusionPolicy,
+    HostDiscovery,
     Launcher,
     Library,
     Transport,
@@ -36,6 +37,7 @@ from ddlcore.hooks import (
     CommandProvider,
     CommunicatorsProvider,
     CompressorProvider,
+    DiscoveryProvider,
     FusionProvider,
     KernelsProvider,
     LauncherProvider,
@@ -113,6 +115,7 @@ class Registry:
     compressors = PluginKind(CompressorProvider, "compressor", "ddl_compressors", Compressor)
     clusters = PluginKind(ClusterProvider, "cluster", "ddl_clusters", Cluster)
     launchers = PluginKind(LauncherProvider, "launcher", "ddl_launchers", Launcher)
+    discoveries = PluginKind(DiscoveryProvider, "host discovery", "ddl_discoveries", HostDiscovery)
     communicators = PluginKind(CommunicatorsProvider, "library of communicators", "ddl_communicators", Communicators)
     bench_peers = PluginKind(BenchPeerProvider, "bench peer", "ddl_bench_peers", BenchPeer)
     commands = PluginKind(CommandProvider, "command", "ddl_cli")
@@ -260,6 +263,8 @@ class Registry:
     def load(self, provider: ClusterProvider) -> type[Cluster]: ...
     @overload
     def load(self, provider: LauncherProvider) -> Callable[[], Launcher]: ...
+    @overload
+    def load(self, provider: DiscoveryProvider) -> Callable[[], HostDiscovery]: ...
     @overload
     def load(self, provider: CommunicatorsProvider) -> Callable[[], Communicators]: ...
     @overload

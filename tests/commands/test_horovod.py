@@ -23,7 +23,7 @@ LISTED = """
 --autotune --no-autotune --autotune-log-file=f --autotune-warmup-samples=3 --autotune-steps-per-sample=10
 --autotune-bayes-opt-max-samples=20 --autotune-gaussian-process-noise=0.8
 --min-np=2 --min-num-proc=2 --max-np=4 --max-num-proc=4 --slots-per-host=2 --elastic-timeout=600 --reset-limit=3
---blacklist-cooldown-range=1,2 --host-discovery-script=s.sh
+--blacklist-cooldown-range=1,2 --host-discovery-script=./s.sh
 --timeline-filename=t.json --timeline-mark-cycles --no-timeline-mark-cycles
 --no-stall-check --stall-check --stall-check-warning-time-seconds=60 --stall-check-shutdown-time-seconds=90
 --mpi-threads-disable --no-mpi-threads-disable --mpi-args=--x --binding-args=--y --tcp --num-nccl-streams=1
@@ -33,11 +33,8 @@ LISTED = """
 --gloo --mpi --jsrun
 """
 HOROVODRUN = LISTED.split()
-LATER = [
-    word
-    for word in HOROVODRUN
-    if word.startswith(("--max-", "--slots", "--blacklist", "--host-discovery")) or word == "--jsrun"
-]
+LATER = ["--jsrun"]
+ELASTIC = ("--max-np", "--max-num-proc", "--host-discovery-script")  # they need --min-np
 
 
 @pytest.fixture
@@ -54,6 +51,8 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launch]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "h").write_text("localhost slots=2\n")
     (tmp_path / "c.toml").write_text("")
+    (tmp_path / "s.sh").write_text("#!/bin/sh\necho localhost:2\n")
+    (tmp_path / "s.sh").chmod(0o755)
     return seen
 
 
@@ -69,6 +68,7 @@ def test_every_flag_is_taken_or_answered(flag: str, launches: list[Launch], caps
     """It starts the job, or ends with 2 and one line that names it; both forms, with a space and with =."""
     name = flag.partition("=")[0]
     here = [] if name in ("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile") else ["-np", "2"]
+    here += ["--min-np", "1"] if name in ELASTIC else []
     code = main(["run", *here, *words_of(flag), "true"])
     out, err = capsys.readouterr()
     if name in ("-v", "--version", "-cb", "--check-build"):

@@ -44,6 +44,9 @@ def main() -> None:
     def train(state: Any) -> None:
         mine.touch()
         while state.steps < steps:
+            while state.steps == steps - 40 and not (folder / "enough").exists() and time.monotonic() < until_s:
+                time.sleep(0.02)
+                state.check_host_updates()  # ranks are lost and join here, too
             step = state.steps
             part = gradient(state.weights, step, range(ddl.rank(), ROWS, ddl.size()))
             total = ddl.allreduce(part, name="gradient", op=ddl.Sum)
@@ -51,9 +54,6 @@ def main() -> None:
             state.log.append(step)
             state.commit()
             time.sleep(pause_s)
-            while state.steps == steps - 40 and not (folder / "enough").exists() and time.monotonic() < until_s:
-                time.sleep(0.02)
-                state.check_host_updates()  # ranks are lost and join here, too
 
     train(state)
     right = np.allclose(state.weights, undisturbed(steps), rtol=1e-10, atol=1e-12)

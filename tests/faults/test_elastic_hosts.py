@@ -138,3 +138,92 @@ def test_a_host_is_lost(start: Start) -> None:
     assert job.of_rank(0) + job.of_rank(1) == stay
     assert len(job.end()) == 2
     assert "rank 2: its host other is gone" in job.text()
+
+
+def test_spare_slots_take_the_place_of_a_lost_host(start: Start) -> None:
+    """Hosts that -H names beyond -np are called when they are needed."""
+    job = start("-np", "3", "-H", "localhost:1,other:2,spare:2", "--min-np", "1")
+    until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
+    stay = job.of_rank(0)
+    (agent,) = job.agents()
+    job.kill([agent])
+    until(lambda: job.trains(1) and job.trains(2) and job.agents() not in ([], [agent]), "they are back elsewhere")
+    assert job.of_rank(0) == stay
+    assert len(job.end()) == 3
+    assert "rank 1 is started on spare" in job.text() and "rank 2 is started on spare" in job.text()
+
+
+def test_a_lost_host_comes_back(start: Start) -> None:
+    """After its cool-down it is called again."""
+    job = start("-H", "localhost:1,other:1", "--min-np", "1", "--host-cooldown-s", "0.5 2")
+    until(lambda: job.trains(0) and job.trains(1), "all ranks train")
+    before = job.of_rank(1)
+    job.kill(job.agents())
+    until(lambda: job.trains(1) and job.of_rank(1) != before, "rank 1 is back")
+    assert len(job.end()) == 2
+    assert "rank 1: its host other is gone" in job.text()
+    assert "it is started again when a host has room for it" in job.text()
+
+
+def test_growing_and_shrinking_by_a_script(start: Start, tmp_path: Path) -> None:
+    """From 2 to 4 on one host, to another host, and back to 2: the first processes are never started again."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    script = ["--host-discovery-script", f"cat {hosts}"]
+    job = start("-np", "2", "--min-np", "1", "--max-np", "4", *script)
+    until(lambda: job.trains(0) and job.trains(1), "the first ranks train")
+    stay = job.of_rank(0) + job.of_rank(1)
+    hosts.write_text("localhost:4\n")
+    until(lambda: job.trains(2) and job.trains(3), "two more train")
+    local = job.of_rank(2) + job.of_rank(3)
+    hosts.write_text("localhost:2\nother:2\n")
+    until(lambda: not any(os.path.exists(f"/proc/{pid}/environ") and pid in job.pids(b"") for pid in local), "left")
+    until(lambda: len([rank for rank in range(8) if job.trains(rank)]) == 4, "two train on the other host")
+    hosts.write_text("localhost:2\n")
+    until(lambda: len([rank for rank in range(8) if job.of_rank(rank)]) == 2, "they have left")
+    assert job.of_rank(0) + job.of_rank(1) == stay
+    assert len(job.end()) == 2
+    text = job.text()
+    assert "localhost takes no more than 2 now: ranks 2-3 will leave the training" in text
+    assert "other leaves the job: ranks " in text and "killed" not in text
+
+
+def test_a_host_is_told_to_leave(start: Start) -> None:
+    """SIGTERM to its agent: its ranks leave at the next commit, and nothing is computed twice."""
+    job = start("-H", "localhost:1,other:2", "--min-np", "1")
+    until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
+    (agent,) = job.agents()
+    os.kill(agent, signal.SIGTERM)
+    until(lambda: not job.of_rank(1) + job.of_rank(2), "its ranks have left")
+    assert len(job.end()) == 1
+    assert "other leaves the job: ranks 1-2 will leave the training" in job.text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--host-discovery-script", "echo a b c"], "'a b c' is not of the form HOST or HOST:SLOTS"),
+        (["--host-discovery-script", "echo no >&2; exit 3"], "ended with code 3: no"),
+        (["--host-discovery-script", "echo localhost", "-H", "localhost:1"], "-H and host discovery both say where"),
+        (["--host-discovery", "slurm"], "this is no Slurm job"),
+        (["--host-discovery", "scirpt"], "did you mean"),
+        (
+            ["--host-discovery-script", "echo localhost", "--start-timeout-s", "0.1", "--min-np", "3"],
+            "has found 1 slots",
+        ),
+        (["-np", "1", "--host-cooldown-s", "ten"], "give two numbers of seconds"),
+        (["-np", "2", "--max-np", "1"], "--max-np 1 is less than the 2 ranks of the job"),
+    ],
+)
+def test_what_cannot_be_done(options: list[str], words: str) -> None:
+    given = [] if "--min-np" in options else ["--min-np", "1"]
+    run = [sys.executable, "-m", "ddlcore.launch", "run", *given, *options, "python", "-c", "1"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60.0)
+    assert done.returncode != 0 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_they_need_an_elastic_job() -> None:
+    for option in (["--max-np", "3"], ["--host-discovery-script", "echo localhost"]):
+        run = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "1", *option, "python", "-c", "1"]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=60.0)
+        assert done.returncode != 0 and "add --min-np N" in done.stderr, done.stderr

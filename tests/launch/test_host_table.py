@@ -103,9 +103,9 @@ def test_no_host_and_no_job_has_too_many(data: st.DataObject) -> None:
         if move == "found":
             table.found(slots(**data.draw(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3)))))
         elif move in ("reached", "lost") and calls:
-            host = data.draw(st.sampled_from(sorted(calls)))
-            calls.discard(host)
-            table.reached(host) if move == "reached" else table.lost(host, now_s)
+            called = data.draw(st.sampled_from(sorted(calls)))
+            calls.discard(called)
+            table.reached(called) if move == "reached" else table.lost(called, now_s)
         elif move in ("ended", "failed") and running:
             place = data.draw(st.sampled_from(sorted(running)))
             table.failed(place, now_s) if move == "failed" else table.ended(place, place in leaving)

@@ -20,9 +20,10 @@ from ddlcore.dashboard.place import is_place, place_of, require_installed
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
 from ddlcore.launch.job.horovod import Answers, log_level, read_variables
+from ddlcore.launch.job.host_table import cooldown_range
 from ddlcore.launch.job.launcher import Launch, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
-from ddlcore.launch.job.placement import place
+from ddlcore.launch.job.placement import find_discovery, place
 from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.launch.ranks.hosts import Layout
@@ -258,7 +259,8 @@ def prepare(
     settings, registry = _settings(flags, given, config)
     if top and settings.source("pulse_s") == "default":
         settings, registry = _settings({**flags, "pulse_s": PULSE_S}, given, config)
-    placed = place(num_proc, hosts, hostfile, settings, registry, environ)
+    discovery = find_discovery(settings, registry, environ)
+    placed = place(num_proc, hosts, hostfile, settings, registry, environ, discovery)
     launch = Launch(
         command=tuple(resolve_command(command, path=ranks_path(environ.get("PATH", os.defpath)))),
         layout=placed.layout,
@@ -273,6 +275,8 @@ def prepare(
         verbose=verbose,
         launched_by=placed.launcher,
         watch=_top(placed.layout, settings) if top else None,
+        hosts=placed.hosts,
+        discovery=discovery,
     )
     route = check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
     _check_elastic(settings, launch.size, route)
@@ -290,7 +294,12 @@ def prepare(
 def _check_elastic(settings: Settings, size: int, route: Route | None) -> None:
     least = settings.whole("min_np")
     if not least:
+        if settings.whole("max_np"):
+            raise ValueError("--max-np is for elastic jobs; add --min-np N")
         return
+    cooldown_range(settings.text("host_cooldown_s"))  # raises an error if it is malformed
+    if 0 < settings.whole("max_np") < size:
+        raise ValueError(f"--max-np {settings.whole('max_np')} is less than the {size} ranks of the job")
     if least > size:
         raise ValueError(f"--min-np {least} is more than the {size} ranks of the job; give -np {least} or more")
     if route is not None and route.launcher:

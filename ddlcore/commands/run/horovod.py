@@ -32,8 +32,9 @@ def _option(row: Foreign, name: str) -> Callable[[Callable[..., Any]], Callable[
         if value is None or value is False:
             return
         given = answers_of(ctx)
+        text = " ".join(value) if isinstance(value, tuple) else str(value)
         try:
-            row.answer(name, "1" if row.values == 0 else str(value), given)
+            row.answer(name, "1" if row.values == 0 else text, given)
         except ValueError as error:
             raise click.ClickException(f"ddl run: {error}") from None
         if given.refusals:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -37,6 +38,7 @@ from ddlcore.launch.agents.wire import (
     Finished,
     FromAgent,
     Here,
+    Leaves,
     Look,
     Quit,
     RankTask,
@@ -48,6 +50,7 @@ from ddlcore.launch.agents.wire import (
 )
 from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.exchange import FUNCTION_PROGRAM, nameless_file, read_all, write_all
+from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     sent to the launcher. 1 means that the agent could not begin, or lost its launcher before it was told to start
     ranks.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, _leave_to_the_launcher)  # not SIG_IGN: the ranks would inherit that
     try:
         task = read_task(arguments, os.environ)
@@ -77,6 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     if task.answers:
         print(f"{ANSWER}{task.access.client_public}", flush=True)
+    signal.signal(signal.SIGTERM, agent.host_leaves)
     for name in ("SIGUSR1", "SIGUSR2"):  # what Slurm's --signal sends to a job's steps is meant for the ranks
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), agent.pass_on)
@@ -115,6 +119,9 @@ class _Agent:
         self._task_fd = -1
         self._gone = ""
         self._unheard = False  # the launcher vanished silently, so that the connection to it may still look open
+        self._later: deque[int] = deque()  # ranks of Again messages, until the supervisor has them
+        self._tasks: dict[int, RankTask] = {}  # by rank: how another process is started
+        self._stays = False  # the job is elastic
         self._released = False  # no rank will be started again
         self._ending = False  # the ranks are to be killed, or not to be started
         self._relay = Relay(
@@ -167,8 +174,9 @@ class _Agent:
             if self._gone:
                 print(f"lost its launcher: {self._gone}", file=sys.stderr)
             return 1 if self._gone else 0
+        self._stays = message.stays
         processes = self._begin(message)
-        if processes:
+        if processes or (message.stays and self._supervisor is not None):
             self._watch(processes)
         self._say(Finished())
         while not self._gone and not isinstance(self._next.get(), Quit | None):  # until the launcher has read Finished
@@ -185,8 +193,9 @@ class _Agent:
             if self._supervisor is not None:
                 self._supervisor.order(message.rank, message.number, message.group)
         elif isinstance(message, Again):
-            if self._supervisor is not None:
-                self._supervisor.start(message.rank)
+            self._tasks[message.task.rank] = message.task
+            self._later.append(message.task.rank)
+            self._start_later()
         elif isinstance(message, Release):
             self._released = True
             if self._supervisor is not None:
@@ -211,6 +220,11 @@ class _Agent:
         """Send a signal that has reached this agent to its ranks, if they run."""
         if self._supervisor is not None:
             self._supervisor.deliver(number)
+
+    def host_leaves(self, number: int, frame: FrameType | None) -> None:
+        """Tell the launcher that the ranks of an elastic job are to leave this host. Another job: leave it to the launcher."""
+        if self._stays:
+            self._say(Leaves())
 
     def leave(self) -> None:
         """End the sshd process that serves only this agent, if the launcher has vanished silently.
@@ -237,6 +251,12 @@ class _Agent:
             self._supervisor.abandon()
 
     # --- the ranks
+
+    def _start_later(self) -> None:
+        """Start the ranks of all Again messages so far, if there is a supervisor. The first may come before it is made."""
+        while self._supervisor is not None and self._later:
+            with contextlib.suppress(IndexError):  # the other thread has taken it
+                self._supervisor.start(self._later.popleft())
 
     def _begin(self, begin: Begin) -> list[RankProcess]:
         """Start the ranks that ``begin`` lists, and return their processes.
@@ -267,13 +287,17 @@ class _Agent:
         self._supervisor = Supervisor(
             processes,
             grace_s=float("inf"),  # only the launcher ends the other ranks after a failure
-            ended=lambda end: self._say(Ended(end.rank, end.returncode, end.lost)),
+            ended=self._tell_end,
             say=lambda text: self._say(Said(text)),
             begin=lambda rank: self._begin_again(begin, rank, shared),
             stays=begin.stays and not self._released,
         )
         self._say(Begun(tuple(process.process.pid for process in processes)))
         return processes
+
+    def _tell_end(self, end: End) -> None:
+        if not self._gone:  # otherwise the launcher would take it for the cause that this agent has killed its ranks
+            self._say(Ended(end.rank, end.returncode, end.lost))
 
     def _shared_environment(self, begin: Begin) -> dict[str, str]:
         mine = {name: value for name, value in os.environ.items() if not name.startswith("DDL_")}
@@ -286,8 +310,9 @@ class _Agent:
     def _begin_again(self, begin: Begin, rank: int, shared: dict[str, str]) -> RankProcess:
         if rank in self._files:
             os.close(self._files.pop(rank))
-        task = next(one for one in begin.ranks if one.rank == rank)
-        process = self._begin_rank(replace(begin, stdin_rank=-1), task, shared)  # the first process has read its input
+        process = self._begin_rank(
+            replace(begin, stdin_rank=-1), self._tasks[rank], shared
+        )  # the first process has read its input
         self._forward.add_again(rank, process.stdout, process.stderr)
         return process
 
@@ -326,6 +351,7 @@ class _Agent:
             self._supervisor.abandon()
         if self._released:
             self._supervisor.release()
+        self._start_later()
         self._supervisor.run()
         self._forward.drain()
         for rank, fd in self._files.items():

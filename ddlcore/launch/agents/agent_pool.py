@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 import time
@@ -26,8 +27,10 @@ from ddlcore.launch.agents.wire import (
     Ended,
     Finished,
     Here,
+    Leaves,
     Look,
     Quit,
+    RankTask,
     Release,
     Report,
     Said,
@@ -50,6 +53,8 @@ class Agent:
     """The state of one agent, as far as the launcher knows it."""
 
     place: AgentPlace
+    ranks: list[int]  # that it runs, or has run; grows if ranks are started there later
+    late: bool = False  # it was called while ranks ran
     here: bool = False
     report: Report | None = None
     begun: Begun | None = None
@@ -95,7 +100,7 @@ class AgentPool:
     """
 
     def __init__(self, places: Sequence[AgentPlace], launcher: Launcher, say: Callable[[str], None]) -> None:
-        self.members = [Agent(place) for place in places]
+        self.members = [Agent(place, list(place.ranks)) for place in places]
         self._launcher = launcher
         self._say = say
         self._started: list[Started] = []
@@ -104,9 +109,15 @@ class AgentPool:
         self._output: Output | None = None
         self._server: Server | None = None
         self._look: Look | None = None
+        self._endpoint_of: Callable[[str], str] = str
+        self._environ: Mapping[str, str] = {}
+        self._silence_s = 0.0
         self._early: list[tuple[int, int, str]] = []  # ends of ranks that arrived before there was a supervisor
         self._feeding = 0  # pieces of output that are not yet shown
         self._arrived = 0  # bytes of streams received so far
+        # Called when an agent that was called late has reported, and when any agent is lost; in any thread.
+        self.changed: Callable[[Agent], None] = lambda member: None
+        self.leaves: Callable[[Agent], None] = lambda member: None  # called when the host of an agent leaves the job
         self.timeline_dir: Path | None = None  # where the ranks' parts of a timeline are written
 
     # --- the beginning
@@ -128,15 +139,44 @@ class AgentPool:
         command cannot be run.
         """
         self._server, self._look = server, look
+        self._endpoint_of, self._environ, self._silence_s = endpoint_of, environ, silence_s
         for member in self.members:
             member.credit = Credit(self._sender(member.place.index))
         for command in commands:
-            hosts = {self.members[index].place.host for index in command.agents}
-            endpoint = endpoint_of(min(hosts))
-            task = AgentTask(server.agent_access(endpoint), silence_s, command.agents, command.number)
-            self._started.append(
-                Started(command, task_text(task), environ, ended=self._command_ended, answered=server.admit)
-            )
+            self._start(command)
+
+    def call_late(self, place: AgentPlace, command: StartCommand) -> None:
+        """Run ``command``, which starts one more agent while ranks run. Call it in the main thread, after ``call``.
+
+        ``changed`` is called when it has sent its report. Raises OSError if the command cannot be run.
+        """
+        assert place.index == len(self.members)
+        self.members.append(Agent(place, [], late=True, credit=Credit(self._sender(place.index))))
+        self._start(command)
+
+    def begin_late(self, member: Agent, begin: Begin) -> None:
+        """Tell an agent that was called late what it needs to start ranks. It runs none before ``again`` is called."""
+        self._tell(member.place.index, begin)
+
+    def dismiss(self, member: Agent) -> None:
+        """End an agent that runs no ranks."""
+        with self._changed:
+            member.finished = True
+        self._tell(member.place.index, Quit())
+
+    def forget(self, rank: int) -> None:
+        """Take note that no agent runs ``rank`` any more."""
+        for member in self.members:
+            if rank in member.ranks:
+                member.ranks.remove(rank)
+
+    def _start(self, command: StartCommand) -> None:
+        assert self._server is not None
+        hosts = {self.members[index].place.host for index in command.agents}
+        access = self._server.agent_access(self._endpoint_of(min(hosts)))
+        task = task_text(AgentTask(access, self._silence_s, command.agents, command.number))
+        ended, answered = self._command_ended, self._server.admit
+        self._started.append(Started(command, task, self._environ, ended=ended, answered=answered))
 
     def gather(self, timeout_s: float, interrupted: Callable[[], object]) -> bool:
         """Wait until every agent has sent its report or is known to be lost, and return True.
@@ -180,29 +220,34 @@ class AgentPool:
 
     def ranks(self) -> list[RemoteRank]:
         """Return an object for each rank that agents run, with which a supervisor can watch the rank."""
-        return [
-            RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.place.ranks
-        ]
+        return [RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.ranks]
 
     def serves(self, rank: int) -> bool:
         """Return whether the agent of ``rank`` can start another process of it. Any thread may call this."""
-        return any(rank in member.place.ranks and not member.over for member in self.members)
+        return any(rank in member.ranks and not member.over for member in self.members)
 
-    def again(self, rank: int) -> RemoteRank:
+    def again(self, host: str, rank: int, environ: Mapping[str, str], output: Output) -> RemoteRank:
         """Start another process of ``rank``, whose process has ended, and return what a supervisor can watch.
 
-        Nothing is started if the agent is lost: the supervisor learns, or has learned, that the rank is.
+        ``environ``: its own variables. Raises OSError if no agent serves ``host``. If the agent is lost meanwhile, the
+        supervisor learns that the rank is.
         """
-        member = next(member for member in self.members if rank in member.place.ranks)
-        watched = RemoteRank(rank, self._teller(member.place.index))
-        self._tell(member.place.index, Again(rank))
-        return watched
+        member = next((member for member in self.members if member.place.host == host and not member.over), None)
+        if member is None:
+            raise OSError(errno.EHOSTDOWN, "its host is gone", host)
+        self.forget(rank)  # it may have run on a host that was lost
+        member.ranks.append(rank)
+        output.add_fed_later(rank)
+        self._tell(member.place.index, Again(RankTask(rank, dict(environ))))
+        return RemoteRank(rank, self._teller(member.place.index))
 
     def release(self) -> None:
         """Tell the agents that no rank will be started again, so that they end when their ranks have ended."""
         for member in self.members:
-            if not member.over:
+            if not member.over and (member.begun is not None or not member.late):
                 self._tell(member.place.index, Release())
+            elif not member.over:
+                self.dismiss(member)
 
     def join(self, output: Output) -> None:
         """Register the ranks of all agents with ``output``, which then shows what these ranks write.
@@ -210,7 +255,7 @@ class AgentPool:
         Call it before ``output.start`` and before ``begin``.
         """
         for member in self.members:
-            for rank in member.place.ranks:
+            for rank in member.ranks:
                 output.add_fed(rank)
         self._output = output
 
@@ -230,7 +275,7 @@ class AgentPool:
 
     def credit_of(self, rank: int) -> Credit:
         """Return the Credit object through which streams are sent to the agent that runs ``rank``."""
-        credit = next(member.credit for member in self.members if rank in member.place.ranks)
+        credit = next(member.credit for member in self.members if rank in member.ranks)
         assert credit is not None
         return credit
 
@@ -285,6 +330,8 @@ class AgentPool:
             self._take(agent, member, message)
         elif isinstance(message, Ended):
             self._end(message.rank, message.returncode, message.lost)
+        elif isinstance(message, Leaves):
+            self.leaves(member)
         elif isinstance(message, Ack):
             assert member.credit is not None
             member.credit.give(message.nbytes)
@@ -308,7 +355,7 @@ class AgentPool:
             if isinstance(message, Here):
                 member.here = True
                 assert self._look is not None
-                meets = 0 in member.place.ranks  # MASTER_PORT must be free on rank 0's host only
+                meets = 0 in member.ranks  # MASTER_PORT must be free on rank 0's host only
                 self._tell(agent, self._look if meets else replace(self._look, port=0))
             elif isinstance(message, Report):
                 member.report = message
@@ -319,8 +366,10 @@ class AgentPool:
                 assert self._server is not None
                 self._server.dismiss(agent)
             self._changed.notify_all()
+        if isinstance(message, Report) and member.late:
+            self.changed(member)
         if isinstance(message, Begun) and message.error:  # otherwise a supervisor would wait forever for their ends
-            for rank in member.place.ranks:
+            for rank in list(member.ranks):
                 self._end(rank, LOST, f"it could not be started: {message.error}")
 
     def _take(self, agent: int, member: Agent, piece: Data) -> None:
@@ -338,7 +387,7 @@ class AgentPool:
             self._output.feed(piece.rank, piece.stream, piece.data, lambda: self._shown(agent, nbytes))
 
     def _write_part(self, member: Agent, piece: Data) -> None:
-        if self.timeline_dir is None or piece.rank not in member.place.ranks or not piece.data:
+        if self.timeline_dir is None or piece.rank not in member.ranks or not piece.data:
             return
         path = self.timeline_dir / f"rank{piece.rank}{piece.stream[len('timeline') :]}.json"
         try:
@@ -375,7 +424,8 @@ class AgentPool:
             self._changed.notify_all()
         if member.credit is not None:
             member.credit.close()
-        for rank in member.place.ranks:
+        self.changed(member)
+        for rank in list(member.ranks):
             self._end(rank, LOST, f"its host {member.place.host} is gone ({reason})")
 
     def _end(self, rank: int, returncode: int, lost: str) -> None:

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlcore.config import Settings
+from ddlcore.contracts.launcher import AgentPlace
 from ddlcore.control.ports import free_ports
 from ddlcore.control.server import Server
-from ddlcore.launch.agents.agent_pool import AgentPool
+from ddlcore.launch.agents.agent_pool import Agent, AgentPool
 from ddlcore.launch.agents.preflight import HostCheck, compared_packages, judge
 from ddlcore.launch.agents.preflight import show as table_of
-from ddlcore.launch.agents.remote_plan import RemotePlan
+from ddlcore.launch.agents.remote_plan import RemotePlan, route_for
 from ddlcore.launch.agents.wire import CHUNK_BYTES, Begin, Credit, Look, RankTask
 from ddlcore.launch.ranks.command import may_run_python
 from ddlcore.launch.ranks.environment import (
     HostPlace,
     carried,
+    late_environment,
     own_environments,
     setting_variables,
     shared_environment,
@@ -28,6 +30,7 @@ from ddlcore.launch.ranks.environment import (
 )
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.plug.registry import Registry
+from ddlcore.types import Placement
 
 _BEGIN_S = 30.0  # how long agents may take to start their ranks
 _COMPILE_S = 300.0  # added if an agent first compiles the CPU kernels
@@ -55,7 +58,8 @@ class RemoteLaunch:
     def __post_init__(self) -> None:
         self.agents = AgentPool(self.remote_plan.places, self.remote_plan.launcher, self.say)
         self._owns: list[dict[str, str]] = []
-        self._places: list[HostPlace] = []
+        self._places: dict[str, HostPlace] = {}  # by name of the host
+        self._job: _Job | None = None
         self._own: set[str] = set()
         self._descriptors: set[str] = set()
 
@@ -120,8 +124,9 @@ class RemoteLaunch:
     def _call(self, server: Server, look: Look) -> None:
         """Start the agents. Raises OSError or ValueError if that fails."""
         endpoint_of = self.remote_plan.reach.endpoint_of(server.agents_endpoint)
-        access = server.agent_access(endpoint_of(self.remote_plan.places[0].host))
-        commands = self.remote_plan.commands(access)
+        self._server, self._endpoint_of = server, endpoint_of
+        places = self.remote_plan.places
+        commands = self.remote_plan.commands(server.agent_access(endpoint_of(places[0].host))) if places else ()
         settings = self.remote_plan.settings
         self.agents.call(commands, server, endpoint_of, self.remote_plan.environ, settings.number("silence_s"), look)
         self._own = {prefix for command in commands for prefix in command.own}
@@ -165,11 +170,12 @@ class RemoteLaunch:
             places[host] = HostPlace("", report.address, ports, report.cores, self.remote_plan.provider.name)
         first = layout.ranks[0]
         spare = places[first].ports[-1:] or tuple(free_ports(1))
-        self._places = places
+        self._places = dict(zip(layout.hosts, places, strict=True))
+        self._port = port or spare[0]
         self._owns = own_environments(
             layout.ranks,
             places,
-            port or spare[0],
+            self._port,
             bool(self.remote_plan.settings["torch_env"]),
             self.remote_plan.settings.whole("min_np") > 0,
         )
@@ -190,9 +196,12 @@ class RemoteLaunch:
         rank 0 gets this process's stdin. ``timeline_dir`` is where the ranks' parts of a timeline are written; None
         means that the agents send no parts. The wait ends early if ``interrupted()`` becomes true.
         """
-        job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
+        self._job = job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
         self.agents.timeline_dir = timeline_dir
-        begins = [self._begin(member.place.host, member.place.ranks, job) for member in self.agents.members]
+        begins = [
+            self._begin(member.place.host, member.place.ranks, job, len(member.place.ranks))
+            for member in self.agents.members
+        ]
         patience_s = _BEGIN_S + _COMPILE_S * any(one.kernels for one in begins)
         problems = self.agents.begin(begins, patience_s, interrupted)
         if not problems and any(one.stdin_rank >= 0 for one in begins):
@@ -200,10 +209,48 @@ class RemoteLaunch:
             threading.Thread(target=_feed, args=(credit,), name="ddl-feed", daemon=True).start()
         return problems
 
-    def _begin(self, name: str, ranks: Sequence[int], job: _Job) -> Begin:
+    # --- later
+
+    def call_late(self, host: str) -> None:
+        """Start the agent of ``host``, which is to run ranks. Raises OSError or ValueError if there is no way."""
+        members, reach = self.agents.members, self.remote_plan.reach
+        known = self.remote_plan.launcher.address(host, self.remote_plan.environ)
+        reach.routes.setdefault(host, route_for(self.remote_plan.settings, reach, known))
+        place = AgentPlace(len(members), host, ())
+        access = self._server.agent_access(self._endpoint_of(host))
+        command = self.remote_plan.late_command(place, [member.place for member in members], access)
+        self._own |= set(command.own)
+        self._descriptors |= set(command.descriptors)
+        self.agents.call_late(place, command)
+
+    def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
+        """Tell an agent that was called late, and has reported, what it needs to start up to ``slots`` ranks.
+
+        Returns the problems for which its host cannot take part; the agent is then ended.
+        """
+        assert member.report is not None and self._job is not None
+        check = judge(member.place.host, member.report, member.gone, compared_packages(registry))
+        if check.problems:
+            self.agents.dismiss(member)
+            return tuple(check.problems)
+        name, report = self.remote_plan.provider.name, member.report
+        self._places[member.place.host] = HostPlace("", report.address, report.ports, report.cores, name)
+        self.agents.begin_late(member, self._begin(member.place.host, (), self._job, slots))
+        return ()
+
+    def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
+        """Return the variables of its own of a process that is started at ``rank`` on ``host`` while others train.
+
+        ``hosts``: the host index of each rank, so far.
+        """
+        torch_env = bool(self.remote_plan.settings["torch_env"])
+        first = self._places[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]]
+        return late_environment(Placement(rank, tuple(hosts)), self._places[host], first.address, self._port, torch_env)
+
+    def _begin(self, name: str, ranks: Sequence[int], job: _Job, slots: int) -> Begin:
         layout = self.remote_plan.layout
-        host = layout.hosts.index(name)
-        threads = thread_variables(job.environ, self._places[host].cores, layout.ranks.count(host))
+        host = layout.hosts.index(name) if name in layout.hosts else len(layout.hosts)
+        threads = thread_variables(job.environ, self._places[name].cores, max(1, slots))
         added = {**threads, **setting_variables(job.settings)}
         shared = shared_environment(carried(job.environ), added, bool(job.settings["torch_env"]))
         return Begin(
@@ -213,7 +260,9 @@ class RemoteLaunch:
             descriptors=tuple(sorted(self._descriptors)),
             ranks=tuple(RankTask(rank, self._owns[rank]) for rank in ranks),
             stdin_rank=0 if job.gives_input and 0 in ranks else -1,
-            kernels=host != layout.here and layout.size > 1 and (not job.command or may_run_python(job.command)),
+            kernels=host != layout.here
+            and layout.size + (not ranks) > 1
+            and (not job.command or may_run_python(job.command)),
             cache_dir=job.settings.text("cache_dir"),
             stays=job.settings.whole("min_np") > 0,
             timeline=job.timeline,

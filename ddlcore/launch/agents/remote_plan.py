@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddlcore.config import Settings
 from ddlcore.contracts.interfaces import chosen_address, route_address
@@ -50,7 +50,8 @@ class Reach:
     """The address at which the control server listens for agents, and the addresses by which other hosts reach it."""
 
     bind: str  # as for Listener.bind; "": all agents are on this host
-    routes: Mapping[str, str]  # by name of another host: this host's address as that host reaches it
+    routes: dict[str, str]  # by name of another host: this host's address as that host reaches it
+    otherwise: str = ""  # the same for hosts that are not known yet; "": no other hosts will come
 
     def endpoint_of(self, bound: str) -> Callable[[str], str]:
         """Return a function that returns, for the name of a host, the endpoint to which the agents there connect.
@@ -71,33 +72,43 @@ class Reach:
     @property
     def own(self) -> str:
         """The address at which other hosts reach the ranks of this host; "" if all ranks are on this host."""
-        return next(iter(self.routes.values()), "")
+        return next(iter(self.routes.values()), self.otherwise)
 
 
-def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
+def find_reach(settings: Settings, hosts: Mapping[str, str], more: bool = False) -> Reach:
     """Decide at which address the server listens and how other hosts reach it.
 
     ``hosts`` are the hosts other than this one on which agents run: for the name of each, the name or address by which
     the network knows it. The address is that of the setting control_address; if that is not set, the address of
-    network_interface; if that is not set either, the address on the route to each host. Raises ValueError, with a
-    message of one line, if no address is found.
+    network_interface; if that is not set either, the address on the route to each host. ``more``: other hosts may
+    come later. Raises ValueError, with a message of one line, if no address is found.
     """
-    if not hosts:
+    if not hosts and not more:
         return Reach("", {})
     wanted, interface = settings.text("control_address"), settings.text("network_interface")
     if wanted and not endpoint_host(wanted):
         raise ValueError(f"--control-address {wanted}: other hosts connect by TCP; give it as tcp://IP:PORT")
     if wanted and endpoint_host(wanted) not in _WILDCARDS:
-        return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
+        return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)), endpoint_host(wanted))
     if endpoint_host(wanted) in ("0.0.0.0", "*"):  # these wildcards listen on IPv4 only
         hosts = {host: _by_ipv4(known) for host, known in hosts.items()}
     routes = _routes(hosts, interface)
     distinct = set(routes.values())
+    if more:
+        (otherwise,) = _routes({"": _ANYWHERE[0]}, interface).values()
+        return Reach(wanted or "tcp://0.0.0.0:0", routes, otherwise)
     if wanted:
         return Reach(wanted, routes)
     if len(distinct) == 1:
         return Reach(f"tcp://{_bracketed(distinct.pop())}:0", routes)
     return Reach("tcp://[::]:0" if any(":" in address for address in distinct) else "tcp://0.0.0.0:0", routes)
+
+
+def route_for(settings: Settings, reach: Reach, known: str) -> str:
+    """Return the address by which a host that comes later reaches this one; the network knows that host as ``known``."""
+    if endpoint_host(reach.bind) not in _WILDCARDS:
+        return endpoint_host(reach.bind)
+    return _routes({known: _by_ipv4(known)}, settings.text("network_interface"))[known]
 
 
 def _by_ipv4(host: str) -> str:
@@ -155,11 +166,13 @@ class RemotePlan:
         settings: Settings,
         environ: Mapping[str, str],
         directory: str,
+        more: bool = False,
     ) -> RemotePlan:
         """Make the plan of a job whose ranks run on the hosts of ``layout``.
 
         ``chosen`` is the result of ``choose_launcher``, and ``directory`` is the directory in which the ranks run.
-        Raises ValueError, with a message of one line, if a host cannot be reached from here by any address.
+        ``more``: other hosts may come later. Raises ValueError, with a message of one line, if a host cannot be reached
+        from here by any address.
         """
         provider, build = chosen
         launcher = build()
@@ -169,13 +182,34 @@ class RemotePlan:
             groups = [(layout.ranks[rank], (rank,)) for rank in sorted(rank for _, ranks in groups for rank in ranks)]
         places = tuple(AgentPlace(index, layout.hosts[host], ranks) for index, (host, ranks) in enumerate(groups))
         others = [layout.hosts[host] for host in layout.remote_hosts]
-        reach = find_reach(settings, {host: launcher.address(host, environ) for host in others})
+        reach = find_reach(settings, {host: launcher.address(host, environ) for host in others}, more)
         return cls(layout, provider, launcher, places, reach, environ, directory, settings)
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
         """The ranks that the launching process starts itself."""
         return () if self.provider.whole or self.layout.here < 0 else self.layout.ranks_of(self.layout.here)
+
+    def late_command(self, place: AgentPlace, earlier: Sequence[AgentPlace], access: Access) -> StartCommand:
+        """Return the command that starts the agent of ``place`` alone; agents of ``earlier`` run, or have run.
+
+        Raises ValueError, with a message of one line, if the launcher has no such command.
+        """
+        public = public_arguments(access, self.settings.number("silence_s"))
+        program = agent_program(self.environ)
+
+        def commands(places: Sequence[AgentPlace]) -> Sequence[StartCommand]:
+            plan = StartPlan(tuple(places), program, public, self.directory, self.environ, self.settings)
+            return self.launcher.commands(plan)
+
+        for command in commands([*earlier, place]):
+            if command.agents == (place.index,):
+                return command
+        # One command starts all agents: ask for the one that starts an only agent, and let it be this one.
+        (command,) = commands([replace(place, index=0)])
+        if command.task == "public":
+            raise ValueError(f"launcher {self.provider.name} cannot start one agent more")
+        return replace(command, agents=(place.index,))
 
     def commands(self, access: Access | None = None) -> Sequence[StartCommand]:
         """Return the commands that start the agents.

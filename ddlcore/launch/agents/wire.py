@@ -77,12 +77,12 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
 
 
 class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
-    """The request to start another process of ``rank``, whose process has ended.
+    """The request to start one more process, as ``task`` says. No process of that rank runs on the agent's host.
 
     There is no answer if that succeeds. Otherwise Ended is the answer.
     """
 
-    rank: int
+    task: RankTask
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
@@ -139,11 +139,15 @@ class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
     text: str
 
 
+class Leaves(msgspec.Struct, frozen=True, array_like=True, tag="leaves"):
+    """The news that the agent has got SIGTERM: its host is to leave an elastic job."""
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """The last message of an agent: its ranks and what they left behind have ended, and all their output was sent."""
 
 
-FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Finished
+FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Leaves | Finished
 
 _encoder = msgspec.msgpack.Encoder()
 _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)

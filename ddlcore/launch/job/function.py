@@ -204,7 +204,7 @@ def run_placed(
         if remote is not None:
             stack.callback(remote.agents.close)
             _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
-        threads, environments = local_environments(
+        threads, environments, _ = local_environments(
             placed.layout, remote, settings, environ, server.job_file, chosen_port(placed.layout, environ)
         )
         if verbose:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ddlcore.launch.job.host_table import cooldown_range
 from ddlcore.plug.aliases import FLAGS_OF_TRANSPORTS
 
 
@@ -102,13 +103,17 @@ def _always(value: str) -> Callable[[str], str]:
     return lambda _: value
 
 
+def _range(text: str) -> str:
+    cooldown_range(text)
+    return text
+
+
 def _name(text: str) -> str:
     return text.strip().lower()
 
 
 _WARMUP = "use --autotune-warmup-steps: the number of steps after a change that are not measured"
 _NOISE = "the noise is estimated from the measurements; there is nothing to set"
-_ELASTIC = "not supported yet: the ranks of an elastic job (--min-np N) are started on the hosts that -H names"
 _ROUTE = "there is no switch: --backend auto uses shared memory within a host, --backend NAME does not"
 _CYCLE = "ddl does not work in cycles, so there is no cycle time to set"
 _CACHE = "repeated steps are replayed, however many tensors they have; --no-replay turns that off"
@@ -128,6 +133,9 @@ NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
     "-np": "-np",
     "--num-proc": "-np",
     "--min-np": "--min-np",
+    "--max-np": "--max-np",
+    "--slots-per-host": "--slots-per-host",
+    "--host-discovery-script": "--host-discovery-script",
     "--reset-limit": "--reset-limit",
     "--network-interfaces": "--network-interface",
     "--network-interface": "--network-interface",
@@ -168,11 +176,9 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign(("--autotune-bayes-opt-max-samples",), setting="autotune_trials", convert=_whole),
     Foreign(("--autotune-gaussian-process-noise",), note=_NOISE),
     Foreign(("--min-num-proc",), setting="min_np", convert=_whole),
-    Foreign(("--max-np", "--max-num-proc"), later=_ELASTIC),
-    Foreign(("--slots-per-host",), later=_ELASTIC),
+    Foreign(("--max-num-proc",), setting="max_np", convert=_whole),
     Foreign(("--elastic-timeout",), setting="elastic_timeout_s", convert=_number),
-    Foreign(("--blacklist-cooldown-range",), 2, later=_ELASTIC),
-    Foreign(("--host-discovery-script",), later=_ELASTIC),
+    Foreign(("--blacklist-cooldown-range",), 2, setting="host_cooldown_s", convert=_range),
     Foreign(("--timeline-filename",), setting="timeline"),
     Foreign(("--no-stall-check",), 0, setting="stall_warning_s", convert=lambda _: 0.0),
     Foreign(("--stall-check",), 0, setting="stall_warning_s", convert=lambda _: 60.0),
@@ -211,7 +217,7 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign(("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",), setting="autotune_trials", convert=_whole),
     Foreign(("HOROVOD_AUTOTUNE_WARMUP_SAMPLES",), note=_WARMUP),
     Foreign(("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",), note=_NOISE),
-    Foreign(("HOROVOD_ELASTIC",), later=_ELASTIC),
+    Foreign(("HOROVOD_ELASTIC",), note=_LAUNCHED),
     Foreign(("HOROVOD_ELASTIC_TIMEOUT",), setting="elastic_timeout_s", convert=_number),
     Foreign(("HOROVOD_TIMELINE",), setting="timeline"),
     Foreign(("HOROVOD_TIMELINE_MARK_CYCLES",), setting="timeline_mark_cycles", convert=lambda text: not _off(text)),

@@ -48,7 +48,19 @@ class _Host:
     calling: bool = False  # whether its agent is being started
     failures: int = 0  # in a row
     blocked_until_s: float = 0.0
+    leaving: bool = False  # it has said so itself
     last_failure_s: float = field(default=-float("inf"))
+
+
+def cooldown_range(text: str) -> tuple[float, float]:
+    """Return the two times of ``text``, in seconds. Raises ValueError, with a message of one line, for anything else."""
+    try:
+        least_s, most_s = map(float, text.replace(",", " ").split())
+    except ValueError:
+        raise ValueError(f"host_cooldown_s is '{text}': give two numbers of seconds, such as '60 600'") from None
+    if not 0 < least_s <= most_s < float("inf"):
+        raise ValueError(f"host_cooldown_s is '{text}': the first time must be above 0, the second no less")
+    return least_s, most_s
 
 
 class HostTable:
@@ -61,14 +73,18 @@ class HostTable:
         places: int,
         most: int,
         cooldown_s: tuple[float, float],
+        here: int = -1,
     ) -> None:
-        """Begin with ``hosts``, which are all reached, and processes at the first places: ``assigned`` are their hosts.
+        """Begin with ``hosts``, and processes at the first places, whose hosts are ``assigned``.
+
+        These hosts are reached, and so is ``here``, the launching process's own; -1: it starts no processes itself.
 
         There are ``places`` places, and processes run at ``most`` of them at the same time, without those that leave.
         ``cooldown_s``: for how long a host is left out after its first failure; the time doubles with each failure, up to
         the second value.
         """
-        self.hosts = [_Host(one.host, one.slots, True) for one in hosts]
+        reached = {*assigned, here}
+        self.hosts = [_Host(one.host, one.slots, index in reached) for index, one in enumerate(hosts)]
         self._at: list[int] = [*assigned, *[-1] * (places - len(assigned))]  # the host of the last process
         self._state = [_BUSY] * len(assigned) + [_FREE] * (places - len(assigned))
         self._most = most
@@ -81,12 +97,13 @@ class HostTable:
         known = {host.name: host for host in self.hosts}
         slots = {one.host: one.slots for one in entries}
         for name, host in known.items():
-            host.slots = slots.get(name, 0)
+            host.slots = 0 if host.leaving else slots.get(name, 0)
+            host.leaving = host.leaving and name in slots  # once it was away, it may come back
         self.hosts += [_Host(name, count, False) for name, count in slots.items() if name not in known]
 
     def leaves(self, host: int) -> None:
         """Take the news that ``host`` leaves the job, whatever is found."""
-        self.hosts[host].slots = 0
+        self.hosts[host].slots, self.hosts[host].leaving = 0, True
 
     def reached(self, host: int) -> None:
         """Record that processes can be started on ``host`` from now on."""
@@ -116,6 +133,11 @@ class HostTable:
     def name_of(self, place: int) -> str:
         """Return the name of the host of the last process at ``place``; "" if none was started."""
         return self.hosts[self._at[place]].name if self._at[place] >= 0 else ""
+
+    @property
+    def places(self) -> int:
+        """The number of places."""
+        return len(self._at)
 
     def decide(self, now_s: float) -> list[Decision]:
         """Return what is to be done now. The table counts each decision as carried out."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -16,10 +15,14 @@ from typing import TYPE_CHECKING
 
 from ddlcore.build import build_membership
 from ddlcore.config import Settings
+from ddlcore.contracts.discovery import HostDiscovery
+from ddlcore.contracts.launcher import HostSlots
 from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
+from ddlcore.launch.job.growth import BeginHere, Growth
+from ddlcore.launch.job.host_table import HostTable, cooldown_range
 from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
 from ddlcore.launch.job.page import JobPage, page_of
@@ -34,10 +37,10 @@ from ddlcore.launch.ranks.environment import (
     usable_cores,
 )
 from ddlcore.launch.ranks.exit_status import End, NotStarted, exit_code, first_failure, summary
-from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.launch.ranks.hosts import Layout, is_this_host
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.ranks.revival import Revival
-from ddlcore.launch.ranks.supervisor import Supervisor, Watched
+from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
@@ -94,6 +97,8 @@ class Launch:
     verbose: bool = False
     watch: Watch | None = None
     launched_by: str = ""  # name of the launcher that starts the agents; "": there are none
+    hosts: tuple[HostSlots, ...] = ()  # all that an elastic job may use, those of the layout first; (): this host
+    discovery: HostDiscovery | None = None  # says which hosts an elastic job may use later
     driver: SearchDriver | None = None  # searches for better settings while the job trains
     bar: Bar | None = None  # a progress line that stays below all other output on the terminal
     end: EndEarly | None = None  # lets another thread end the ranks early
@@ -101,6 +106,16 @@ class Launch:
     @property
     def size(self) -> int:
         return self.layout.size
+
+    @property
+    def most(self) -> int:
+        """The most ranks at a time. An elastic job may have more than at its start."""
+        return max(self.size, self.settings.whole("max_np"))
+
+    @property
+    def places(self) -> int:
+        """How many numbers of ranks there may be: those that leave still have theirs when others have come."""
+        return self.most if self.discovery is None else 2 * self.most
 
 
 def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
@@ -155,11 +170,11 @@ def run_job(launch: Launch) -> int:
 
 def _run(launch: Launch, page: JobPage | None) -> int:
     if launch.output_dir is not None:
-        prepare_directory(launch.output_dir, launch.size)
+        prepare_directory(launch.output_dir, launch.places)
     screens = _screens(launch.environ, launch.bar)
     if launch.watch is not None:
         screens = launch.watch.screens(screens)
-    output = Output(screens, launch.size, directory=launch.output_dir, stamped=launch.stamped, verbose=launch.verbose)
+    output = Output(screens, launch.places, directory=launch.output_dir, stamped=launch.stamped, verbose=launch.verbose)
 
     def say(text: str) -> None:
         output.say(f"ddl run: {text}")
@@ -185,9 +200,9 @@ def _run(launch: Launch, page: JobPage | None) -> int:
 
             remote = RemoteLaunch(launch.remote_plan, say)
         try:
-            membership = build_membership(launch.layout.ranks, launch.settings)
+            membership = build_membership(launch.layout.ranks, launch.settings, launch.places, launch.most)
             server, failure_log = open_network(
-                launch.size, launch.settings, launch.registry, say, remote, launch.driver, membership
+                launch.places, launch.settings, launch.registry, say, remote, launch.driver, membership
             )
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
@@ -207,29 +222,40 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             stack.callback(remote.agents.close)
             _prepare(launch, remote, server, trap, lambda text: _show(screens[1], text))
         begun_s = time.monotonic()
-        processes, again = _begin(launch, server, output, say, remote, gathering)
+        processes, begin_here = _begin(launch, server, output, say, remote, gathering)
         if remote is not None:
             _begin_remote(launch, remote, output, processes, trap, gathering)
         noted = page.ended if page is not None else lambda end: None
         here = [process.rank for process in processes]
-        revival = None if membership is None else _revival(launch.settings, here, remote, membership)
-        supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, revival, again)
+        growth: Growth | None = None
+        if membership is not None:
+            revival = _revival(launch.settings, here, remote, membership)
+            table = _table(launch)
+            own = launch.layout.here if launch.remote_plan is None or not launch.remote_plan.provider.whole else -1
+            growth = Growth(table, revival, own, begin_here, server, remote, output, launch.registry, say)
+        again = None if growth is None else growth.begin
+        supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, growth, again)
+        if growth is not None:
+            growth.attach(supervisor, launch.discovery)
+            stack.callback(growth.close)
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
             launch.watch.begin(lambda text: output.say(f"ddl run: {text}"), supervisor.abandon)
         if launch.end is not None:
             launch.end.attach(supervisor.finish)
         ends = supervisor.run()
-        if revival is not None:
-            ends = revival.relevant()
+        if growth is not None:
+            growth.close()
+            ends = growth.relevant()
         interrupts = trap.interrupts
         if remote is not None:
             remote.agents.release()
             remote.agents.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
-            gathering.finish(lambda text: _show(screens[1], text), launch.size)
-    _conclude(launch, ends, failure_log, output, screens[1], supervisor, begun_s)
+            gathering.finish(lambda text: _show(screens[1], text), launch.places)
+    host_of = growth.host_name if growth is not None else _host_names(launch).__getitem__
+    _conclude(launch, host_of, ends, failure_log, output, screens[1], supervisor, begun_s)
     stopped = bool(failure_log.stopped) and not failure_log.differ
     code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
     return code or int(bool(failure_log.differ))
@@ -244,6 +270,15 @@ def _revival(settings: Settings, here: Sequence[int], remote: RemoteLaunch | Non
         lambda: membership.complete,
         lambda: (membership.generation, membership.members),
     )
+
+
+def _table(launch: Launch) -> HostTable:
+    hosts = launch.hosts or (HostSlots(launch.layout.hosts[0], launch.size),)
+    least_s, most_s = cooldown_range(launch.settings.text("host_cooldown_s"))
+    here = launch.layout.here
+    if here < 0 and not (launch.remote_plan is not None and launch.remote_plan.provider.whole):
+        here = next((index for index, one in enumerate(hosts) if is_this_host(one.host, resolve=True)), -1)
+    return HostTable(hosts, launch.layout.ranks, launch.places, launch.most, (least_s, most_s), here)
 
 
 def _prepare(
@@ -300,11 +335,11 @@ def _begin(
     say: Callable[[str], None],
     remote: RemoteLaunch | None,
     gathering: Gathering | None = None,
-) -> tuple[list[RankProcess], Callable[[int], Watched]]:
+) -> tuple[list[RankProcess], BeginHere]:
     """Start the ranks of this host. Returns their processes, and a function that starts another process of a rank."""
     parts = str(gathering.directory) if gathering is not None else ""
     port = launch.port if remote is not None else launch.port or master_port({})
-    threads, environments = local_environments(
+    threads, environments, late = local_environments(
         launch.layout, remote, launch.settings, launch.environ, server.job_file, port, parts
     )
     if threads and environments:
@@ -314,9 +349,9 @@ def _begin(
         remote.agents.join(output)
     tie = die_with_launcher(os.getpid())
 
-    def begin(rank: int) -> RankProcess:
+    def begin(rank: int, environment: Mapping[str, str] | None = None) -> RankProcess:
         stdin = None if rank == 0 and gives_input() else subprocess.DEVNULL
-        return RankProcess.begin(rank, launch.command, environments[rank], stdin=stdin, in_child=tie)
+        return RankProcess.begin(rank, launch.command, environment or environments[rank], stdin=stdin, in_child=tie)
 
     try:
         processes = begin_all(list(environments), begin, output)
@@ -328,13 +363,8 @@ def _begin(
     if remote is None:
         server.start()
 
-    def again(rank: int) -> Watched:
-        if remote is not None and rank not in environments and not remote.agents.serves(rank):
-            raise OSError(errno.EHOSTDOWN, "its host is gone", _host_names(launch)[rank])
-        server.rank_started(rank)  # before the process can say anything
-        if remote is not None and rank not in environments:
-            return remote.agents.again(rank)
-        process = begin(rank)
+    def again(rank: int, hosts: Sequence[int]) -> RankProcess:
+        process = begin(rank, environments.get(rank) or late(rank, hosts))
         output.add_again(rank, process.stdout, process.stderr)
         return process
 
@@ -381,6 +411,7 @@ def _screens(environ: Mapping[str, str], bar: Bar | None) -> tuple[Screen, Scree
 
 def _conclude(
     launch: Launch,
+    host_of: Callable[[int], str],
     ends: Sequence[End],
     failure_log: FailureLog,
     output: Output,
@@ -398,18 +429,18 @@ def _conclude(
             _show(screen, failure_log.differ)
         return
     lines = output.last_lines(first.rank)
-    host = _host_names(launch)[first.rank]
-    text = summary(ends, first, host, lines, first.at_s - begun_s, output.wrote(first.rank))
+    text = summary(ends, first, host_of(first.rank), lines, first.at_s - begun_s, output.wrote(first.rank))
     if launch.output_dir is not None:
-        text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.size)}"
+        text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.places)}"
     _show(screen, text)
 
 
 def _host_names(launch: Launch) -> list[str]:
-    """Return the name of the host of each rank."""
+    """Return the name of the host of each rank; "" for ranks that may be started later."""
+    later = [""] * (launch.places - launch.size)
     if launch.remote_plan is None:
-        return [socket.gethostname()] * launch.size
-    return [launch.layout.hosts[host] for host in launch.layout.ranks]
+        return [socket.gethostname()] * launch.size + later
+    return [launch.layout.hosts[host] for host in launch.layout.ranks] + later
 
 
 def _title(command: Sequence[str]) -> str:

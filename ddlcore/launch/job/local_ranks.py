@@ -11,6 +11,7 @@ from ddlcore.launch.job.network import FailureLog
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.environment import (
     HostPlace,
+    late_environment,
     master_port,
     own_environments,
     setting_variables,
@@ -22,11 +23,14 @@ from ddlcore.launch.ranks.environment import (
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess
-from ddlcore.launch.ranks.revival import Revival
-from ddlcore.launch.ranks.supervisor import Supervisor, Watched
+from ddlcore.launch.ranks.supervisor import RestartPolicy, Supervisor, Watched
+from ddlcore.types import Placement
 
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
+
+
+LateEnvironment = Callable[[int, Sequence[int]], dict[str, str]]  # by rank and the host index of each rank so far
 
 
 def chosen_port(layout: Layout, environ: Mapping[str, str]) -> int:
@@ -42,9 +46,10 @@ def local_environments(
     job_file: str,
     port: int,
     timeline_dir: str = "",
-) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
+) -> tuple[dict[str, str], dict[int, dict[str, str]], LateEnvironment]:
     """Return the variables for thread counts that the user has not set, and the environment of each rank of this host.
 
+    The third value is a function that returns the environment of a process that is started at a rank while others train.
     ``remote`` is None if the job has no agents. ``port`` is MASTER_PORT.
     """
     local = layout.ranks_of(0) if remote is None else remote.remote_plan.local_ranks
@@ -57,7 +62,14 @@ def local_environments(
         )
     else:
         owns = remote.environments(job_file, port, timeline_dir)
-    return threads, {rank: {**shared, **owns[rank]} for rank in local}
+
+    def late(rank: int, hosts: Sequence[int]) -> dict[str, str]:
+        if remote is not None:
+            return {**shared, **remote.own_variables(rank, layout.hosts[layout.here], hosts)}
+        here = HostPlace(job_file, timeline_dir=timeline_dir)
+        return {**shared, **late_environment(Placement(rank, tuple(hosts)), here, "", port, torch_env)}
+
+    return threads, {rank: {**shared, **owns[rank]} for rank in local}, late
 
 
 def begin_all(ranks: Sequence[int], begin: Callable[[int], RankProcess], output: Output) -> list[RankProcess]:
@@ -83,7 +95,7 @@ def supervise(
     failure_log: FailureLog,
     say: Callable[[str], None],
     noted: Callable[[End], None] = lambda end: None,
-    revival: Revival | None = None,
+    revival: RestartPolicy | None = None,
     begin: Callable[[int], Watched] | None = None,
 ) -> Supervisor:
     """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlcore.config import Settings
+from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import HostSlots
 from ddlcore.launch.ranks.hosts import Layout, lay_out, parse_hosts, read_hostfile
 from ddlcore.plug.registry import Registry
@@ -23,6 +25,7 @@ class Placed:
 
     layout: Layout
     remote_plan: RemotePlan | None = None
+    hosts: tuple[HostSlots, ...] = ()  # all that there are, those of the layout first; (): this host alone
 
     @property
     def launcher(self) -> str:
@@ -37,11 +40,12 @@ def place(
     settings: Settings,
     registry: Registry,
     environ: Mapping[str, str],
+    discovery: HostDiscovery | None = None,
 ) -> Placed:
     """Decide where the ranks run. ``ranks``, ``hosts`` and ``hostfile`` are the values of -np, -H and --hostfile.
 
-    Without -H and --hostfile, the hosts are those of a batch system's allocation, or else this host. Raises ValueError
-    or PluginError, with a message of one line, if the ranks cannot be placed.
+    Without -H and --hostfile, the hosts are those that ``discovery`` finds, those of a batch system's allocation, or else
+    this host. Raises ValueError or PluginError, with a message of one line, if the ranks cannot be placed.
     """
     if hosts is not None and hostfile is not None:
         raise ValueError("-H and --hostfile both say where; give one of them")
@@ -51,6 +55,12 @@ def place(
         entries, what = parse_hosts(hosts), f"-H {hosts}"
     elif hostfile is not None:
         entries, what = read_hostfile(hostfile), f"--hostfile {hostfile}"
+    if discovery is not None:
+        if entries is not None:
+            raise ValueError(f"{what.split()[0]} and host discovery both say where; give one of them")
+        entries, what = _discovered(discovery, settings), "what host discovery has found"
+        slots = sum(one.slots for one in entries)
+        ranks = min(ranks or slots, slots, settings.whole("max_np") or ranks or slots)
     needed = _needed_launcher(settings.text("backend"), registry)
     named = settings.text("launcher") not in ("", "auto")
     if entries is None and not named and not needed and not _allocations(registry, environ):
@@ -62,9 +72,42 @@ def place(
     if granted:
         entries, what = granted, f"the allocation that {provider.name} sees"
     layout = lay_out(ranks, entries, what=what, resolve=not provider.whole)
-    if layout.remote_hosts or (provider.whole and (named or needed or granted)):
-        return Placed(layout, RemotePlan.plan(layout, (provider, build), settings, environ, os.getcwd()))
-    return Placed(layout)
+    known = tuple(entries or ())
+    more = settings.whole("min_np") > 0 and (discovery is not None or len(known) > len(layout.hosts))
+    if layout.remote_hosts or (provider.whole and (named or needed or granted)) or more:
+        plan = RemotePlan.plan(layout, (provider, build), settings, environ, os.getcwd(), more)
+        return Placed(layout, plan, known)
+    return Placed(layout, None, known)
+
+
+def find_discovery(settings: Settings, registry: Registry, environ: Mapping[str, str]) -> HostDiscovery | None:
+    """Return what says which hosts an elastic job may use; None if the settings name nothing.
+
+    Raises ValueError or PluginError, with a message of one line, if it cannot be used here.
+    """
+    name = settings.text("host_discovery") or ("script" if settings.text("host_discovery_script") else "")
+    if not name:
+        return None
+    if not settings.whole("min_np"):
+        raise ValueError("host discovery is for elastic jobs; add --min-np N")
+    discovery = registry.load(registry.named(Registry.discoveries, name))()
+    discovery.begin(environ, settings)
+    return discovery
+
+
+def _discovered(discovery: HostDiscovery, settings: Settings) -> Sequence[HostSlots]:
+    """Wait until there are enough hosts for the least number of ranks, and return the hosts."""
+    least, patience_s = settings.whole("min_np"), settings.number("start_timeout_s")
+    until_s = time.monotonic() + patience_s
+    while True:
+        found = discovery.hosts()
+        if sum(one.slots for one in found) >= least:
+            return found
+        if time.monotonic() >= until_s:
+            raise ValueError(
+                f"--min-np {least}: host discovery has found {sum(one.slots for one in found)} slots in {patience_s:g} s"
+            )
+        time.sleep(1.0)
 
 
 def _needed_launcher(backend: str, registry: Registry) -> str:

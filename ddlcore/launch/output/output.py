@@ -80,6 +80,7 @@ class Output:
         self._said: deque[str] = deque()
         self._fed: deque[tuple[int, str, bytes, Callable[[], None]]] = deque()
         self._again: deque[tuple[int, int, int]] = deque()
+        self._later: set[tuple[int, str]] = set()
         self._remote_streams: dict[tuple[int, str], _Stream] = {}
         self._last: list[deque[str]] = [deque(maxlen=LAST_LINES) for _ in range(size)]
         self._streams: list[_Stream] = []
@@ -101,6 +102,11 @@ class Output:
         """Register a rank whose output will be passed to ``feed``. Call it before ``start``."""
         for name in _STREAMS:
             self._remote_streams[rank, name] = self._begun(rank, name, -2 * rank - 1 - _STREAMS.index(name))
+
+    def add_fed_later(self, rank: int) -> None:
+        """Register a rank whose output will be passed to ``feed``, as ``add_fed`` does. Any thread may call this."""
+        for name in _STREAMS:
+            self._later.add((rank, name))
 
     def feed(self, rank: int, name: str, data: bytes, shown: Callable[[], None]) -> None:
         """Take ``data``, a piece that a rank of another host wrote to its stream ``name``. Never waits.
@@ -213,8 +219,10 @@ class Output:
         while self._fed:
             rank, name, data, shown = self._fed.popleft()
             stream = self._remote_streams.get((rank, name))
-            if stream is not None and stream not in self._streams and data:  # another process of the rank writes
-                stream = self._remote_streams[rank, name] = self._begun(rank, name, stream.fd, goes_on=True)
+            closed = (rank, name) in self._later if stream is None else stream not in self._streams
+            if closed and data:  # another process of the rank writes
+                fd = -2 * rank - 1 - _STREAMS.index(name)
+                stream = self._remote_streams[rank, name] = self._begun(rank, name, fd, goes_on=True)
             if stream is not None and stream in self._streams:
                 self._take(stream, data)
             shown()

@@ -138,6 +138,21 @@ def own_environments(
     return made
 
 
+def late_environment(
+    placement: Placement, place: HostPlace, master: str, port: int | str, torch_env: bool = True
+) -> dict[str, str]:
+    """Return the variables of its own of a process that is started while the other ranks of an elastic job train.
+
+    ``placement`` has the ranks that there were so far. ``master`` and ``port`` are MASTER_ADDR and MASTER_PORT. TF_CONFIG
+    is not set: its readers cannot take in another worker.
+    """
+    ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir, True)
+    rank, host = placement.rank, placement.hosts[placement.rank]
+    values = (rank, placement.size, placement.local_rank, placement.local_size, host, master or LOOPBACK, port)
+    theirs = dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True)) if torch_env else {}
+    return {**ours.variables(), **theirs}
+
+
 def _workers(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[str]:
     """Return for each rank an "address:port" at which a library of the training script may listen; the port is free."""
     missing = sum(not places[host].ports for host in hosts)

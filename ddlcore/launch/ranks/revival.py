@@ -65,6 +65,15 @@ class Revival:
             earlier += 1
         return self._first_delay_s * min(2 ** (earlier - 1), _LONGEST) if earlier else 0.0
 
+    def otherwise(self, end: End) -> str:
+        """Return, for the user, what follows from ``end`` after ``delay_s`` has returned None."""
+        return "it is not started again"
+
+    @property
+    def over(self) -> bool:
+        """Whether no process has to be started any more: the training is complete, or the job cannot go on."""
+        return self._complete() or bool(self._over())
+
     def is_done(self, running: Collection[int]) -> bool:
         """Return whether the processes that still run are not needed: the training is complete without them."""
         return self._complete() and not set(running) & set(self._world()[1])

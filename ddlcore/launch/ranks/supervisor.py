@@ -6,12 +6,11 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from ddlcore.control.liveness import Watcher
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.launch.ranks.revival import Revival
 from ddlcore.text.ranks import ranks_text
 
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
@@ -45,6 +44,19 @@ class Watched(Protocol):
         """Return whether any process that the rank started still runs after the rank itself has ended."""
 
 
+class RestartPolicy(Protocol):
+    """The object that decides, in an elastic job, what follows from the end of a rank."""
+
+    def delay_s(self, end: End) -> float | None:
+        """Return after how many seconds the rank is started again; None: it is not, or not by the supervisor itself."""
+
+    def otherwise(self, end: End) -> str:
+        """Return, for the user, what follows from ``end`` after ``delay_s`` has returned None."""
+
+    def is_done(self, running: Collection[int]) -> bool:
+        """Return whether the ranks that still run are not needed: the training is complete without them."""
+
+
 class Supervisor:
     """The supervisor of the ranks of one run, from their start to their end.
 
@@ -58,7 +70,7 @@ class Supervisor:
         grace_s: float,
         ended: Callable[[End], None],
         say: Callable[[str], None],
-        revival: Revival | None = None,
+        revival: RestartPolicy | None = None,
         begin: Callable[[int], Watched] | None = None,
         stays: bool = False,
     ) -> None:
@@ -227,7 +239,7 @@ class Supervisor:
         elif end.failed and self._terminate_at_s is None and not self._stays:
             self._terminate_at_s = end.at_s + self._grace_s
 
-    def _go_on(self, end: End, revival: Revival) -> None:
+    def _go_on(self, end: End, revival: RestartPolicy) -> None:
         """Decide what follows in an elastic job from the end of a rank."""
         delay_s = revival.delay_s(end)
         if self._begin is None or self._ends_all:
@@ -235,7 +247,9 @@ class Supervisor:
         if delay_s is not None:
             self._due[end.rank] = end.at_s + delay_s
         if end.failed:
-            self._say(f"rank {end.rank}{':' if end.lost else ''} {end.reason}; {_what_follows(delay_s)}")
+            self._say(
+                f"rank {end.rank}{':' if end.lost else ''} {end.reason}; {_what_follows(delay_s) or revival.otherwise(end)}"
+            )
         if revival.is_done(self._running):
             self.finish()
 
@@ -347,5 +361,5 @@ class Supervisor:
 
 def _what_follows(delay_s: float | None) -> str:
     if delay_s is None:
-        return "it is not started again"
+        return ""
     return "it is started again" if not delay_s else f"it is started again in {delay_s:g} s"
