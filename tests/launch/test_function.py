@@ -218,7 +218,7 @@ HOROVOD: dict[str, Any] = {
     "cooldown_range": (1, 2),
     "hosts": "localhost:1",
     "hostfile": "h",
-    "host_discovery_script": "s.sh",
+    "host_discovery_script": "echo localhost:3",
     "start_timeout": 30,
     "ssh_port": 22,
     "ssh_identity_file": "key",
@@ -235,7 +235,7 @@ HOROVOD: dict[str, Any] = {
     "min_np": 2,
     "max_np": 4,
 }
-ELASTIC = ("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "host_discovery_script")
+ELASTIC = ("max_num_proc", "max_np", "host_discovery_script")  # they need min_num_proc
 BECOME = {
     "start_timeout": ("start_timeout_s", 30.0),
     "ssh_port": ("ssh_port", 22),
@@ -245,6 +245,14 @@ BECOME = {
     "mpi_args": ("launcher_args", "--x"),
     "network_interface": ("network_interface", "lo"),
     "network_interfaces": ("network_interface", "lo,eth0"),
+    "min_num_proc": ("min_np", 2),
+    "min_np": ("min_np", 2),
+    "max_num_proc": ("max_np", 4),
+    "max_np": ("max_np", 4),
+    "slots": ("slots_per_host", 2),
+    "reset_limit": ("reset_limit", 3),
+    "cooldown_range": ("host_cooldown_s", "1 2"),
+    "host_discovery_script": ("host_discovery_script", "echo localhost:3"),
 }
 
 
@@ -274,10 +282,10 @@ def test_positional_arguments_are_horovods() -> None:
 def test_every_keyword_of_horovod_is_taken_or_answered(name: str, asked: list[tuple[Any, ...]]) -> None:
     """It has its meaning, or an error or a warning names it."""
     call = {name: HOROVOD[name]}
-    if name in (*ELASTIC, "min_np", "max_np"):
-        with pytest.raises(ValueError, match=f"^run: {name}: elastic jobs are not supported yet"):
+    if name in ELASTIC:
+        with pytest.raises(ValueError, match="elastic jobs; add --min-np"):
             ddlcore.run(my_rank, **call)
-        return
+        call["min_num_proc"] = 1
     warns = {"np": DeprecationWarning, "disable_cache": UserWarning}.get(name)
     with pytest.warns(warns, match=f"^run: {name}") if warns else contextlib.nullcontext():
         ddlcore.run(my_rank, **call)
@@ -285,7 +293,9 @@ def test_every_keyword_of_horovod_is_taken_or_answered(name: str, asked: list[tu
     if name in BECOME:
         setting, value = BECOME[name]
         assert (settings[setting], settings.source(setting)) == (value, "flag")
-    assert placed.layout.size == {"num_proc": 1, "np": 1, "hosts": 1, "hostfile": 3}.get(name, 2)
+    assert placed.layout.size == {"num_proc": 1, "np": 1, "hosts": 1, "hostfile": 3, "host_discovery_script": 3}.get(
+        name, 2
+    )
     assert verbose is (name == "verbose")
     assert directory == (Path("out") if name == "output_filename" else None)
 

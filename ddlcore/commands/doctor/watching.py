@@ -76,12 +76,11 @@ def watch_input(subject: Subject, question: Question, report: Report) -> None:
     watch = InputWatch(subject.layout.size, question.steps, question.seconds)
     launch = Launch(
         command=question.program,
-        layout=subject.layout,
+        placed=subject.placed,
         settings=subject.settings_with(sample_ms=SAMPLE_MS),
         registry=subject.registry,
         environ=subject.environ,
         port=0,
-        remote_plan=subject.placed.remote_plan,
         needs=own_script(question.command),
         watch=watch,
     )

@@ -20,17 +20,15 @@ from ddlcore.dashboard.place import is_place, place_of, require_installed
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
 from ddlcore.launch.job.horovod import Answers, log_level, read_variables
-from ddlcore.launch.job.host_table import cooldown_range
 from ddlcore.launch.job.launcher import Launch, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
-from ddlcore.launch.job.placement import find_discovery, place
+from ddlcore.launch.job.placement import check_elastic, find_discovery, place
 from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
-from ddlcore.runtime.routes import Route
 from ddlcore.text.installing import pip_install
 
 
@@ -263,23 +261,19 @@ def prepare(
     placed = place(num_proc, hosts, hostfile, settings, registry, environ, discovery)
     launch = Launch(
         command=tuple(resolve_command(command, path=ranks_path(environ.get("PATH", os.defpath)))),
-        layout=placed.layout,
+        placed=placed,
         settings=settings,
         registry=registry,
         environ=environ,
         port=chosen_port(placed.layout, environ),
-        remote_plan=placed.remote_plan,
         needs=own_script(command),
         output_dir=Path(output_dir) if output_dir else None,
         stamped=stamped,
         verbose=verbose,
-        launched_by=placed.launcher,
         watch=_top(placed.layout, settings) if top else None,
-        hosts=placed.hosts,
-        discovery=discovery,
     )
     route = check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
-    _check_elastic(settings, launch.size, route)
+    check_elastic(settings, launch.size, route)
     if settings.text("dashboard"):
         place_of(settings.text("dashboard"))
         require_installed()
@@ -289,25 +283,6 @@ def prepare(
     if settings.text("tuner") != "auto":
         registry.named(Registry.tuners, settings.text("tuner"))
     return launch, given.notes
-
-
-def _check_elastic(settings: Settings, size: int, route: Route | None) -> None:
-    least = settings.whole("min_np")
-    if not least:
-        if settings.whole("max_np"):
-            raise ValueError("--max-np is for elastic jobs; add --min-np N")
-        return
-    cooldown_range(settings.text("host_cooldown_s"))  # raises an error if it is malformed
-    if 0 < settings.whole("max_np") < size:
-        raise ValueError(f"--max-np {settings.whole('max_np')} is less than the {size} ranks of the job")
-    if least > size:
-        raise ValueError(f"--min-np {least} is more than the {size} ranks of the job; give -np {least} or more")
-    if route is not None and route.launcher:
-        raise ValueError(
-            f"--min-np: transport {route.name} ends all ranks with the first that is lost; use --backend auto"
-        )
-    if settings["autotune"]:
-        raise ValueError("--min-np: a search for settings needs the same ranks in all its trials; search without it")
 
 
 def _answers(ctx: click.Context) -> Answers:

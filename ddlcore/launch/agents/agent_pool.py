@@ -112,6 +112,7 @@ class AgentPool:
         self._endpoint_of: Callable[[str], str] = str
         self._environ: Mapping[str, str] = {}
         self._silence_s = 0.0
+        self._function = b""  # that the ranks call; b"": they run a command
         self._early: list[tuple[int, int, str]] = []  # ends of ranks that arrived before there was a supervisor
         self._feeding = 0  # pieces of output that are not yet shown
         self._arrived = 0  # bytes of streams received so far
@@ -156,6 +157,9 @@ class AgentPool:
 
     def begin_late(self, member: Agent, begin: Begin) -> None:
         """Tell an agent that was called late what it needs to start ranks. It runs none before ``again`` is called."""
+        if self._function:
+            assert member.credit is not None
+            member.credit.send(-1, "task", self._function)
         self._tell(member.place.index, begin)
 
     def dismiss(self, member: Agent) -> None:
@@ -194,7 +198,8 @@ class AgentPool:
         return done or not interrupted()
 
     def send_task(self, data: bytes) -> None:
-        """Send ``data``, the pickled function that the ranks are to call, to every agent."""
+        """Send ``data``, the pickled function that the ranks are to call, to every agent, also to those called later."""
+        self._function = data
         for member in self.members:
             assert member.credit is not None
             member.credit.send(-1, "task", data)
@@ -281,7 +286,10 @@ class AgentPool:
 
     def results(self) -> dict[int, bytes]:
         """Return, by rank, the pickled result of the function. A rank that ended before it sent any is missing."""
-        return {rank: bytes(data) for member in self.members for rank, data in member.results.items()}
+        found = [
+            (rank, data) for member in self.members for rank, data in member.results.items() if rank in member.ranks
+        ]
+        return {rank: bytes(data) for rank, data in found}
 
     def pids(self) -> dict[int, tuple[int, str]]:
         """Return, by rank, the process id and host of the rank. Call it after all agents have started their ranks."""

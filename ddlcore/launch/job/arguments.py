@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ddlcore.config import Settings
 from ddlcore.launch.job.horovod import read_keywords
 from ddlcore.launch.job.launcher import check_route
-from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.job.placement import Placed, check_elastic, find_discovery, place
 from ddlcore.plug.registry import Registry
 
 _CALLER = 4  # stack level of the caller of ``run``, from a function here that calls ``_warn``
@@ -31,14 +31,16 @@ def check_call(func: object, args: object, kwargs: object, executable: str | Non
         )
 
 
-def number_of_ranks(num_proc: int | None, np: int | None, hosts: str | None, hostfile: str | None) -> int | None:
+def number_of_ranks(
+    num_proc: int | None, np: int | None, hosts: str | None, hostfile: str | None, discovery: str | None = None
+) -> int | None:
     """Return how many ranks the arguments ask for; None: all slots of the hosts. Raises ValueError."""
     if np is not None:
         if num_proc is not None and num_proc != np:
             raise ValueError(f"run: np={np} and num_proc={num_proc} say different things; pass num_proc alone")
         _warn("np is deprecated; pass num_proc", DeprecationWarning)
         num_proc = np
-    if num_proc is None and hosts is None and hostfile is None:
+    if num_proc is None and hosts is None and hostfile is None and not discovery:
         num_proc = 2
     if num_proc is not None and (isinstance(num_proc, bool) or not isinstance(num_proc, int)):
         raise ValueError(f"run: num_proc is of type {type(num_proc).__name__}; pass a whole number")
@@ -84,8 +86,10 @@ def placed_on(
     """Return where ``ranks`` run, as ``place`` does. Raises ValueError if the transport cannot serve them there."""
     if hosts is not None and hostfile is not None:
         raise ValueError("run: hosts and hostfile both say where; pass one of them")
-    placed = place(ranks, hosts, hostfile, settings, registry, environ)
-    check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
+    discovery = find_discovery(settings, registry, environ)
+    placed = place(ranks, hosts, hostfile, settings, registry, environ, discovery)
+    route = check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
+    check_elastic(settings, placed.layout.size, route)
     return placed
 
 

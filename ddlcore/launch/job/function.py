@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from ddlcore.build import build_membership
 from ddlcore.config import Settings
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
@@ -25,6 +25,7 @@ from ddlcore.launch.job.arguments import (
     placed_on,
     settings_from,
 )
+from ddlcore.launch.job.growth import Growth, growth_of
 from ddlcore.launch.job.launcher import prepare_directory
 from ddlcore.launch.job.local_ranks import begin_all, chosen_port, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
@@ -103,9 +104,12 @@ def run(
       name); True: at the first free port. ``env``: variables that are added to the environment of the ranks.
     * ``start_timeout``, ``use_gloo``, ``use_mpi``, ``mpi_args``: Horovod's names of the settings ``start_timeout_s``,
       ``backend`` and ``launcher_args``, which take precedence. ``disable_cache`` has no effect and warns.
-    * ``min_num_proc``, ``max_num_proc``, ``min_np``, ``max_np``, ``slots``, ``reset_limit``, ``cooldown_range`` and
-      ``host_discovery_script`` are for elastic jobs, which are not supported: ValueError. So is an ``executable`` that
-      is not this process's interpreter.
+    * ``min_num_proc`` (or ``min_np``) makes the job elastic, as ``--min-np`` does: ``func`` calls a function that
+      ``elastic.run`` decorates, and the results are those of the ranks of the last world, in the order of these ranks.
+      ``max_num_proc`` (or ``max_np``), ``slots``, ``reset_limit``, ``cooldown_range`` (two numbers of seconds) and
+      ``host_discovery_script`` are the same as the flags ``--max-np``, ``--slots-per-host``, ``--reset-limit``,
+      ``--host-cooldown-s`` and ``--host-discovery-script``.
+    * An ``executable`` that is not this process's interpreter is a ValueError.
 
     Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed if ``func``
     raises on a rank or a rank dies; the error names the rank, and its cause is the exception that was raised there. The
@@ -115,13 +119,11 @@ def run(
     check_call(func, args, kwargs, executable)
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
     elastic = {
-        "min_num_proc": min_num_proc,
-        "max_num_proc": max_num_proc,
-        "min_np": min_np,
-        "max_np": max_np,
-        "slots": slots,
+        "min_np": min_np if min_num_proc is None else min_num_proc,
+        "max_np": max_np if max_num_proc is None else max_num_proc,
+        "slots_per_host": slots,
         "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
+        "host_cooldown_s": None if cooldown_range is None else " ".join(map(str, cooldown_range)),
         "host_discovery_script": host_discovery_script,
     }
     horovod = {
@@ -140,19 +142,16 @@ def run(
         "ssh_identity_file": ssh_identity_file,
         "network_interface": joined(network_interface if network_interfaces is None else network_interfaces),
     }
-    settings, registry = settings_of(environ, {**settings_from(horovod), **given(own)})
-    for name in [name for name, value in elastic.items() if value is not None] + ["min_np"] * settings.whole("min_np"):
-        raise ValueError(
-            f"run: {name}: elastic jobs are not supported yet here; start a script by `ddl run --min-np N`"
-        )
-    placed = placed_on(number_of_ranks(num_proc, np, hosts, hostfile), hosts, hostfile, settings, registry, environ)
+    settings, registry = settings_of(environ, {**settings_from(horovod), **given(own), **given(elastic)})
+    ranks = number_of_ranks(num_proc, np, hosts, hostfile, host_discovery_script)
+    placed = placed_on(ranks, hosts, hostfile, settings, registry, environ)
     directory = None if output_filename is None else Path(output_filename)
     if directory is not None:
-        prepare_directory(directory, placed.layout.size)
+        prepare_directory(directory, placed.places)
     title = f"ddlcore.run({getattr(func, '__name__', type(func).__name__)})"
     call = (func, args, kwargs)
     try:
-        with page_of(settings, title, _host_names(placed)) as page:
+        with page_of(settings, title, placed.host_names()) as page:
             results = run_placed(placed, settings, registry, environ, call, bool(verbose), True, directory, page)
             if page is not None:
                 page.over(0)
@@ -184,7 +183,7 @@ def run_placed(
     screens = _screens(environ)
     if size > 1:
         compile_kernels(lambda text: _show(screens[1], text), settings.text("cache_dir"))
-    output = Output(screens, size, directory=output_dir)
+    output = Output(screens, placed.places, directory=output_dir)
 
     def say(text: str) -> None:
         output.say(f"ddlcore.run: {text}")
@@ -196,7 +195,8 @@ def run_placed(
         _show(screens[1], f"live page: {page.url}")
     with contextlib.ExitStack() as stack:
         remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, say)
-        server, failure_log = open_network(size, settings, registry, say, remote)
+        membership = build_membership(placed.layout.ranks, settings, placed.places, placed.most)
+        server, failure_log = open_network(placed.places, settings, registry, say, remote, membership=membership)
         stack.callback(server.close)
         if page is not None:
             failure_log.listeners.append(page.heard)
@@ -204,24 +204,42 @@ def run_placed(
         if remote is not None:
             stack.callback(remote.agents.close)
             _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
-        threads, environments, _ = local_environments(
+        threads, environments, late = local_environments(
             placed.layout, remote, settings, environ, server.job_file, chosen_port(placed.layout, environ)
         )
         if verbose:
             say(f"{size} ranks; {', '.join(f'{name}={value}' for name, value in threads.items())}")
         files = {rank: nameless_file() for rank in (*environments, _TASK)}
-        for fd in files.values():
-            stack.callback(os.close, fd)
+        stack.callback(_close_all, files)
         write_all(files[_TASK], task)
         if remote is not None:
             remote.agents.join(output)
         processes = _begin(environments, files, output)
-        ends = _supervised(processes, settings, server, failure_log, output, remote, environ, say, page)
-        outcomes = _outcomes(size, files, remote)
-    results = _results(ends, outcomes, failure_log.raised, output)
+
+        def begin_here(rank: int, hosts: Sequence[int]) -> RankProcess:
+            if rank in files:
+                os.close(files.pop(rank))
+            files[rank] = nameless_file()
+            process = _begin_rank(rank, environments.get(rank) or late(rank, hosts), files)
+            output.add_again(rank, process.stdout, process.stderr)
+            return process
+
+        growth: Growth | None = None
+        if membership is not None:
+            growth = growth_of(placed, settings, membership, begin_here, server, remote, output, registry, say)
+            stack.callback(growth.close)
+        ends = _supervised(processes, placed, settings, server, failure_log, output, remote, environ, say, page, growth)
+        members = range(size) if membership is None or not membership.complete else membership.members
+        outcomes = _outcomes(placed.places, files, remote)
+    results = _results(ends, outcomes, failure_log.raised, output, members)
     if failure_log.differ:  # parameters are compared after the ranks have returned
         raise ReplicasDiffer(failure_log.differ)
     return results
+
+
+def _close_all(files: Mapping[int, int]) -> None:
+    for fd in files.values():
+        os.close(fd)
 
 
 def _remote_launch(remote_plan: RemotePlan, say: Callable[[str], None]) -> RemoteLaunch:
@@ -249,18 +267,19 @@ def _prepare(
     remote.agents.send_task(task)
 
 
-def _outcomes(size: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
-    """Return the outcome of each rank, in rank order; None for a rank that left none.
+def _outcomes(places: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
+    """Return the outcome of each rank below ``places``, in rank order; None for a rank that left none.
 
     The outcome of a rank of this host is read from its file in ``files``; that of another rank was received from its
     agent.
     """
     results = {} if remote is None else remote.agents.results()
-    return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(size)]
+    return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(places)]
 
 
 def _supervised(
     processes: list[RankProcess],
+    placed: Placed,
     settings: Settings,
     server: Server,
     failure_log: FailureLog,
@@ -269,13 +288,15 @@ def _supervised(
     environ: Mapping[str, str],
     say: Callable[[str], None],
     page: JobPage | None,
+    growth: Growth | None,
 ) -> list[End]:
     """Let the agents start their ranks, watch all ranks until they have ended, and return how each ended.
 
     If the caller is interrupted, all ranks are ended before the exception is raised again.
     """
     noted = page.ended if page is not None else lambda end: None
-    supervisor = supervise(processes, remote, settings, server, failure_log, say, noted)
+    again = None if growth is None else growth.begin
+    supervisor = supervise(processes, remote, settings, server, failure_log, say, noted, growth, again)
     try:
         output.start()
         if remote is None:
@@ -284,8 +305,14 @@ def _supervised(
             problems = remote.begin((), environ, settings, lambda: False)
             if problems:
                 raise DdlInternalError(f"run: {'; '.join(problems)}")
+        if growth is not None:
+            growth.attach(supervisor, placed.discovery)
         ends = supervisor.run()
+        if growth is not None:
+            growth.close()
+            ends = growth.relevant()
         if remote is not None:
+            remote.agents.release()
             remote.agents.finish(lambda: False)
         return ends
     except BaseException:  # Ctrl-C, or an exception that one of the caller's signal handlers raised
@@ -306,12 +333,6 @@ def _dashboard_setting(dashboard: str | int | bool | None) -> str | None:
     return None if dashboard is None else str(dashboard)
 
 
-def _host_names(placed: Placed) -> list[str]:
-    if placed.remote_plan is None:
-        return [socket.gethostname()] * placed.layout.size
-    return [placed.layout.hosts[host] for host in placed.layout.ranks]
-
-
 def _pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     try:
         pickled: bytes = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
@@ -329,14 +350,15 @@ def _begin(
     exec.
     """
 
-    def begin(rank: int) -> RankProcess:
-        # The caller's process may run any number of threads. A fork copies their locks but not the threads, so Python
-        # code before exec could wait forever for such a lock. That is why there is no `in_child` here.
-        fds = (files[_TASK], files[rank])
-        command = own_python(FUNCTION_PROGRAM, *map(str, (*fds, os.getpid())))
-        return RankProcess.begin(rank, command, environments[rank], pass_fds=fds)
+    return begin_all(list(environments), lambda rank: _begin_rank(rank, environments[rank], files), output)
 
-    return begin_all(list(environments), begin, output)
+
+def _begin_rank(rank: int, environment: Mapping[str, str], files: Mapping[int, int]) -> RankProcess:
+    # The caller's process may run any number of threads. A fork copies their locks but not the threads, so Python code
+    # before exec could wait forever for such a lock. That is why there is no `in_child` here.
+    fds = (files[_TASK], files[rank])
+    command = own_python(FUNCTION_PROGRAM, *map(str, (*fds, os.getpid())))
+    return RankProcess.begin(rank, command, environment, pass_fds=fds)
 
 
 def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
@@ -361,12 +383,18 @@ def _outcome(data: bytes) -> Outcome | None:
 
 
 def _results(
-    ends: Sequence[End], outcomes: Sequence[Outcome | None], raised: Sequence[int], output: Output
+    ends: Sequence[End],
+    outcomes: Sequence[Outcome | None],
+    raised: Sequence[int],
+    output: Output,
+    members: Sequence[int],
 ) -> list[Any]:
+    """Return what the function has returned on the ranks ``members``, in their order."""
     values: list[Any] = []
     if all(end.returncode == 0 for end in ends):
-        values = [pickle.loads(outcome.value) for outcome in outcomes if outcome is not None]
-        if len(values) == len(outcomes):
+        present = [outcome for outcome in map(outcomes.__getitem__, members) if outcome is not None and outcome.value]
+        values = [pickle.loads(outcome.value) for outcome in present]
+        if len(values) == len(members):
             return values
     primary = [end for end in ends if not _is_secondary(outcomes[end.rank])]
     first = (

@@ -9,21 +9,55 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import HostSlots
-from ddlcore.launch.job.host_table import Call, Dismiss, HostTable, Start
+from ddlcore.launch.job.host_table import Call, Dismiss, HostTable, Start, cooldown_range
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.hosts import is_this_host
 from ddlcore.launch.ranks.revival import Revival
 from ddlcore.text.ranks import ranks_text
 
 if TYPE_CHECKING:
+    from ddlcore.config import Settings
     from ddlcore.control.server import Server
+    from ddlcore.coordinator.membership import Membership
     from ddlcore.launch.agents.agent_pool import Agent
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
+    from ddlcore.launch.job.placement import Placed
     from ddlcore.launch.output.output import Output
     from ddlcore.launch.ranks.supervisor import Supervisor, Watched
     from ddlcore.plug.registry import Registry
 
 TICK_S = 1.0  # how often is asked which hosts there are, and whether a host has been left out for long enough
+
+
+def growth_of(
+    placed: Placed,
+    settings: Settings,
+    membership: Membership,
+    begin_here: BeginHere,
+    server: Server,
+    remote: RemoteLaunch | None,
+    output: Output,
+    registry: Registry,
+    say: Callable[[str], None],
+) -> Growth:
+    """Return the object that lets the hosts and processes of the elastic job ``placed`` change."""
+    layout, whole = placed.layout, placed.remote_plan is not None and placed.remote_plan.provider.whole
+    hosts = placed.hosts or (HostSlots(layout.hosts[0], layout.size),)
+    here = -1 if whole else layout.here
+    if here < 0 and not whole:
+        here = next((index for index, one in enumerate(hosts) if is_this_host(one.host, resolve=True)), -1)
+    most = max(layout.size, placed.most)
+    cooldown_s = cooldown_range(settings.text("host_cooldown_s"))
+    table = HostTable(hosts, layout.ranks, placed.places, most, cooldown_s, here)
+    revival = Revival(
+        settings.whole("restarts"),
+        settings.number("restart_delay_s"),
+        lambda rank: table.hosts[table.host_of(rank)].reached,
+        lambda: membership.over,
+        lambda: membership.complete,
+        lambda: (membership.generation, membership.members),
+    )
+    return Growth(table, revival, here, begin_here, server, remote, output, registry, say)
 
 
 class BeginHere(Protocol):
@@ -121,6 +155,11 @@ class Growth:
         if self._revival.over or left_s <= 0:
             return self._revival.otherwise(end)
         return f"its host is left out for {left_s:.0f} s"
+
+    @property
+    def over(self) -> bool:
+        """Whether no rank has to be started any more: the training is complete, or the job cannot go on."""
+        return self._revival.over
 
     def is_done(self, running: Collection[int]) -> bool:
         """Return whether the processes that still run are not needed: the training is complete without them."""

@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING
 
 from ddlcore.build import build_membership
 from ddlcore.config import Settings
-from ddlcore.contracts.discovery import HostDiscovery
-from ddlcore.contracts.launcher import HostSlots
 from ddlcore.control.server import Server
-from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
-from ddlcore.launch.job.growth import BeginHere, Growth
-from ddlcore.launch.job.host_table import HostTable, cooldown_range
+from ddlcore.launch.job.growth import BeginHere, Growth, growth_of
 from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
 from ddlcore.launch.job.page import JobPage, page_of
@@ -37,9 +33,8 @@ from ddlcore.launch.ranks.environment import (
     usable_cores,
 )
 from ddlcore.launch.ranks.exit_status import End, NotStarted, exit_code, first_failure, summary
-from ddlcore.launch.ranks.hosts import Layout, is_this_host
+from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
-from ddlcore.launch.ranks.revival import Revival
 from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
@@ -49,6 +44,7 @@ from ddlcore.types import Member
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
     from ddlcore.launch.agents.remote_plan import RemotePlan
+    from ddlcore.launch.job.placement import Placed
     from ddlcore.launch.output.search_bar import Bar
 
 
@@ -85,37 +81,42 @@ class Launch:
     """The description of one job. All values have been checked."""
 
     command: tuple[str, ...]  # as resolve_command returns it
-    layout: Layout
+    placed: Placed
     settings: Settings
     registry: Registry
     environ: Mapping[str, str]
     port: int  # MASTER_PORT; 0: any port that is free on rank 0's host
-    remote_plan: RemotePlan | None = None  # None: this process starts all ranks, without agents
     needs: tuple[str, ...] = ()  # files that must exist on every host
     output_dir: Path | None = None
     stamped: bool = False
     verbose: bool = False
     watch: Watch | None = None
-    launched_by: str = ""  # name of the launcher that starts the agents; "": there are none
-    hosts: tuple[HostSlots, ...] = ()  # all that an elastic job may use, those of the layout first; (): this host
-    discovery: HostDiscovery | None = None  # says which hosts an elastic job may use later
     driver: SearchDriver | None = None  # searches for better settings while the job trains
     bar: Bar | None = None  # a progress line that stays below all other output on the terminal
     end: EndEarly | None = None  # lets another thread end the ranks early
+
+    @property
+    def layout(self) -> Layout:
+        return self.placed.layout
+
+    @property
+    def remote_plan(self) -> RemotePlan | None:
+        """How agents start ranks; None: this process starts all ranks, without agents."""
+        return self.placed.remote_plan
+
+    @property
+    def launched_by(self) -> str:
+        """The name of the launcher that starts the agents; "": there are none."""
+        return self.placed.launcher
 
     @property
     def size(self) -> int:
         return self.layout.size
 
     @property
-    def most(self) -> int:
-        """The most ranks at a time. An elastic job may have more than at its start."""
-        return max(self.size, self.settings.whole("max_np"))
-
-    @property
     def places(self) -> int:
-        """How many numbers of ranks there may be: those that leave still have theirs when others have come."""
-        return self.most if self.discovery is None else 2 * self.most
+        """How many numbers of ranks there may be: an elastic job may have more ranks than at its start."""
+        return self.placed.places
 
 
 def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
@@ -161,7 +162,7 @@ def run_job(launch: Launch) -> int:
     killed, 1 if the ranks' parameters differ or a rank that was ended by the launcher has another exit code than 0, and
     otherwise 0. Raises NotStarted if no rank was started.
     """
-    with page_of(launch.settings, _title(launch.command), _host_names(launch)) as page:
+    with page_of(launch.settings, _title(launch.command), launch.placed.host_names()) as page:
         code = _run(launch, page)
         if page is not None:
             page.over(code)
@@ -200,7 +201,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
 
             remote = RemoteLaunch(launch.remote_plan, say)
         try:
-            membership = build_membership(launch.layout.ranks, launch.settings, launch.places, launch.most)
+            membership = build_membership(launch.layout.ranks, launch.settings, launch.places, launch.placed.most)
             server, failure_log = open_network(
                 launch.places, launch.settings, launch.registry, say, remote, launch.driver, membership
             )
@@ -226,17 +227,14 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         if remote is not None:
             _begin_remote(launch, remote, output, processes, trap, gathering)
         noted = page.ended if page is not None else lambda end: None
-        here = [process.rank for process in processes]
         growth: Growth | None = None
         if membership is not None:
-            revival = _revival(launch.settings, here, remote, membership)
-            table = _table(launch)
-            own = launch.layout.here if launch.remote_plan is None or not launch.remote_plan.provider.whole else -1
-            growth = Growth(table, revival, own, begin_here, server, remote, output, launch.registry, say)
+            parts = (begin_here, server, remote, output, launch.registry, say)
+            growth = growth_of(launch.placed, launch.settings, membership, *parts)
         again = None if growth is None else growth.begin
         supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, growth, again)
         if growth is not None:
-            growth.attach(supervisor, launch.discovery)
+            growth.attach(supervisor, launch.placed.discovery)
             stack.callback(growth.close)
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
@@ -254,31 +252,11 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
             gathering.finish(lambda text: _show(screens[1], text), launch.places)
-    host_of = growth.host_name if growth is not None else _host_names(launch).__getitem__
+    host_of = growth.host_name if growth is not None else launch.placed.host_names().__getitem__
     _conclude(launch, host_of, ends, failure_log, output, screens[1], supervisor, begun_s)
     stopped = bool(failure_log.stopped) and not failure_log.differ
     code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
     return code or int(bool(failure_log.differ))
-
-
-def _revival(settings: Settings, here: Sequence[int], remote: RemoteLaunch | None, membership: Membership) -> Revival:
-    return Revival(
-        settings.whole("restarts"),
-        settings.number("restart_delay_s"),
-        lambda rank: rank in here or (remote is not None and remote.agents.serves(rank)),
-        lambda: membership.over,
-        lambda: membership.complete,
-        lambda: (membership.generation, membership.members),
-    )
-
-
-def _table(launch: Launch) -> HostTable:
-    hosts = launch.hosts or (HostSlots(launch.layout.hosts[0], launch.size),)
-    least_s, most_s = cooldown_range(launch.settings.text("host_cooldown_s"))
-    here = launch.layout.here
-    if here < 0 and not (launch.remote_plan is not None and launch.remote_plan.provider.whole):
-        here = next((index for index, one in enumerate(hosts) if is_this_host(one.host, resolve=True)), -1)
-    return HostTable(hosts, launch.layout.ranks, launch.places, launch.most, (least_s, most_s), here)
 
 
 def _prepare(
@@ -433,14 +411,6 @@ def _conclude(
     if launch.output_dir is not None:
         text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.places)}"
     _show(screen, text)
-
-
-def _host_names(launch: Launch) -> list[str]:
-    """Return the name of the host of each rank; "" for ranks that may be started later."""
-    later = [""] * (launch.places - launch.size)
-    if launch.remote_plan is None:
-        return [socket.gethostname()] * launch.size + later
-    return [launch.layout.hosts[host] for host in launch.layout.ranks] + later
 
 
 def _title(command: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 from ddlcore.config import Settings
 from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import HostSlots
+from ddlcore.launch.job.host_table import cooldown_range
 from ddlcore.launch.ranks.hosts import Layout, lay_out, parse_hosts, read_hostfile
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.backend import parse_backend
+from ddlcore.runtime.routes import Route
 
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_plan import RemotePlan
@@ -26,11 +29,26 @@ class Placed:
     layout: Layout
     remote_plan: RemotePlan | None = None
     hosts: tuple[HostSlots, ...] = ()  # all that there are, those of the layout first; (): this host alone
+    discovery: HostDiscovery | None = None  # says which hosts an elastic job may use later
+    most: int = 0  # the most ranks that an elastic job may have at a time; 0: those of the layout
 
     @property
     def launcher(self) -> str:
         """The name of the launcher that starts the agents; "" if there are no agents."""
         return "" if self.remote_plan is None else self.remote_plan.provider.name
+
+    @property
+    def places(self) -> int:
+        """How many numbers of ranks there may be: those that leave still have theirs when others have come."""
+        most = max(self.layout.size, self.most)
+        return most if self.discovery is None else 2 * most
+
+    def host_names(self) -> list[str]:
+        """Return the name of the host of each rank; "" for those that may be started later."""
+        later = [""] * (self.places - self.layout.size)
+        if self.remote_plan is None:
+            return [socket.gethostname()] * self.layout.size + later
+        return [self.layout.hosts[host] for host in self.layout.ranks] + later
 
 
 def place(
@@ -64,7 +82,7 @@ def place(
     needed = _needed_launcher(settings.text("backend"), registry)
     named = settings.text("launcher") not in ("", "auto")
     if entries is None and not named and not needed and not _allocations(registry, environ):
-        return Placed(lay_out(ranks, None))
+        return Placed(lay_out(ranks, None), most=settings.whole("max_np"))
     from ddlcore.launch.agents.remote_plan import RemotePlan, choose_launcher
 
     provider, build = choose_launcher(settings.text("launcher"), needed, registry, environ)
@@ -76,8 +94,8 @@ def place(
     more = settings.whole("min_np") > 0 and (discovery is not None or len(known) > len(layout.hosts))
     if layout.remote_hosts or (provider.whole and (named or needed or granted)) or more:
         plan = RemotePlan.plan(layout, (provider, build), settings, environ, os.getcwd(), more)
-        return Placed(layout, plan, known)
-    return Placed(layout, None, known)
+        return Placed(layout, plan, known, discovery, settings.whole("max_np"))
+    return Placed(layout, None, known, discovery, settings.whole("max_np"))
 
 
 def find_discovery(settings: Settings, registry: Registry, environ: Mapping[str, str]) -> HostDiscovery | None:
@@ -124,3 +142,23 @@ def _allocations(registry: Registry, environ: Mapping[str, str]) -> bool:
         one.variables and not one.optional and all(name in environ for name in one.variables)
         for one in registry.launchers.values()
     )
+
+
+def check_elastic(settings: Settings, size: int, route: Route | None) -> None:
+    """Raise ValueError, with a message of one line, if an elastic job of ``size`` ranks cannot be as ``settings`` say."""
+    least = settings.whole("min_np")
+    if not least:
+        if settings.whole("max_np"):
+            raise ValueError("--max-np is for elastic jobs; add --min-np N")
+        return
+    cooldown_range(settings.text("host_cooldown_s"))  # raises an error if it is malformed
+    if 0 < settings.whole("max_np") < size:
+        raise ValueError(f"--max-np {settings.whole('max_np')} is less than the {size} ranks of the job")
+    if least > size:
+        raise ValueError(f"--min-np {least} is more than the {size} ranks of the job; give -np {least} or more")
+    if route is not None and route.launcher:
+        raise ValueError(
+            f"--min-np: transport {route.name} ends all ranks with the first that is lost; use --backend auto"
+        )
+    if settings["autotune"]:
+        raise ValueError("--min-np: a search for settings needs the same ranks in all its trials; search without it")

@@ -38,6 +38,8 @@ def _call(task: Task) -> Outcome:
         fn, args, kwargs = pickle.loads(task.call)
         return Outcome(value=cloudpickle.dumps(fn(*args, **kwargs)))
     except BaseException as error:  # SystemExit and Ctrl-C too: the launching process reports them
+        if isinstance(error, SystemExit) and not error.code and os.environ.get("DDL_ELASTIC"):
+            return Outcome()  # this process has left the training, or came too late for it
         sys.last_value = error  # as the interpreter does for an uncaught exception: shutdown tells the other ranks
         return _failure(error)
 

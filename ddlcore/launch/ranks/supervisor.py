@@ -53,6 +53,10 @@ class RestartPolicy(Protocol):
     def otherwise(self, end: End) -> str:
         """Return, for the user, what follows from ``end`` after ``delay_s`` has returned None."""
 
+    @property
+    def over(self) -> bool:
+        """Whether no rank has to be started any more: the training is complete, or the job cannot go on."""
+
     def is_done(self, running: Collection[int]) -> bool:
         """Return whether the ranks that still run are not needed: the training is complete without them."""
 
@@ -259,7 +263,7 @@ class Supervisor:
         return self._terminate_at_s is not None or self._kill_at_s is not None or self.interrupted_s is not None
 
     def _revive(self, now_s: float) -> None:
-        if self._ends_all or self._finished or self.killed:
+        if self._ends_all or self._finished or self.killed or (self._revival is not None and self._revival.over):
             self._due.clear()
         for rank in [rank for rank, at_s in self._due.items() if at_s <= now_s and self._begin is not None]:
             del self._due[rank]
