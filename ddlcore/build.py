@@ -8,7 +8,7 @@ from functools import partial
 from ddlcore.builtin.by_kind import ByKindTransport
 from ddlcore.config import Settings
 from ddlcore.contracts.transport import Transport
-from ddlcore.coordinator.membership import Membership
+from ddlcore.coordinator.membership import MemberPatience, Membership
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.plug.registry import Registry
@@ -73,11 +73,17 @@ def build_membership(hosts: Sequence[int], settings: Settings, places: int = 0, 
         return None
     timeout_s, resets = settings.number("elastic_timeout_s"), settings.whole("reset_limit")
     later = (-1,) * (places - len(hosts))
-    return Membership((*hosts, *later), least, most or len(hosts), timeout_s, resets)
+    patience = MemberPatience(
+        timeout_s,
+        settings.number("start_timeout_s"),
+        settings.number("stall_warning_s"),
+        settings.number("evict_after_s"),
+    )
+    return Membership((*hosts, *later), least, most or len(hosts), patience, resets)
 
 
 def patience_of(settings: Settings) -> Patience:
     """Return the settings about stalls as a ``Patience``."""
-    return Patience(
-        settings.number("stall_warning_s"), settings.number("stall_shutdown_s"), bool(settings["stall_stacks"])
-    )
+    evict_s = settings.number("evict_after_s") if settings.whole("min_np") else 0.0
+    limit_s = evict_s or settings.number("stall_shutdown_s")
+    return Patience(settings.number("stall_warning_s"), limit_s, bool(settings["stall_stacks"]), evict_s > 0)

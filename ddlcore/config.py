@@ -405,6 +405,15 @@ SETTINGS: tuple[Setting, ...] = (
         group="faults",
     ),
     Setting(
+        "evict_after_s",
+        float,
+        0.0,
+        "elastic job: the other ranks go on without a rank for which they have waited so long, in seconds; it is killed, and "
+        "started again; 0: they wait",
+        minimum=0,
+        group="faults",
+    ),
+    Setting(
         "host_cooldown_s",
         str,
         "60 600",

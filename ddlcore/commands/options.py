@@ -11,7 +11,7 @@ from ddlcore.commands import completion
 from ddlcore.commands.help import CORE, PLUGINS_PLACE, Command, Group, Option, shows_whole
 from ddlcore.config import GROUPS, SETTINGS, Setting
 
-_ALSO = {"network_interface": ("--network-interfaces",)}  # its name in horovodrun
+_ALSO = {"network_interface": ("--network-interfaces",), "evict_after_s": ("--evict-after",)}  # its name in horovodrun
 _OF_PLUGINS = "ddl.options_of_plugins"  # in click's context
 # What the value of a setting is, where its type does not say so, and how a shell completes it.
 _VALUES: Mapping[str, tuple[str, Any]] = {
@@ -30,6 +30,9 @@ _VALUES: Mapping[str, tuple[str, Any]] = {
     "timeline": ("FILE", completion.files),
     "cache_dir": ("DIR", completion.directories),
     "log_level": ("LEVEL", None),
+    "host_discovery": ("NAME", completion.providers("discoveries")),
+    "host_discovery_script": ("COMMAND", completion.files),
+    "host_cooldown_s": ("'FIRST LONGEST'", None),
     "plugins": ("NAMES", completion.plugins),
     "plugins_off": ("NAMES", completion.plugins),
 }

@@ -9,25 +9,39 @@ last one have registered. docs/design/elastic.md argues why nothing is lost or d
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
+from ddlcore.coordinator.stall_table import on_ranks
 from ddlcore.messages import Complete, Dismissed, FromCoordinator, Refused, Register, World
 
 Outgoing = list[tuple[int, FromCoordinator]]
 
 
+@dataclass(frozen=True)
+class MemberPatience:
+    """How long processes of an elastic job wait for others that are to register, in seconds."""
+
+    enough_s: float  # for as many as the least number of members; then the job ends
+    first_s: float = 0.0  # for all processes before the first world; 0: without a limit
+    warning_s: float = 0.0  # until the user is told which ranks keep the others waiting; 0: never
+    evict_s: float = 0.0  # until these ranks are killed, so that the others go on; 0: never
+
+
 class Membership:
     """The members of one elastic job. Its users call it in one thread."""
 
-    def __init__(self, hosts: Sequence[int], least: int, most: int, timeout_s: float, reset_limit: int = 0) -> None:
+    def __init__(
+        self, hosts: Sequence[int], least: int, most: int, patience: MemberPatience, reset_limit: int = 0
+    ) -> None:
         """Begin without a world; each place of ``hosts`` (the host index of each) has a process, except those with -1.
 
-        A world has ``least`` members or more, and at most ``most``. ``timeout_s``: how long processes wait for enough
-        others. ``reset_limit``: how many worlds may follow the first one; 0: any number.
+        A world has ``least`` members or more, and at most ``most``. ``reset_limit``: how many worlds may follow the first
+        one; 0: any number.
         """
         self._hosts = list(hosts)
         self._least = least
         self._most = most
-        self._timeout_s = timeout_s
+        self._patience = patience
         self._reset_limit = reset_limit
         self._alive = {place for place, host in enumerate(hosts) if host >= 0}
         self._leaving: dict[int, str] = {}  # places whose processes are to leave the training, and why
@@ -38,6 +52,10 @@ class Membership:
         self._ends: dict[int, str] = {}  # why the process of a place ended, while there is no other one
         self._short_s: float | None = None  # since when there are too few processes
         self._told = False
+        self._late_s: float | None = None  # since when processes wait for others that live
+        self._told_late = False
+        self._without: set[int] = set()  # living processes for which the first world does not wait
+        self.evicted: dict[int, str] = {}  # places whose processes must be killed, and what is known of them
         self.complete = False  # whether the training has reached its end
         self.over = ""  # why no world can open any more; "": one can
 
@@ -64,6 +82,8 @@ class Membership:
         """Record that another process was started at ``place``, on ``host``; -1: where the last one was."""
         if host >= 0:
             self._hosts[place] = host
+        self.evicted.pop(place, None)
+        self._without.discard(place)
         self._alive.add(place)
         self._ends.pop(place, None)
 
@@ -86,18 +106,49 @@ class Membership:
 
         ``now_s`` is the time of any steady clock.
         """
+        texts, outgoing = self._look_at_late(now_s)
+        if texts or outgoing:
+            return texts, outgoing
         if self.over or self.complete or self._missing() or len(self._waiting) >= self._least or not self._waiting:
             self._short_s, self._told = None, False
             return [], []
         if self._short_s is None:
             self._short_s = now_s
         text = f"{len(self._waiting)} of at least {self._least} ranks are there (--min-np)"
-        if now_s - self._short_s >= self._timeout_s:
-            return [], self._end(f"{text}, and no others came within {self._timeout_s:g} s (--elastic-timeout)")
+        limit_s = self._patience.enough_s
+        if now_s - self._short_s >= limit_s:
+            return [], self._end(f"{text}, and no others came within {limit_s:g} s (--elastic-timeout)")
         if self._told:
             return [], []
         self._told = True
-        return [f"{text}; waiting for others, at most {self._timeout_s:g} s (--elastic-timeout)"], []
+        return [f"{text}; waiting for others, at most {limit_s:g} s (--elastic-timeout)"], []
+
+    def _look_at_late(self, now_s: float) -> tuple[list[str], Outgoing]:
+        """Return lines for the user, and messages to send, because living processes do not register."""
+        late = self._missing() if self._waiting and (self._world is None or self._gone) else []
+        if self.over or self.complete or not late:
+            self._late_s, self._told_late = None, False
+            return [], []
+        if self._late_s is None:
+            self._late_s = now_s
+        waited_s, patience = now_s - self._late_s, self._patience
+        if self._world is None:
+            enough = len(self._waiting) >= self._least
+            if not 0 < patience.first_s <= waited_s or not enough:
+                return [], []
+            self._without.update(late)
+            text = f"the first world begins without {on_ranks(late)}, waited {waited_s:.0f} s (--start-timeout-s)"
+            return [text], self._decide()
+        if 0 < patience.evict_s <= waited_s:
+            for place in late:
+                self.evicted.setdefault(place, f"others waited {waited_s:.1f} s for it to come to the next world")
+        if self._told_late or not 0 < patience.warning_s <= waited_s:
+            return [], []
+        self._told_late = True
+        cause = next(iter(self._gone.items()), None)
+        why = f" (rank {cause[0]} {cause[1]})" if cause is not None else ""
+        text = f"the next world waits for {on_ranks(late)} since {waited_s:.0f} s{why}"
+        return [text], []
 
     # --- questions
 
@@ -148,7 +199,7 @@ class Membership:
     def _missing(self) -> list[int]:
         """Return the processes that must register before a world can open."""
         if self._world is None:
-            return sorted(self._alive - self._waiting.keys())
+            return sorted(self._alive - self._waiting.keys() - self._without)
         return [one for one in self._world.members if one not in self._gone]
 
     def _decide(self) -> Outgoing:

@@ -92,7 +92,12 @@ class _World:
         if staying and len(self.active) < len(self.key[0]):
             text = "after other ranks have left"
             rest = Awaited(
-                ("staying", staying), text, "for a sign of life", lambda: Details(staying), only_silent=True, ends=False
+                ("staying", staying),
+                text,
+                "for a sign of life",
+                lambda: Details(staying),
+                only_silent=True,
+                ends=self.patience.evicts,
             )
             waits.append(rest)
         return waits
@@ -230,6 +235,7 @@ class Sessions:
         """
         self._ended.pop(rank, None)
         self._lost.pop(rank, None)
+        self._dead.pop(rank, None)
         if self._membership is not None:
             self._membership.started(rank, host)
         return []
@@ -330,7 +336,8 @@ class Sessions:
 
         Such a rank cannot end by itself: its process must be killed.
         """
-        return dict(self._dead)
+        evicted = {} if self._membership is None else self._membership.evicted
+        return {**evicted, **self._dead}
 
     def due(self) -> Outgoing:
         """Return the messages that became due at the last call of ``overdue``."""

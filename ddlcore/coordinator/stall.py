@@ -233,8 +233,9 @@ class StallWatch:
         what += [*details.notes, *self._lines(details.ranks, wait, now_s)]
         for rank in self._silent(sorted(self._probed_s), now_s):
             self.dead[rank] = self._silence([rank], wait, now_s)
+        limit = "--evict-after-s), this world ends" if self._patience.evicts else "DDL_STALL_SHUTDOWN_S), the job ends"
         text = (
-            f"stalled for more than {self._patience.shutdown_s:g} s (DDL_STALL_SHUTDOWN_S), the job ends: "
+            f"stalled for more than {self._patience.shutdown_s:g} s ({limit}: "
             f"{wait.where}: {'; '.join(dict.fromkeys(what))}"
         )
         return [(rank, Stalled(text)) for rank in self._ranks]

@@ -12,12 +12,14 @@ LEAST_ANSWER_S = 0.5
 class Patience:
     """The times after which a stall is reported and ends the job; 0 means never.
 
-    ``stacks`` says whether to show where the ranks that others wait for are in their code.
+    ``stacks`` says whether to show where the ranks that others wait for are in their code. ``evicts``: the job is elastic,
+    and goes on without the ranks that do not answer.
     """
 
     warning_s: float = 60.0
     shutdown_s: float = 0.0
     stacks: bool = False
+    evicts: bool = False
 
     @property
     def answer_s(self) -> float:

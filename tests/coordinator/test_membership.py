@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlcore.builtin.fusion import ThresholdFusion
-from ddlcore.coordinator.membership import Membership
+from ddlcore.coordinator.membership import MemberPatience, Membership
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages import (
     COMMIT,
@@ -26,6 +26,7 @@ from ddlcore.messages import (
 )
 
 Outgoing = list[tuple[int, FromCoordinator]]
+PATIENCE = MemberPatience(5.0, 20.0, 3.0, 8.0)
 
 
 def register(generation: int = 0, steps: int = -1, reason: str = "") -> Register:
@@ -34,7 +35,7 @@ def register(generation: int = 0, steps: int = -1, reason: str = "") -> Register
 
 def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> Membership:
     """A job whose first world has opened."""
-    one = Membership((0,) * size, least, most or size, 5.0, resets)
+    one = Membership((0,) * size, least, most or size, PATIENCE, resets)
     told: Outgoing = []
     for place in range(size):
         assert told == []
@@ -60,7 +61,7 @@ def test_the_most_advanced_survivor_is_root() -> None:
 
 
 def test_a_death_is_not_waited_for_before_the_first_world() -> None:
-    one = Membership((0, 0, 1), 2, 3, 5.0)
+    one = Membership((0, 0, 1), 2, 3, PATIENCE)
     one.register(2, register())
     one.ended(0, "killed")
     assert world_of(one.register(1, register())).members == (1, 2)
@@ -88,7 +89,7 @@ def test_a_joiner_waits_until_the_others_leave() -> None:
 def test_there_is_no_room_for_more_than_the_most() -> None:
     one = begun(3, most=3)
     assert one.joiners() == []
-    small = Membership((0, 0, 0), 1, 2, 5.0)
+    small = Membership((0, 0, 0), 1, 2, PATIENCE)
     for place in range(3):
         told = small.register(place, register())
     assert world_of(told).members == (0, 1) and small.joiners() == []
@@ -155,6 +156,35 @@ def test_the_end_of_the_training() -> None:
     assert one.register(2, register(1, 90, "x")) == [(2, Complete())]
 
 
+class TestLate:
+    """Processes that live and do not register: they are named, the first world begins without them, they are killed."""
+
+    def test_the_first_world_does_not_wait_for_ever(self) -> None:
+        one = Membership((0, 0, 0), 2, 3, PATIENCE)
+        one.register(0, register())
+        assert one.overdue(100.0) == ([], []) == one.overdue(150.0), "too few have come"
+        one.register(2, register())
+        lines, told = one.overdue(160.0)
+        assert world_of(told).members == (0, 2)
+        assert lines == ["the first world begins without rank 1, waited 60 s (--start-timeout-s)"]
+        assert one.register(1, register()) == [] and one.joiners() == [1]
+
+    def test_who_keeps_the_others_waiting_is_killed(self) -> None:
+        one = begun(4)
+        one.ended(1, "killed by signal 9 (SIGKILL)")
+        one.register(0, register(1, 5, "x"))
+        assert one.overdue(10.0) == ([], []) == one.overdue(12.9)
+        cause = "(rank 1 killed by signal 9 (SIGKILL))"
+        assert one.overdue(13.0) == ([f"the next world waits for ranks 2-3 since 3 s {cause}"], [])
+        one.register(3, register(1, 5, "x"))
+        assert one.overdue(17.9) == ([], []) and one.evicted == {}
+        assert one.overdue(18.0) == ([], [])
+        assert one.evicted == {2: "others waited 8.0 s for it to come to the next world"}
+        assert world_of(one.ended(2, "killed")).members == (0, 3)
+        one.started(2)
+        assert one.evicted == {} and one.overdue(30.0) == ([], [])
+
+
 class TestLeaving:
     """A host leaves the job: its processes leave the training at an agreed call, and nothing is computed twice."""
 
@@ -178,7 +208,7 @@ class TestLeaving:
 
     def test_they_go_when_others_join(self) -> None:
         """In the same world: a newcomer takes the room of who leaves."""
-        one = Membership((0, 0, -1), 2, 2, 5.0)
+        one = Membership((0, 0, -1), 2, 2, PATIENCE)
         one.register(0, register())
         world_of(one.register(1, register()))
         one.dismiss([1], "node2 leaves")
@@ -223,7 +253,7 @@ class TestSessions:
     """Around it: who is told that a world has ended, and when joiners are let in."""
 
     def sessions(self, size: int = 2) -> Sessions:
-        return Sessions(size, ThresholdFusion(), membership=Membership((0,) * size, 1, size, 5.0))
+        return Sessions(size, ThresholdFusion(), membership=Membership((0,) * size, 1, size, PATIENCE))
 
     def world(self, one: Sessions, ranks: tuple[int, ...], generation: int) -> Outgoing:
         told: Outgoing = []
@@ -291,7 +321,7 @@ class TestSessions:
 def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
     """Processes die, are started, register; after each move a world has opened if all that live have registered."""
     size = data.draw(st.integers(1, 4))
-    one = Membership((0,) * size, 1, size, 5.0)
+    one = Membership((0,) * size, 1, size, PATIENCE)
     alive = dict.fromkeys(range(size), 0)  # by place: the generation of its process
     steps = dict.fromkeys(range(size), -1)
     waits: set[int] = set()

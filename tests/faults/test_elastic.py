@@ -107,3 +107,44 @@ def test_a_hundred_kills(size: int, seed: int, tmp_path: Path) -> None:
     done, text = chaos(size, 2000, 120, seed, tmp_path / "pids", 0.02)
     check(text)
     assert done == 120, text[-6000:]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("another_dies", [False, True])
+def test_a_rank_that_stands_still_is_evicted(another_dies: bool, tmp_path: Path) -> None:
+    """It is stopped by a signal; the others go on without it, and it is started again.
+
+    If another rank dies at the same time, the stopped one does not come to the next world, and must not delay it for ever.
+    """
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    environ = {**os.environ, "STEPS": "300", "FOLDER": str(folder), "PAUSE_S": "0.03", "PATIENCE_S": "60"}
+    environ.pop(CHILD_MARK, None)
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    options = ["-np", "3", "--min-np", "1", "--evict-after-s", "2", "--stall-warning-s", "1"]
+    run = [sys.executable, "-m", "ddlcore.launch", "run", *options, sys.executable, str(PROGRAM)]
+    with open(tmp_path / "out", "w+") as output:
+        job = subprocess.Popen(run, env=environ, stdout=output, stderr=output)
+        try:
+            until_s = time.monotonic() + 60.0
+            while len(living(folder)) < 3:
+                assert time.monotonic() < until_s, "not all ranks train"
+                time.sleep(0.05)
+            first, second, _ = before = sorted(ranks_of(job.pid))
+            os.kill(first, signal.SIGSTOP)
+            if another_dies:
+                os.kill(second, signal.SIGKILL)
+            while len(living(folder)) < 3 or first in living(folder):
+                assert time.monotonic() < until_s, "the stopped rank was not replaced"
+                time.sleep(0.05)
+            assert len(set(before) & set(ranks_of(job.pid))) == (1 if another_dies else 2)
+            (folder / "enough").touch()
+            assert job.wait(60.0) == 0
+        finally:
+            job.kill()
+            job.wait(30.0)
+        output.seek(0)
+        text = output.read()
+    check(text)
+    assert "(SIGKILL) by the launcher: " in text and "it is started again" in text, text

@@ -12,7 +12,7 @@ from ddlcore.api.elastic.state import State
 from ddlcore.api.objects import barrier
 from ddlcore.api.world import current_job, elastic_member, enter_world, leave_world
 from ddlcore.elastic_member import ElasticMember
-from ddlcore.errors import DdlInternalError, HostsUpdatedInterrupt, PeerLost, TransportError
+from ddlcore.errors import DdlInternalError, DeadlineExceeded, HostsUpdatedInterrupt, PeerLost, TransportError
 from ddlcore.job import Job
 
 __all__ = ["run"]
@@ -99,7 +99,9 @@ def _mendable(error: Exception, job: Job) -> BaseException | None:
 
     Frameworks wrap errors, so what the job says counts more than the class of ``error``.
     """
-    cause = job.failed_with() or error
+    failed = job.failed_with()
+    cause = failed or error
     # DdlInternalError itself is what scripts raise by hand to begin anew; its other subclasses would come again.
     mendable = isinstance(cause, (PeerLost, TransportError)) or type(cause) is DdlInternalError
-    return cause if mendable else None
+    stalled = isinstance(failed, DeadlineExceeded) and job.settings.number("evict_after_s") > 0
+    return cause if mendable or stalled else None

@@ -62,6 +62,7 @@ class FailureLog:
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:
         if rank in self.raised:
             self.raised.remove(rank)
+        self._killed.discard(rank)
         return self._coordinator.rank_started(rank, host)
 
     def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:

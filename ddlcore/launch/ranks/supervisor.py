@@ -228,7 +228,7 @@ class Supervisor:
     def _note(self, rank: int, returncode: int, lost: str = "") -> None:
         now_s = time.monotonic()
         process = self._running.pop(rank)
-        silent = self._killed_silent.get(rank, "") if returncode == -signal.SIGKILL else ""
+        silent = self._killed_silent.pop(rank, "") if returncode == -signal.SIGKILL else ""
         self._conclude(End(rank, returncode, now_s, rank in self._stopped, lost, silent))
         if process.leaves_group():
             process.signal_group(signal.SIGTERM)
