@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddlcore.config import Settings
-from ddlcore.contracts.interfaces import chosen_address, route_address
+from ddlcore.contracts.interfaces import chosen_address, interface_addresses, route_address
 from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand, StartPlan
 from ddlcore.control.credentials import Access
+from ddlcore.control.ports import LOOPBACK
 from ddlcore.hooks import LauncherProvider
 from ddlcore.launch.agents.bootstrap import agent_program, public_arguments
 from ddlcore.launch.agents.survey import endpoint_host
@@ -92,16 +94,25 @@ def find_reach(settings: Settings, hosts: Mapping[str, str], more: bool = False)
         return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)), endpoint_host(wanted))
     if endpoint_host(wanted) in ("0.0.0.0", "*"):  # these wildcards listen on IPv4 only
         hosts = {host: _by_ipv4(known) for host, known in hosts.items()}
-    routes = _routes(hosts, interface)
+    routes = _routes(hosts, interface) if hosts else {}
     distinct = set(routes.values())
     if more:
-        (otherwise,) = _routes({"": _ANYWHERE[0]}, interface).values()
-        return Reach(wanted or "tcp://0.0.0.0:0", routes, otherwise)
+        return Reach(wanted or "tcp://0.0.0.0:0", routes, next(iter(routes.values()), "") or _any_address(interface))
     if wanted:
         return Reach(wanted, routes)
     if len(distinct) == 1:
         return Reach(f"tcp://{_bracketed(distinct.pop())}:0", routes)
     return Reach("tcp://[::]:0" if any(":" in address for address in distinct) else "tcp://0.0.0.0:0", routes)
+
+
+def _any_address(interface: str) -> str:
+    """Return an address at which hosts that are not known yet probably reach this one."""
+    if interface:
+        return chosen_address(interface, _ANYWHERE[0])
+    with contextlib.suppress(ValueError):
+        return route_address(_ANYWHERE[0])
+    known = [address for addresses in interface_addresses().values() for address in addresses]
+    return next((one for one in known if ":" not in one and not one.startswith("127.")), LOOPBACK)
 
 
 def route_for(settings: Settings, reach: Reach, known: str) -> str:
