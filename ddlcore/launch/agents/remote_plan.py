@@ -97,7 +97,9 @@ def find_reach(settings: Settings, hosts: Mapping[str, str], more: bool = False)
     routes = _routes(hosts, interface) if hosts else {}
     distinct = set(routes.values())
     if more:
-        return Reach(wanted or "tcp://0.0.0.0:0", routes, next(iter(routes.values()), "") or _any_address(interface))
+        otherwise = next(iter(routes.values()), "") or _any_address(interface)
+        anywhere = "tcp://[::]:0" if any(":" in address for address in (*distinct, otherwise)) else "tcp://0.0.0.0:0"
+        return Reach(wanted or anywhere, routes, otherwise)  # hosts that come later use the same family of addresses
     if wanted:
         return Reach(wanted, routes)
     if len(distinct) == 1:
@@ -119,7 +121,8 @@ def route_for(settings: Settings, reach: Reach, known: str) -> str:
     """Return the address by which a host that comes later reaches this one; the network knows that host as ``known``."""
     if endpoint_host(reach.bind) not in _WILDCARDS:
         return endpoint_host(reach.bind)
-    return _routes({known: _by_ipv4(known)}, settings.text("network_interface"))[known]
+    toward = known if endpoint_host(reach.bind) == "::" else _by_ipv4(known)
+    return _routes({known: toward}, settings.text("network_interface"))[known]
 
 
 def _by_ipv4(host: str) -> str:
