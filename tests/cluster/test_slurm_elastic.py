@@ -35,7 +35,7 @@ def test_a_node_comes_back(slurm: Slurm, tmp_path: Path) -> None:
     options = "--min-np 1 --host-discovery slurm --host-cooldown-s '1 4'"
     script.write_text(f"#!/bin/bash\n{sys.executable} -m ddlcore.launch run {options} {sys.executable} {PROGRAM}\n")
     out = tmp_path / "out"
-    asked = ["-N2", "--ntasks-per-node=1", f"--output={out}", script]
+    asked: list[str | Path] = ["-N2", "--ntasks-per-node=1", f"--output={out}", script]
     job = slurm.submit(asked, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
 
     def sizes() -> list[int]:
