@@ -33,9 +33,10 @@ class ElasticMember:
     def next_job(self, steps: int, reason: str) -> Job | None:
         """Wait until this process is a member of the next world, and return its job there, which is not started yet.
 
-        Returns None if the training has ended, or if this process is to leave it: ``dismissed`` says why. ``steps``: how
-        many steps the state of this process contains; -1: it has none yet. ``reason``: why it has left the last world,
-        for the user; "" at an agreed call. Raises DdlInternalError if the job cannot go on.
+        ``steps`` is the number of optimizer steps that the state of this process contains; -1 means that it has no
+        state yet. ``reason`` says why the process has left the last world, in words for the user; it is empty if all
+        ranks left that world together at the same call of ``commit()``, so that nothing has failed. Returns None if the
+        training has ended. Raises DdlInternalError if the job cannot go on.
         """
         generation = 0 if self.world is None else self.world.generation
         channel, store = self._network()
@@ -79,6 +80,10 @@ class JobBeforeWorld(Job):
     def members(self, set_id: int) -> tuple[int, ...] | None:
         """Return all ranks of the launch for the global process set; None for another one."""
         return tuple(range(self.size)) if set_id == 0 else None
+
+    def disown(self) -> None:
+        """Make the job unusable in a forked process, as a worker of a DataLoader is. It has nothing to give up yet."""
+        self.forked = True
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         if name.startswith("__"):

@@ -246,8 +246,8 @@ def alltoall_async(
 ) -> Handle:
     """Start an alltoall, and return its handle.
 
-    ``splits[r]`` rows are sent to rank r of the process set (None: equal parts). The result is a pair: the rows that
-    this rank received, and how many of them came from each rank.
+    ``splits[r]`` rows are sent to rank r of the process set; without ``splits``, all ranks get equally many. The result
+    is a pair: the rows that this rank received, and how many of them came from each rank.
     """
     return _ops.alltoall_async(tensor, splits, name=name, process_set=process_set)
 

@@ -60,5 +60,8 @@ class FloatCompression:
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """Return the tensor in the type that it had before ``compress``, which is ``ctx``; None: unchanged."""
+        """Return the tensor in the type that it had before ``compress``.
+
+        ``ctx`` is this type; None means that ``compress`` did not change the tensor.
+        """
         return tensor if ctx is None else cls.cast(tensor, ctx)

@@ -68,9 +68,9 @@ def local_device() -> str:
 
 
 def local_gpu(visible: int | None = None, framework: str = "this framework") -> int | None:
-    """Return the index of this rank's GPU among the GPUs that the process sees; None if it sees none.
+    """Return the index of this rank's GPU among the GPUs that the process sees, or None if it sees none.
 
-    ``visible``: how many GPUs ``framework`` sees; None: as many as CUDA shows. The ``local_device`` functions of
+    ``visible`` is how many GPUs ``framework`` sees; None means as many as CUDA shows. The ``local_device`` functions of
     plugins call this.
     """
     job = current_job()

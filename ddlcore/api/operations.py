@@ -321,9 +321,10 @@ class Operations:
         job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start an alltoall: send ``splits[r]`` rows of ``tensor`` to rank r of the process set (None: equal parts).
+        """Start an alltoall: send ``splits[r]`` rows of ``tensor`` to rank r of the process set.
 
-        The result is a pair: the rows that this rank received, and how many of them came from each rank.
+        Without ``splits``, all ranks get equally many rows. The result is a pair: the rows that this rank received, and
+        how many of them came from each rank.
         """
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)

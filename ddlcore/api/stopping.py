@@ -8,7 +8,7 @@ import signal
 import threading
 from types import FrameType
 
-from ddlcore.api.world import current_job, job_of, present_job
+from ddlcore.api.world import current_job, elastic_member, job_of, present_job
 from ddlcore.contracts.framework import JobService
 from ddlcore.errors import InvalidArgument
 
@@ -30,6 +30,8 @@ def should_stop(job: JobService | None = None) -> bool:
     """
     owner = job_of(job or current_job())
     _listener.listen(owner.settings.text("stop_signals"))
+    if _listener.waiting:
+        owner.stop_calls.wanted, _listener.waiting = _listener.waiting, ""
     return owner.stop_calls.next_is_agreed()
 
 
@@ -49,6 +51,7 @@ class _Listener:
 
     def __init__(self) -> None:
         self._pid = 0
+        self.waiting = ""  # a request that came between two worlds of an elastic job, for the next call of should_stop
 
     def listen(self, names: str) -> None:
         """Install the handler for the signals ``names``, separated by commas, at the first call in the main thread.
@@ -72,11 +75,18 @@ class _Listener:
         job = present_job()
         # A DataLoader worker that was forked inherits this handler, and must end by SIGTERM. So must a rank whose job is
         # over: its launcher ends it by this signal, and no further call would come that could return True.
-        if os.getpid() != self._pid or job is None or job.is_over:
+        mine = os.getpid() == self._pid
+        asks = f"{signal.Signals(number).name} on rank {job.rank}" if job is not None else ""
+        # Between two worlds of an elastic job, a first signal is kept for the next world. A second one ends the process,
+        # as no next world may come.
+        if mine and job is not None and job.is_over and elastic_member() is not None and not self.waiting:
+            self.waiting = asks
+            return
+        if not mine or job is None or job.is_over:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        job.stop_calls.wanted = f"{signal.Signals(number).name} on rank {job.rank}"
+        job.stop_calls.wanted = asks
 
 
 _listener = _Listener()

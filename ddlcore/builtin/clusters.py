@@ -49,7 +49,7 @@ class _ByVariables(Cluster):
         return RankInfo(rank, size, local_rank, local_size, _first(variables, self.host), self.launch(around))
 
     def launch(self, around: Surroundings) -> str:
-        """Return the name of this launch, see ``RankInfo.launch``; "" if the launcher gives no name."""
+        """Return the name of this launch, see ``RankInfo.launch``. It is empty if the launcher gives no name."""
         return ""
 
     def _started(self, variables: Mapping[str, str]) -> bool:
@@ -90,7 +90,7 @@ def _first(variables: Mapping[str, str], names: _Names) -> str:
 
 
 def _joined(variables: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the values of the variables ``names``, joined with colons; "" if none of them is set.
+    """Return the values of the variables ``names``, joined with colons. Empty if none of them is set.
 
     A variable that is not set counts as empty.
     """
@@ -315,9 +315,9 @@ class SlurmShell(Cluster):
     """
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """Return a world of one rank, with a warning, if this is such a shell and several tasks were requested.
+        """Return a world of one rank if this process is the shell of a batch script; otherwise return None.
 
-        Otherwise return None.
+        If the script requested several tasks, the result has a warning.
         """
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
@@ -346,7 +346,10 @@ def _tasks_here(variables: Mapping[str, str]) -> int | None:
 
 
 def _slurm_step(variables: Mapping[str, str]) -> str:
-    """Return the job, the step and the number of requeues; "" if this process is not in a job step."""
+    """Return the job, the step and the number of requeues, as one name.
+
+    It is empty if this process is not in a job step.
+    """
     if not in_step(variables):
         return ""
     step = f"{_first(variables, ('SLURM_JOB_ID', 'SLURM_JOBID'))}.{_first(variables, Slurm.signs)}"

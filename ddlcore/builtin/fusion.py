@@ -52,7 +52,7 @@ def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: 
     """Return the index of the unit with which the last bucket begins.
 
     The last bucket takes as many of the last units as have one key and together at most ``edge`` bytes, but at least
-    one.
+    one. ``ready`` are the tensors to which the units refer.
     """
     first, filled = len(units), 0
     for i in reversed(range(len(units))):

@@ -87,7 +87,7 @@ class Nvml:
         return found
 
     def _parts(self, handle: ctypes.c_void_p) -> list[str]:
-        """Return the UUIDs of a GPU's MIG instances; [] if the GPU is not divided into instances, or cannot be."""
+        """Return the UUIDs of a GPU's MIG instances. Empty if the GPU is not divided into instances, or cannot be."""
         library = self._library
         now, later, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
         if library.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(later)) or now.value != _ENABLED:
@@ -117,7 +117,10 @@ class Nvml:
         return [self._gpu(index, handle) for index, handle in enumerate(self._handles())]
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Return a table of all pairs: whether the row's GPU can read and write the column's memory directly."""
+        """Return for each pair of GPUs whether the first can read and write the memory of the second directly.
+
+        The result is a table with a row for each first GPU.
+        """
         handles = self._handles()
         return [[a is not b and self._reaches(a, b) for b in handles] for a in handles]
 

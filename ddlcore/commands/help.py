@@ -113,10 +113,10 @@ def _show_whole(ctx: click.Context, parameter: click.Parameter, value: bool) -> 
 
 
 def _brief_record(ctx: click.Context, option: click.Option) -> tuple[str, str] | None:
-    """Return the names and the text of an option in the short help; None if it is not shown there.
+    """Return the names and the text of an option in the short help, or None if it is not shown there.
 
-    Of several names, the first that begins with one dash, if it is no more than two letters, and the first long one
-    are shown.
+    Of several names, the first that begins with one dash, if it is no more than two letters, and the first long one are
+    shown.
     """
     if not isinstance(option, Option):
         return option.get_help_record(ctx)  # click's own --help, and options of small commands

@@ -112,11 +112,14 @@ class HostView:
     ddl: str = ""  # version of ddlcore
 
     def path(self, path: str) -> str:
-        """Return where the file ``path`` of this host, such as ``/proc/…``, can be opened: below ``root``."""
+        """Return the path under which the file ``path`` of this host, such as ``/proc/…``, can be opened.
+
+        It is a path below ``root``, which differs from ``/`` if the host was only recorded.
+        """
         return os.path.join(self.root, path.lstrip("/"))
 
     def read(self, path: str) -> str:
-        """Return the text of a file; "" if it cannot be read."""
+        """Return the text of the file ``path``, or an empty string if it cannot be read."""
         try:
             with open(self.path(path), encoding="utf-8", errors="replace") as file:
                 return file.read(_LARGEST_BYTES)
@@ -124,16 +127,17 @@ class HostView:
             return ""
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a directory; [] if it does not exist."""
+        """Return the sorted names in the directory ``path``, or an empty list if it does not exist."""
         try:
             return sorted(os.listdir(self.path(path)))
         except OSError:
             return []
 
     def output(self, program: str, *arguments: str) -> str:
-        """Return the standard output of a program; "" if it is not on the rank's PATH, fails, or takes longer than 5 s.
+        """Return the standard output of ``program``, called with ``arguments``.
 
-        If this host was only recorded, return the content of the file ``output/PROGRAM`` below its root.
+        It is empty if the program is not on the rank's PATH, fails, or takes longer than 5 s. If this host was only
+        recorded, return the content of the file ``output/PROGRAM`` below its root.
         """
         if self.root != "/":
             return self.read(f"/output/{program}")
@@ -186,5 +190,5 @@ class Check(ABC):
         return ()
 
     def line(self, seen: Sequence[Seen]) -> str:
-        """Return a few words about the facts for the report; "" if there is nothing worth reporting."""
+        """Return a few words about the facts for the report. Empty if there is nothing worth reporting."""
         return ""

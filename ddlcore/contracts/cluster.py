@@ -29,9 +29,9 @@ class Surroundings:
 class RankInfo:
     """The rank that another launcher has given to this process, and where the launcher has placed the process.
 
-    ``launch`` is a text that is equal on all ranks of one launch, and that no other launch has at the same time; "" if
-    the launcher provides no such text. ``host`` is a text that is equal for ranks of the launch on the same host; if it
-    is "", the ranks find out by themselves which of them share a host.
+    ``launch`` is a text that is equal on all ranks of one launch, and that no other launch has at the same time. It is
+    empty if the launcher provides no such text. ``host`` is a text that is equal for ranks of the launch on the same
+    host. If it is empty, the ranks find out by themselves which of them share a host.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """Return the rank info of this process; None if this launcher has not started the process.
+        """Return the rank info of this process, or None if this launcher has not started the process.
 
         Raises ValueError, in one line that names the variable, if the variables are incomplete or contradict each
         other.

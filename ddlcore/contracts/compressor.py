@@ -51,12 +51,13 @@ class Compressor(ABC):
     def encode(self, name: str, source: Buffer, target: Buffer, scale: float) -> None:
         """Write ``scale * source``, encoded, to ``target``, which has ``encoded_count`` elements of the wire type.
 
-        The state may be changed permanently only in ``commit``: before that, the bucket may still become void.
+        ``name`` is the tensor's name, under which state may be kept. The state may be changed permanently only in
+        ``commit``, because before that, the bucket may still become void.
         """
 
     @abstractmethod
     def decode(self, name: str, source: Buffer, target: Buffer, scale: float) -> None:
-        """Write ``scale * source``, decoded, to ``target``.
+        """Write ``scale * source``, decoded, to ``target``. ``name`` is the tensor's name, as in ``encode``.
 
         ``source`` has the wire type, ``target`` the tensor's type.
         """

@@ -18,9 +18,9 @@ class HostDiscovery(ABC):
     """
 
     def begin(self, environ: Mapping[str, str], settings: Mapping[str, str | int | float | bool]) -> None:
-        """Prepare. ``environ`` is the environment of the launching process; ``settings`` are the job's.
+        """Prepare. ``environ`` is the environment of the launching process, and ``settings`` are those of the job.
 
-        Raises ValueError, in one line, if it cannot be used here: nothing is then started.
+        Raises ValueError, in one line, if this discovery cannot be used here. Then nothing is started.
         """
         return
 

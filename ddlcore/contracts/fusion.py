@@ -29,7 +29,7 @@ class FusionPolicy(Protocol):
         Each position must occur exactly once.
 
         ``params`` contains at least ``fusion_bytes``. When a whole period is arranged, it also contains
-        ``first_bucket_bytes`` (0: the first bucket has no limit of its own). Tensors of ragged kinds are never passed
-        to this method.
+        ``first_bucket_bytes``, where 0 means that the first bucket has no limit of its own. Tensors of ragged kinds are
+        never passed to this method.
         """
         ...

@@ -30,10 +30,10 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
 
 def chosen_address(wanted: str, toward: str = "") -> str:
-    """Return this host's own address for ``wanted``: the name of an interface, or an address of this host.
+    """Return this host's own address for ``wanted``, which is the name of an interface or an address of this host.
 
     ``wanted`` may be a list, separated by commas; the first one that this host has is taken. If an interface has IPv4
-    and IPv6 addresses, the result has the same family as the address ``toward``, if that is not "".
+    and IPv6 addresses, the result has the same family as the address ``toward``, if that is given.
 
     Raises ValueError, in one line that lists the existing interfaces, if this host has none of those in ``wanted``.
     """

@@ -54,12 +54,16 @@ class Kernels(ABC):
 
     @abstractmethod
     def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Fill memory with the identity element of ``op``. A rank that has joined contributes such memory."""
+        """Fill ``count`` elements at ``target`` with the identity element of ``op``, such as 0 for a sum.
+
+        A rank that has joined contributes such memory.
+        """
 
     def widen(self, source: int, count: int, dtype: DType, target: int, scale: float = 1.0) -> None:
-        """Write integers as int64, multiplied by ``scale``, so that 2^31 of them can be added without overflow.
+        """Write the integers at ``source`` as int64 to ``target``, multiplied by ``scale``.
 
-        An int64 becomes two int64: its high half and its low half. Addresses are in host memory.
+        An int64 becomes two int64: its high half and its low half. So 2^31 of the results can be added without
+        overflow. Addresses are in host memory.
         """
         raise NotImplementedError(f"{type(self).__name__} makes no exact sums")
 

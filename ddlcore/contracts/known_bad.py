@@ -19,7 +19,7 @@ __all__ = ["KnownBad", "KnownBadCheck", "installed", "numbers"]
 class KnownBad:
     """One component that is known to be bad: a row of a table of such components.
 
-    ``found`` returns a description of the bad component on a host, or "" if the host does not have it.
+    ``found`` returns a description of the bad component on a host. It is empty if the host does not have it.
     """
 
     name: str

@@ -31,9 +31,11 @@ class Store(ABC):
         """
 
     def get_checked(self, key: str, timeout_s: float, check: Callable[[], None]) -> bytes:
-        """Do the same as ``get``, and call ``check`` twice a second meanwhile: it raises to end the wait.
+        """Do the same as ``get``, and call ``check`` twice a second while waiting.
 
-        A transport waits so in ``open``, with a ``check`` that raises after ``abort``.
+        If ``check`` raises, the wait ends with its error.
+
+        A transport waits in this way in ``open``, with a ``check`` that raises after ``abort``.
         """
         until_s = time.monotonic() + timeout_s
         while True:

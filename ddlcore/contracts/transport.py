@@ -145,9 +145,10 @@ class Prepared(ABC):
     def run_atomic(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
         """Run the plan to its end if all ranks pass real data, and return True.
 
-        Otherwise write nothing, and return False. ``real`` False: this rank has no real data, and its addresses are not
-        used. The result is the same on all ranks. This is called only if ``capabilities.atomic``, and for at least one
-        element.
+        Otherwise write nothing, and return False.
+
+        If ``real`` is False, this rank has no real data, and its addresses are not used. The result is the same on all
+        ranks. This is called only if ``capabilities.atomic``, and for at least one element.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot run atomically")
 

@@ -36,9 +36,9 @@ def connect(job_file: str, rank: int) -> tuple[Channel, JobStore]:
 
 
 def connect_with(access: Access, rank: int, peer: str = LAUNCHER) -> tuple[Channel, JobStore]:
-    """Do the same as ``connect`` if the contents of the job file, ``access``, were received in another way.
+    """Do the same as ``connect`` for ``rank``, with the contents of a job file that was received in another way.
 
-    ``peer`` names the other end in error messages.
+    ``access`` are these contents. ``peer`` names the other end in error messages.
     """
     connection = Connection(access, rank, peer=peer)
     return ClientChannel(connection), ClientStore(connection)

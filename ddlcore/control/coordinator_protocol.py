@@ -22,17 +22,20 @@ class CoordinatorProtocol(Protocol):
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
         """Handle the end of the process of ``rank``, clean or not, and return the messages to send because of it.
 
-        The coordinator decides whether this end is a failure.
+        ``reason`` says how it ended, in words for the user. The coordinator decides whether this end is a failure.
         """
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:
         """Handle the start of another process for ``rank``, whose process had ended; return the messages to send.
 
-        ``host``: the index of its host; -1: that of the last process.
+        ``host`` is the index of its host; -1 stands for the host of the last process.
         """
 
     def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
-        """Handle the wish that ``ranks`` leave the training of an elastic job; return the messages to send."""
+        """Handle the wish that ``ranks`` leave the training of an elastic job; return the messages to send.
+
+        ``reason`` says why, in words for the user.
+        """
 
     def lost(self) -> dict[int, str]:
         """Return all ranks that were lost so far, each with the reason. A rank that is in the table stays in it."""

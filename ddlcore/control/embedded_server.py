@@ -41,9 +41,9 @@ _SAY_S = 5.0  # after waiting so long at the end, log which ranks rank 0 waits f
 def listening_address(interface: str, on_one_host: bool) -> str:
     """Return the address at which the coordinator is to listen.
 
-    It is that of ``interface``, if one is given; otherwise "" (reachable only within this host) if ``on_one_host``,
-    that is, if all ranks are here; otherwise all interfaces. Raises ValueError for an interface that this host does not
-    have.
+    If ``interface`` is given, it is the address of that interface. Otherwise, if ``on_one_host`` is set, all ranks are
+    here, and an empty string is returned, which stands for a socket that only this host can reach. Otherwise it stands
+    for all interfaces. Raises ValueError for an interface that this host does not have.
     """
     if interface:
         address = chosen_address(interface)

@@ -106,7 +106,7 @@ def open_dealer(
 ) -> zmq.Socket[bytes]:
     """Return a DEALER socket called ``name`` with the keys of ``access``. It is not connected yet.
 
-    ``beats``: let ZeroMQ send heartbeats on the connection, if the endpoint is TCP.
+    With ``beats``, ZeroMQ sends heartbeats on the connection if the endpoint is TCP.
     """
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.linger = 0

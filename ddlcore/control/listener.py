@@ -124,9 +124,9 @@ class Listener:
         return endpoint
 
     def _bind_own(self) -> str:
-        """Bind to a Unix socket that no other user can reach.
+        """Bind to a Unix socket that no other user can reach, and return its endpoint.
 
-        Return its endpoint, or "" if the system does not support this.
+        Returns an empty string if the system does not support this.
         """
         try:
             own = OwnSocket()

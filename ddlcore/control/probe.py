@@ -26,10 +26,10 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def open_endpoints(endpoints: Sequence[str]) -> list[tuple[str, str]]:
-    """Return those of ``endpoints`` at which some process listens, each with this host's own address on the route to
-    it.
+    """Return those of ``endpoints`` at which some process listens.
 
-    Endpoints of ipc come first, with "" as the address; those of TCP follow in the given order.
+    Each comes with the address that this host itself has on the route to the endpoint. Endpoints of ipc come first, and
+    their address is empty; those of TCP follow in the given order.
     """
     found = [(endpoint, "") for endpoint in endpoints if endpoint.startswith("ipc:") and _listens(endpoint)]
     return found + _tcp([endpoint for endpoint in endpoints if endpoint.startswith("tcp:")])

@@ -113,7 +113,10 @@ class Registration:
         return Arrivals(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived), gave_up_s)
 
     def _dissolve(self, reason: str) -> Outgoing:
-        """Return a Lost for every rank that is in a world with rank 0, because this coordinator ends with rank 0."""
+        """Return the messages that tell every rank in a world with rank 0 that its world is lost.
+
+        This coordinator runs in the process of rank 0 and ends with it, for ``reason``.
+        """
         worlds = {rank: self._worlds[rank] for rank in sorted(self.active) if 0 in self._worlds.get(rank, ())}
         return [(rank, Lost((ranks.index(0),), reason)) for rank, ranks in worlds.items()]
 

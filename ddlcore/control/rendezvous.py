@@ -76,9 +76,10 @@ def file_name(cluster: str, launch: str) -> str:
 
 
 def start_of(pid: int) -> str:
-    """Return the start time of process ``pid`` in the system's own unit; "" if the system does not tell it.
+    """Return the start time of process ``pid`` in the system's own unit.
 
-    Together with the process id it identifies a process, even after the id was reused.
+    Returns an empty string if the system does not tell it. Together with the process id it identifies a process, even
+    after the id was reused.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

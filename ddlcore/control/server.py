@@ -152,7 +152,8 @@ class Server:
     def rank_started(self, rank: int, host: int = -1) -> None:
         """Report that another process was started for ``rank``, whose process had ended.
 
-        ``host``: the index of its host; -1: that of the last process. Any thread may call this; it returns at once.
+        ``host`` is the index of its host; -1 stands for the host of the last process. Any thread may call this; it
+        returns at once.
         """
         self._changes.append(lambda: self._coordinator.rank_started(rank, host))
         self._wake.set()

@@ -34,20 +34,31 @@ class AgreedPoint:
         self._decided = False
 
     def asked(self, reason: str) -> Outgoing:
-        """Take a request to act, and return the messages to send. Only the first request has an effect."""
+        """Take a rank's request to act, with its ``reason`` in words for the user.
+
+        Only the first request has an effect.
+
+        Returns the messages to send.
+        """
         if self._reason:
             return []
         self._reason = reason
         return [(rank, CountCalls(self.kind)) for rank in self._present]
 
     def counted(self, rank: int, count: CallCount, joined: Collection[int]) -> Outgoing:
-        """Take the answer of ``rank``, and return the messages to send. ``joined``: the ranks that are in ``join()``."""
+        """Take the answer of ``rank``: ``count`` is the number of calls that it has made.
+
+        ``joined`` are the ranks that are in ``join()``. Returns the messages to send.
+        """
         if rank in self._present and self._reason and not self._decided:
             self._counts[rank] = count
         return self._decide(joined)
 
     def gone(self, rank: int, joined: Collection[int]) -> Outgoing:
-        """Record that ``rank`` has left or was lost, and return the messages to send."""
+        """Record that ``rank`` has left or was lost, and return the messages to send.
+
+        ``joined`` are the ranks in ``join()``.
+        """
         self._present.pop(rank, None)
         self._counts.pop(rank, None)
         return self._decide(joined)

@@ -114,10 +114,10 @@ class Agreement:
         return self._explained()
 
     def look(self, now_s: float) -> Outgoing:
-        """Stop waiting for values that do not come in time. If none are awaited, compare again what was reported.
+        """Stop waiting for values that have not come in time; ``now_s`` is the present time of the caller's clock.
 
-        A rank may have joined since the last comparison, and is no longer waited for. Returns the messages to send.
-        This is called about once a second.
+        If no values are awaited, the digests that were reported are compared again, because a rank that has joined
+        since then is no longer waited for. Returns the messages to send. This is called about once a second.
         """
         waiting = self._explaining
         if waiting is None:
@@ -178,9 +178,10 @@ class Agreement:
         return min(set(range(self._size)) - self._gone, default=0)
 
     def _explained(self, late: bool = False) -> Outgoing:
-        """Return the messages that end the job, if all ranks have sent their values; otherwise none.
+        """Return the messages that end the job and show where the ranks' values differ.
 
-        ``late``: do not wait for the missing values.
+        These need samples of the values from all ranks. As long as some are missing, nothing is returned, unless
+        ``late`` is set: then the messages are made from the values that have come.
         """
         waiting = self._explaining
         if waiting is None or not (late or all(r in waiting.samples or r in self._gone for r in waiting.asked)):
@@ -266,8 +267,8 @@ def _numbers(sample: Sample) -> Sequence[float]:
 def wording(differ: Differ, count: int, advice: str = "") -> str:
     """Return the complete message about a difference.
 
-    ``differ.text`` says which parameters differ. ``count``: how many tensors differ. ``advice``: what the user should
-    do; "" means the usual advice.
+    ``differ.text`` says which parameters differ, and ``count`` is how many. ``advice`` says what the user should do; if
+    it is empty, the usual advice stands there.
     """
     what, _, table = differ.text.partition("\n")
     head = f"the ranks' parameters differ ({what})"
@@ -293,9 +294,10 @@ def wording(differ: Differ, count: int, advice: str = "") -> str:
 
 
 def _table(names: Mapping[int, tuple[str, ...]]) -> str:
-    """Return a table for ranks that do not have the same tensors: how many tensors each group of ranks has.
+    """Return a table that shows how many tensors each group of ranks has, for ranks whose sets of tensors differ.
 
-    It also shows the tensor of each group at the first position where the ranks have different tensors.
+    ``names`` holds the names of each rank's tensors. The table also shows the tensor of each group at the first
+    position where the ranks have different tensors.
     """
     most = max(map(len, names.values()))
     padded = {rank: (*own, *["nothing"] * (most - len(own))) for rank, own in names.items()}

@@ -203,10 +203,10 @@ class Coordinator:
     def _admit(
         self, rank: int, ask: Ask, ready: list[PendingRequest], items: list[tuple[Iterable[int], Item]]
     ) -> PendingRequest | None:
-        """Return the pending request to which ``ask`` belongs; None if the ask is refused or is a join.
+        """Return the pending request to which ``ask`` belongs.
 
-        Appends the refusal, or what follows from a join, to ``items``, and tensors that the join makes ready to
-        ``ready``.
+        Returns None if the ask is refused, or if it is a call of ``join``. Appends to ``items`` the refusal, or the
+        messages that follow from the join, and to ``ready`` the requests that the join has made complete.
         """
         members = self.sets.get(ask.set_id)
         if members is None or rank not in members:
@@ -289,9 +289,11 @@ class Coordinator:
     def _observe(
         self, runnable: Sequence[PendingRequest], buckets: Sequence[Sequence[PendingRequest]]
     ) -> tuple[int, KnownSchedule | None]:
-        """Return how many of ``runnable`` belong to a period that ends among them, and the schedule of that period.
+        """Look for a period, which is a sequence of tensors that repeats in every step, at the end of ``runnable``.
 
-        If no proven period ends among them, returns the number of all of them and None.
+        Returns how many tensors of ``runnable`` belong to a period that ends among them, and the schedule of that
+        period. If no period that was seen often enough ends among them, returns the number of all of them and None.
+        ``buckets`` are the buckets into which ``runnable`` was arranged.
         """
         if self.table.joined:
             self.replay_controller.touched(self.table.key(pending) for pending in runnable)
@@ -314,7 +316,8 @@ class Coordinator:
     ) -> list[tuple[Iterable[int], Item]]:
         """Let ``pending``, and all other tensors of its grouped call, fail on the ranks that requested them.
 
-        ``gone``: the ranks that have left, if these are the reason.
+        ``error`` is the name of the error's class, ``text`` its message, and ``gone`` the ranks that have left, if
+        these are the reason.
         """
         specs = [self.table.spec(ask.spec) for ask in pending.different_asks()] if error == "mismatch" else []
         kinds = tuple(sorted({spec.kind.name.lower() for spec in specs}))
@@ -363,10 +366,10 @@ class Coordinator:
         return [*items, (self._present, self.replay_controller.resume(known, self.epoch, periods))]
 
     def _next_trial(self, rank: int, message: Paused) -> Outgoing:
-        """Take Paused from ``rank``.
+        """Take the message of ``rank`` that it has paused at the end of a trial of settings.
 
-        When all ranks have reached the end of a trial, begin the next, maybe with other buckets. A trial ends at the
-        end of a period, so all ranks are at the same place.
+        When all ranks have paused, begin the next trial, perhaps with other buckets. A trial ends at the end of a
+        period, so all ranks have stopped at the same place.
         """
         known = self.replay_controller.replaying
         if known is None or self.replay_controller.freezing or not self.tuning.paused(rank, message):
@@ -384,10 +387,10 @@ class Coordinator:
     def _beside_replay(
         self, ready: Sequence[PendingRequest], items: list[tuple[Iterable[int], Item]], rank: int, serial: int
     ) -> Outgoing:
-        """Handle requests that come while a schedule is replayed.
+        """Handle requests that come while a schedule is replayed: ``ready`` are those that all members have sent.
 
         A negotiated slot runs when all members have requested it. If all members have a tensor ready that is not in the
-        schedule, a freeze interrupts the replay, so that the tensor can run.
+        schedule, the replay is interrupted, so that the tensor can run.
         """
         insert = bool(self.table.joined)
         calls: dict[object, tuple[bool, bool]] = {}  # a grouped call may have thousands of tensors: look at it once
@@ -525,10 +528,10 @@ class Coordinator:
     # --- helpers
 
     def _answers(self, items: Sequence[tuple[Iterable[int], Item]], asker: int | None, serial: int) -> Outgoing:
-        """Return one message for each rank that must get an item.
+        """Return one message for each rank that must get one of ``items``.
 
-        The rank ``asker``, whose request is answered, always gets a message, because it waits for one. None: there is
-        no such rank.
+        ``asker`` is the rank whose request is answered, or None. This rank always gets a message, because it waits for
+        one; ``serial`` is the number of its request.
         """
         outgoing: Outgoing = []
         for ranks, told in _shared(items, () if asker is None else (asker,)):
@@ -546,7 +549,7 @@ class Coordinator:
 
 
 def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
-    """Return the ``Awaited`` of a tensor that some members have not requested."""
+    """Return a description of the wait for a tensor that some members have not requested."""
 
     def details() -> Details:
         missing = tuple(table.missing(pending))
@@ -556,7 +559,7 @@ def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
 
 
 def _params(layout: Mapping[str, Value]) -> dict[str, float]:
-    """Return the parameters by which the fusion policy arranges the buckets of a whole period."""
+    """Return the settings with which the fusion policy arranges the buckets of a whole period, as numbers by name."""
     numbers = {name: float(value) for name, value in layout.items() if not isinstance(value, str)}
     return {**numbers, "overlap": float(layout["overlap"] == "on")}
 

@@ -23,7 +23,10 @@ class Freezes:
             self._left.setdefault(rank, message.replay_status)
 
     def waited_s(self, epoch: int) -> float:
-        """Return how many seconds a rank had been at one bucket when it asked to leave; the longest such time."""
+        """Return for how many seconds a rank had waited at one bucket when it asked to leave replay.
+
+        If several ranks have asked, this is the longest such time.
+        """
         return max((one.waits_s for one in self._of(epoch).values()), default=0.0)
 
     def tensors(
@@ -33,10 +36,11 @@ class Freezes:
         frozen: Mapping[int, Mapping[int, int]],
         sets: Mapping[int, Sequence[int]],
     ) -> list[Late]:
-        """Return the tensors in ``buckets``, those of the schedule, that are ready on some ranks and missing on others.
+        """Return the tensors of ``buckets`` that are ready on some ranks and missing on others.
 
-        ``frozen``: for each rank that has answered Freeze, the last place that it launched in each process set. A rank
-        that has not answered counts as missing, because nobody knows how far it has come.
+        ``buckets`` are those of the schedule that is replayed. ``frozen`` tells for each rank that has answered Freeze
+        at which bucket of each process set it has stopped. A rank that has not answered counts as missing, because
+        nobody knows how far it has come. ``sets`` are the members of the process sets.
         """
         found: dict[tuple[int, str], Late] = {}
         for set_id, members in sets.items():

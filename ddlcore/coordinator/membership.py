@@ -1,9 +1,10 @@
 """Decides which processes form the next world of an elastic job, and whose state the others take over.
 
-Like the coordinator, it does no I/O. A *place* is a number of the launch: the process that runs there may die, and another
-one may be started there. A process that has left its world, because it has noticed a failure or has come to an agreed
-call, registers, and so does a process that was started while others train. A world opens when all living members of the
-last one have registered. docs/design/elastic.md argues why nothing is lost or done twice.
+Like the coordinator, it does no I/O. A *place* is a number that the launcher gave: if the process that runs there dies,
+another one may be started in its place. A process registers when it has left its world, because it has noticed a
+failure or because all ranks leave at the same call of ``commit()``. A process that was started while others train
+registers, too. A world opens when all living members of the last one have registered. docs/design/elastic.md argues why
+no step and no sample is lost or done twice.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class Membership:
     def __init__(
         self, hosts: Sequence[int], least: int, most: int, patience: MemberPatience, reset_limit: int = 0
     ) -> None:
-        """Begin without a world; each place of ``hosts`` (the host index of each) has a process, except those with -1.
+        """Begin without a world.
 
-        A world has ``least`` members or more, and at most ``most``. ``reset_limit``: how many worlds may follow the first
-        one; 0: any number.
+        ``hosts`` has the index of the host for each place; -1 means that no process runs there. A world has ``least``
+        members or more, and at most ``most``. ``reset_limit`` is how many worlds may follow the first one; 0 means any
+        number. ``patience`` says how long members may take to register.
         """
         self._hosts = list(hosts)
         self._least = least
@@ -70,7 +72,7 @@ class Membership:
         return self._decide()
 
     def ended(self, place: int, reason: str) -> Outgoing:
-        """Record that the process at ``place`` has ended, and return the messages to send."""
+        """Record that the process at ``place`` has ended for ``reason``, and return the messages to send."""
         self._alive.discard(place)
         self._leaving.pop(place, None)
         self._waiting.pop(place, None)
@@ -79,7 +81,10 @@ class Membership:
         return self._decide()
 
     def started(self, place: int, host: int = -1) -> None:
-        """Record that another process was started at ``place``, on ``host``; -1: where the last one was."""
+        """Record that another process was started at ``place`` on the host with the index ``host``.
+
+        -1 stands for the host of the last process there.
+        """
         if host >= 0:
             self._hosts[place] = host
         self.evicted.pop(place, None)
@@ -88,9 +93,10 @@ class Membership:
         self._ends.pop(place, None)
 
     def dismiss(self, places: Collection[int], reason: str) -> Outgoing:
-        """Let the processes at ``places`` leave the training at the next agreed call, and return the messages to send.
+        """Let the processes at ``places`` leave the training at the next ``commit()`` for which all ranks meet.
 
-        They stay for as long as there would be fewer than the least number of members without them.
+        ``reason`` says why, in words for the user. The processes stay for as long as there would be fewer than the
+        least number of members without them. Returns the messages to send.
         """
         self._leaving.update(dict.fromkeys((place for place in places if place in self._alive), reason))
         return self._decide()
@@ -124,7 +130,10 @@ class Membership:
         return [f"{text}; waiting for others, at most {limit_s:g} s (--elastic-timeout)"], []
 
     def _look_at_late(self, now_s: float) -> tuple[list[str], Outgoing]:
-        """Return lines for the user, and messages to send, because living processes do not register."""
+        """Look for living processes that do not register in time; ``now_s`` is the present time.
+
+        Returns lines for the user about them, and messages to send.
+        """
         late = self._missing() if self._waiting and (self._world is None or self._gone) else []
         if self.over or self.complete or not late:
             self._late_s, self._told_late = None, False
@@ -154,7 +163,7 @@ class Membership:
 
     @property
     def generation(self) -> int:
-        """The number of the last world that opened; 0: none has."""
+        """The number of the last world that was opened; 0 if there was none."""
         return 0 if self._world is None else self._world.generation
 
     @property

@@ -20,7 +20,10 @@ CONSECUTIVE = 2  # a tensor that was inserted in so many consecutive periods bel
 
 
 def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
-    """Return the key by which a tensor is found again in the next step. Calls without a name all have the name ""."""
+    """Return the key by which a tensor is found again in the next step.
+
+    Calls without a name of their own all get an empty name in the key.
+    """
     return TensorKey(set_id, "" if name.startswith("noname.") else name, spec)
 
 
@@ -123,7 +126,10 @@ class ReplayController:
         return len(tensors), None
 
     def touched(self, keys: Iterable[TensorKey]) -> None:
-        """Record that tensors were negotiated: schedules that contain them can no longer continue where they were left."""
+        """Record that the tensors with these ``keys`` were negotiated.
+
+        Schedules that contain them were left in the middle, and can no longer continue from there.
+        """
         for key in keys:
             for known in self._known:
                 known.whole = known.whole and key not in known.keys
@@ -152,9 +158,9 @@ class ReplayController:
         self._known = [k for k in self._known if all(p.set_id not in set_ids for p in k.arranged.buckets)]
 
     def waiting_for(self, key: TensorKey) -> KnownSchedule | None:
-        """Return a known schedule that contains this tensor and can continue where it was left; None if there is none.
+        """Return a known schedule that can continue where it was left, or None if there is none.
 
-        All members have the tensor ready.
+        It can continue because all members have its tensor with this ``key`` ready.
         """
         for known in self._known:
             if known is not self.replaying and known.whole and key in known.keys:
@@ -201,10 +207,10 @@ class ReplayController:
         known.after = dict.fromkeys(sets, begun * known.size - 1)
 
     def resume(self, known: KnownSchedule, epoch: int, periods: int = 0) -> Resume:
-        """Return the Resume that makes all ranks replay ``known`` from now on.
+        """Return the message that makes all ranks replay ``known`` from now on.
 
-        ``periods``: after how many periods the ranks must stop; a period that has already begun counts as one. 0: no
-        limit.
+        ``periods`` is the number of periods after which the ranks must stop, where a period that has already begun
+        counts as one; 0 means no limit.
         """
         self.replaying = known
         self._known = [*(other for other in self._known if other is not known), known]
@@ -216,7 +222,7 @@ class ReplayController:
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())), known.until)
 
     def is_negotiated_slot(self, key: TensorKey) -> bool:
-        """Return whether the tensor has a negotiated slot in the schedule that is replayed now."""
+        """Return whether the tensor with this ``key`` is negotiated in every step of the schedule that is replayed now."""
         return self.replaying is not None and key in self.replaying.negotiated_slots
 
     # --- leaving
@@ -262,12 +268,13 @@ class ReplayController:
         return Drain(epoch, highest, tuple(sorted(self.replaying.after.items())))
 
     def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> KnownSchedule | None:
-        """Return the schedule to continue with immediately after a drain; None: the ranks negotiate.
+        """Return the schedule with which to continue immediately after replay was left.
 
-        ``diverged``: some rank found that the schedule does not fit what it submitted. ``inserted``: tensors for which
-        replay was interrupted. ``slow``: some rank has waited for the others for long. Perhaps the others were only
-        slow (a checkpoint). So the schedule is kept, and the first of its tensors that all ranks have ready continues
-        it. If this happens several times with no bucket in between, the schedule counts as one that does not fit.
+        None means that the ranks negotiate. ``diverged`` says that some rank found that the schedule does not fit what
+        it submitted. ``inserted`` are the tensors for which replay was interrupted. ``slow`` says that some rank has
+        waited for the others for long. Perhaps the others were only slow, for example because they wrote a checkpoint.
+        So the schedule is kept, and it continues as soon as all ranks have one of its tensors ready. If this happens
+        several times with no bucket in between, the schedule counts as one that does not fit.
         """
         known, self.replaying = self.replaying, None
         assert known is not None

@@ -69,9 +69,11 @@ class ReplayStatuses:
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._other_places(alarm, there)))
 
     def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
-        """Return those tensors of the bucket that at least one rank lacks. If no rank lacks any of them, return all.
+        """Return those tensors of the bucket in ``alarm`` that at least one rank lacks.
 
-        ``there``: the ranks that have entered the bucket.
+        If no rank lacks any, return all.
+
+        ``there`` are the ranks that have entered the bucket.
         """
         found = []
         everyone = sorted(self._told.keys() | self._awaited)
@@ -86,8 +88,9 @@ class ReplayStatuses:
         return one is not None and one.place == alarm.place and name not in one.missing
 
     def _other_places(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
-        """Return lines about ranks that are at other buckets, because the table of tensors has no column for that.
+        """Return lines about ranks that are at other buckets than the one that ``alarm`` reports.
 
+        The table of tensors has no column for that. ``there`` are the ranks that have entered the reported bucket.
         Ranks to which the same line applies share it. If all ranks have entered the bucket, a single line says that.
         """
         said: dict[str, list[int]] = {}
@@ -101,7 +104,10 @@ class ReplayStatuses:
 
 
 class Busies:
-    """The steps in which the ranks' engines have been for long: decided buckets and other work outside a schedule."""
+    """The work in which the engines of ranks have been for long.
+
+    It is a bucket that was negotiated, or work outside a schedule.
+    """
 
     def __init__(self) -> None:
         self._said: dict[tuple[int, str], dict[int, Busy]] = {}  # by index and text, then by rank
@@ -121,9 +127,9 @@ class Busies:
                 del self._said[key]
 
     def awaited(self, sets: Mapping[int, Sequence[int]], present: Collection[int]) -> list[Awaited]:
-        """Return one wait for each step that was reported, with the ranks that have not reported it.
+        """Return a description of each wait, with the ranks that have not reported the work for which the others wait.
 
-        A step is forgotten when no rank in ``present`` is still in it.
+        A piece of work is forgotten when no rank in ``present`` is still in it.
         """
         self._said = {
             key: said

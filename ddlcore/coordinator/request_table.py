@@ -35,7 +35,10 @@ class RequestTable:
         return list(self._pending.values())
 
     def open(self, ask: Ask, members: Sequence[int]) -> PendingRequest:
-        """Return the pending request to which ``ask`` belongs: the existing one of the same name, or a new one."""
+        """Return the pending request to which ``ask`` belongs: the existing one of the same name, or a new one.
+
+        ``members`` are the ranks that must send it.
+        """
         pending = self._pending.get((ask.set_id, ask.name))
         if pending is None:
             bits = self._members.get(ask.set_id) or self._members.setdefault(ask.set_id, bits_of(members))
@@ -65,7 +68,7 @@ class RequestTable:
     # --- who has asked
 
     def join(self, rank: int, ask: Ask) -> list[PendingRequest]:
-        """Record that ``rank`` has joined. Return the pending requests that are complete now.
+        """Record that ``rank`` has called ``join``. Return the pending requests that are complete now.
 
         From now on, the rank takes part in everything, with zeros.
         """

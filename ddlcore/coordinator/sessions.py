@@ -412,10 +412,13 @@ class Sessions:
         return {other for other in reach(start) if start in reach(other)} | {start} if start in reach(start) else set()
 
     def _give_up(self, rank: int, waited_s: float) -> Outgoing:
-        """Return what to send when ``rank`` no longer waits in ``init``: which ranks had not called it.
+        """Return the messages that end the wait of ``rank`` in ``init``.
 
-        If its deadline has passed (``waited_s`` is not 0), all ranks that wait for the same world are told, and the
-        world is forgotten. If it leaves for a reason of its own, the others keep waiting.
+        They name the ranks that had not called ``init``.
+
+        If ``waited_s`` is not 0, the deadline of ``rank`` has passed after so many seconds: then all ranks that wait
+        for the same world are told, and that world is forgotten. If ``waited_s`` is 0, ``rank`` leaves for a reason of
+        its own, and the other ranks keep waiting.
         """
         for key, present in self._gathering.items():
             if rank in present:

@@ -53,9 +53,9 @@ class SearchDriver(Protocol):
         """Record that the last trial was left in the middle, so that its measurement says nothing."""
 
     def gave_up(self, why: str) -> None:
-        """Record that the search has ended: from now on, ``trial`` returns a trial that never ends.
+        """Record that the search has ended for the reason ``why``.
 
-        ``why`` says the reason.
+        From now on, ``trial`` returns a trial that never ends.
         """
 
 
@@ -89,11 +89,11 @@ class Tuning:
         return self._driver is not None and self._is_tuned(known)
 
     def begin(self, aligned: bool, awaited: frozenset[int]) -> tuple[int, list[Adjust]]:
-        """Begin a trial.
+        """Begin a trial, and return its number of periods and the messages that all ranks must get before it.
 
-        Return its number of periods (0: it never ends), and the Adjust that all ranks must get before it. ``aligned``:
-        replay continues at the beginning of a period, so the schedule can be arranged anew by ``layout``. Otherwise the
-        present period is first run to its end. ``awaited``: the ranks that will send Paused.
+        0 periods mean that the trial never ends. ``aligned`` says that replay continues at the beginning of a period,
+        so that the schedule can be arranged anew. Otherwise, the present period is first run to its end. ``awaited``
+        are the ranks that will report the end of the trial.
         """
         assert self._driver is not None
         self._paused, self._awaited = {}, awaited

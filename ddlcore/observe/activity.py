@@ -16,7 +16,7 @@ class ActivityMeter:
     """What one rank tells about its operations. Only one thread at a time may call its methods."""
 
     def __init__(self, members: Callable[[int], tuple[int, ...]], clock: Callable[[], float] = time.monotonic) -> None:
-        """Create the meter. ``members`` returns the ranks of a process set, () if these are all ranks."""
+        """Create the meter. ``members`` returns the ranks of a process set, or an empty tuple if these are all ranks."""
         self._members = members
         self._clock = clock
         self._ended = -1

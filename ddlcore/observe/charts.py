@@ -149,7 +149,7 @@ def _stragglers(summary: Summary) -> str:
 
 
 def _figure(key: Sequence[tuple[str, str]], rows: Iterable[str], said: str, ranks: int) -> str:
-    """Return a whole chart: the meaning of its colours (class and words), its rows, and what it shows in words."""
+    """Return a whole chart: the meaning of its colours (class and words), its rows, and a text that says what it shows."""
     shown = "".join(f'<span><i class="{name}"></i>{html.escaped(label)}</span>' for name, label in key)
     if ranks > SHOWN_RANKS:
         said += f" The first {SHOWN_RANKS} of {ranks} ranks are drawn; the table below has all of them."

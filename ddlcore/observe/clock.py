@@ -21,7 +21,7 @@ class Reading:
 
 
 def boot_id() -> str:
-    """Return an id that is equal in two processes if they read the same monotonic clock; "" if it is unknown."""
+    """Return an id that is equal in two processes if they read the same monotonic clock. Empty if it is unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

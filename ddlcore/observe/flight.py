@@ -100,8 +100,8 @@ class Flight:
         """Write all that is recorded to ``rankN.REASON.json`` in ``directory``, and return the path of this file.
 
         The file is written completely or not at all; in the second case, the cause is logged and the result is None.
-        ``groups``: the ranks of each process set. ``under_way``: as for ``entries``. ``more``: further fields for the
-        file. Any thread may call this.
+        ``groups`` are the ranks of each process set, ``under_way`` the indexes of the buckets that run now, as for
+        ``entries``, and ``more`` further fields for the file. Any thread may call this.
         """
         now_s, now_ns = time.monotonic(), time.time_ns()
         state = {

@@ -13,9 +13,9 @@ from ddlcore.errors import DdlInternalError
 
 
 def send(store: Store, key: str, path: Path, shared: bool) -> None:
-    """Send the complete part of this rank, the file ``path``, to rank 0 under ``key``.
+    """Send this rank's part of the timeline, the complete file ``path``, to rank 0 under ``key``.
 
-    ``shared``: rank 0 is on this host and can read the file directly, so only the key is sent.
+    ``shared`` says that rank 0 is on this host and can read the file directly, so that only the key is sent.
     """
     with contextlib.suppress(DdlInternalError, OSError):  # if rank 0 can no longer be told, it does not need the part
         store.set(key, b"" if shared else zlib.compress(path.read_bytes(), 1))

@@ -102,7 +102,10 @@ def tables(summary: Summary) -> list[Table]:
 
 
 def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Sequence[Event]) -> str:
-    """Return the HTML page for the trace called ``name``, which has these ``metadata`` and ``events``."""
+    """Return the HTML page for the trace called ``name``.
+
+    The trace has these ``metadata`` and ``events``, and ``summary`` was computed from them.
+    """
     name = plain(name)
     parts = [html.element("h1", f"Timeline {name}")]
     parts += [html.element("p", html.unbroken(text)) for text in sentences(summary)]

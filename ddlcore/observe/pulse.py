@@ -15,10 +15,10 @@ _STATM = Path("/proc/self/statm")
 
 
 class Ticker:
-    """A thread that calls ``tick`` every ``interval_s`` until ``close``.
+    """A thread that calls ``tick`` every ``interval_s`` seconds until ``close``.
 
-    An exception of ``tick`` ends the calls, but not the job. With ``spread``, the intervals are random, and differ from
-    ``interval_s`` by up to this share of it: what is sampled may have a period of its own.
+    If ``tick`` raises an exception, the calls end, but the job goes on. With ``spread``, the intervals are random, and
+    differ from ``interval_s`` by up to this share of it, so that they do not keep step with what is measured.
     """
 
     def __init__(self, interval_s: float, tick: Callable[[], None], name: str, spread: float = 0.0) -> None:

@@ -82,7 +82,7 @@ class Readiness:
         return [self._asked((what.set_id, name), before_ns) for name in self._names(what)]
 
     def _of_call(self, planned: Planned, before_ns: int) -> int:
-        """Return the time of the call that has started all tensors of the bucket together; 0 if there is none."""
+        """Return the time of the call that has started all tensors of the bucket together, or 0 if there was none."""
         for i in range(len(self._together) - 1, -1, -1):
             at_ns, call, ran = self._together[i]
             if at_ns <= before_ns and call.covers_all(planned) and not any(planned is one for one in ran):
@@ -116,7 +116,7 @@ class Readiness:
         return [name or self._next_anonymous(what.set_id, spec) for name, spec in zip(what.names, what.specs)]
 
     def _next_anonymous(self, set_id: int, spec: bytes) -> str:
-        """Return the generated name of the oldest call without a name that has not run; "" if there is none.
+        """Return the generated name of the oldest call without a name that has not run. Empty if there is none.
 
         Calls that were negotiated are skipped, because they have run under their generated names.
         """

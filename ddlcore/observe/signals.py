@@ -12,9 +12,9 @@ from types import FrameType
 def listen(name: str, call: Callable[[], None]) -> Callable[[], None]:
     """Make ``call`` run whenever the signal called ``name`` arrives; return a function that undoes this.
 
-    ``call`` runs between any two instructions of the main thread, so it must take no lock. Does nothing if ``name`` is
-    "", if the signal has a handler already, or if this is not the main thread. Raises ValueError if ``name`` is no
-    signal.
+    ``call`` runs between any two instructions of the main thread, so it must take no lock. This does nothing if
+    ``name`` is empty, if the signal has a handler already, or if this is not the main thread. Raises ValueError if
+    ``name`` is no signal.
     """
     if not name:
         return lambda: None

@@ -235,11 +235,11 @@ def steps_of(runs: Sequence[Run]) -> list[Interval]:
 
 
 def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
-    """Return by rank (its pid): for each bucket in which it was the last rank, its delay behind the median of the
-    others.
+    """Return by rank (its pid) how late it was in each bucket in which it was the last one.
 
-    Replayed buckets are compared by the time at which each rank began them, other buckets by the time at which their
-    tensors were ready on each rank. So only a rank's own work counts, and not the network.
+    The delay is relative to the median of the other ranks. Replayed buckets are compared by the time at which each rank
+    began them, other buckets by the time at which their tensors were ready on each rank. So only a rank's own work
+    counts, and not the network.
     """
     buckets: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -303,5 +303,5 @@ def _short(names: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return ``name``, or "" if it was generated for a call without a name: such a name never occurs twice."""
+    """Return ``name``. If it was generated for a call without a name, return an empty string, as it never occurs twice."""
     return "" if name.startswith("noname.") else name

@@ -129,7 +129,7 @@ class Registry:
 
     @classmethod
     def kinds(cls) -> dict[str, PluginKind[Any]]:
-        """Return the plugin kinds by the name of their attribute."""
+        """Return every kind of plugin, by the name of the registry's attribute that holds the plugins of this kind."""
         return {name: kind for name, kind in vars(cls).items() if isinstance(kind, PluginKind)}
 
     def of(self, kind: PluginKind[P]) -> dict[str, P]:

@@ -70,15 +70,16 @@ def called(kind: Kind, name: str) -> str:
 
 
 def describe(names: Sequence[str], set_id: int) -> str:
-    """Return how messages name one or several tensors of a process set."""
+    """Return the words by which messages name one or several tensors of a process set: their names and the set."""
     shown = ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return shown if set_id == 0 else f"{shown} in process set {set_id}"
 
 
 def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
-    """Return a table of what each rank has requested under ``name``, with only the columns in which ranks differ.
+    """Return a table of what each rank has requested under ``name`` in the process set ``set_id``.
 
-    Ranks that requested the same share a row. Below the table is advice for the user.
+    It has only the columns in which the ranks differ, and ranks that requested the same share a row. Below the table is
+    advice for the user. ``asked`` holds the request of each rank.
     """
     kinds = {spec.kind for spec in asked.values()}
     rows: dict[tuple[str, ...], list[int]] = {}

@@ -106,12 +106,13 @@ class ControlThread:
         explain: Callable[[Explain], Sample],
         dump: Callable[[str, str], object],
     ) -> None:
-        """Create the thread.
+        """Create the thread that carries messages between the coordinator and ``engine``.
 
-        ``broken`` is called with a function that makes the error when the job cannot continue, for example because
-        ranks are lost. ``counted`` has the calls of each kind at which all ranks may act. ``adjust`` applies new
-        settings and is called on the engine's thread. ``explain`` returns the values that the coordinator asks for.
-        ``dump(reason, text)`` is called when somebody may want to know later what this rank did.
+        ``channel`` leads to the coordinator. ``broken`` is called with a function that makes the error when the job
+        cannot continue, for example because ranks are lost. ``counted`` has, for each kind of call at which all ranks
+        may act together, the number of calls so far. ``adjust`` applies new settings and is called on the engine's
+        thread. ``explain`` returns the values that the coordinator asks for. ``dump(reason, text)`` is called when
+        somebody may want to know later what this rank did.
         """
         self._events = events
         self._counted = counted

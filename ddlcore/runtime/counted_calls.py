@@ -69,7 +69,7 @@ class CountedCalls:
             return CallCount(self._kind, self._joins, self._calls)
 
     def agreed(self, message: AgreedCall) -> None:
-        """Take the place at which all ranks act, and let calls go on."""
+        """Take the coordinator's answer, which names the call at which all ranks act, and let calls go on."""
         self._point = (message.joins, message.call)
         self._released.set()
 
@@ -79,6 +79,9 @@ class CountedCalls:
         self._released.set()
 
     def take_wanted(self) -> str:
-        """Return the reason to act that was noted since the last call of this method, or ""."""
+        """Return the reason to act that was noted since the last call of this method.
+
+        Returns an empty string if there was none.
+        """
         wanted, self.wanted = self.wanted, ""
         return wanted

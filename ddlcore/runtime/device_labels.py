@@ -11,7 +11,10 @@ def kind_of(label: str) -> str:
 
 
 def label_of_stream(label: str) -> str:
-    """Return ``label`` without the suffix for staging on the host: the device's kind, and ``+1`` for the second one."""
+    """Return the part of ``label`` that names the device, which is the device's kind and ``+1`` for the second one.
+
+    The rest of a label says whether tensors are staged on the host.
+    """
     return label.removesuffix(ON_HOST)
 
 

@@ -33,7 +33,10 @@ def encode(compressor: Compressor, entry: Entry, source: Buffer, target: Buffer,
 
 
 def encode_once(compressor: Compressor, source: Buffer, target: Buffer, scale: float) -> None:
-    """Encode values for which the compressor keeps no state."""
+    """Encode the values of ``source``, multiplied by ``scale``, into ``target``.
+
+    The compressor keeps no state for these values.
+    """
     compressor.encode("", source, target, scale)
     compressor.commit("", False)
 

@@ -396,10 +396,11 @@ class Engine:
         return deliver
 
     def _land_here(self, launch: Launch[Entry], begun_ns: int, ends: bool = False) -> bool:
-        """Deliver a bucket that the calling user thread has run. Return False if Drain must decide on it first.
+        """Deliver a bucket that the calling user thread has run.
 
-        In that case the engine delivers it. ``begun_ns`` is the time at which the bucket began; ``ends`` says that the
-        thread runs no further bucket.
+        Returns False if this rank is frozen, because the coordinator must then decide whether the bucket is valid;
+        later the engine delivers it. ``begun_ns`` is the time at which the bucket began; ``ends`` says that the thread
+        runs no further bucket.
         """
         entries = launch.entries
         assert entries is not None
@@ -522,9 +523,10 @@ class Engine:
             self._settle(launch, deliver)
 
     def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later]) -> Deliver | Later | None:
-        """Run a bucket by calling ``run``, and return its deliver function; None if it failed.
+        """Run a bucket by calling ``run``, and return the function that delivers its results.
 
-        If ``run`` raises an error, the bucket fails. Unless the error is Unserved, the job ends with it as well.
+        Returns None if ``run`` raised an error: then the bucket has failed. Unless the error is Unserved, the job ends
+        with it.
         """
         if self._failure.given:
             self._failed(launch, None)
@@ -562,8 +564,9 @@ class Engine:
             self.fail(launch.entries, error)
 
     def drain(self, message: Drain) -> None:
-        """Take part in the buckets that other ranks have launched, then deliver or put back the held ones.
+        """Run the buckets that other ranks have launched and this rank has not, before this rank leaves replay.
 
+        Then deliver the held buckets that are valid, and put the entries of the void ones back, so that they run again.
         This is called on the engine's thread.
         """
         if self._failure.given:
@@ -662,5 +665,5 @@ def _ran(todo: Launch[Entry] | tuple[Bucket, Sequence[Entry | None]]) -> tuple[B
 
 
 def _brought(entries: Sequence[Entry | None]) -> int:
-    """Return how many bytes the tensors of this rank have that take part in a bucket."""
+    """Return the size in bytes of this rank's tensors in a bucket; a tensor that this rank does not bring counts as 0."""
     return sum(entry.spec.nbytes(entry.rows) for entry in entries if entry is not None)

@@ -193,7 +193,8 @@ class HostExecutor:
     ) -> Staged:
         """Run an allreduce with a compressor whose encoded values cannot be added.
 
-        Raises Unserved unless the reduction is a sum or an average.
+        Each rank decodes and adds one share of the values, and then all exchange the results. Raises Unserved unless
+        the reduction is a sum or an average.
         """
         op, postscale = reduction(specs[0], len(communicator.ranks))
         name = specs[0].compressor
@@ -455,9 +456,9 @@ def prepared(known: dict[Any, Prepared], key: object, transport: Transport, plan
 def _scaling(
     compressor: Compressor, capabilities: Capabilities | None, spec: Spec, size: int, joined: bool = False
 ) -> Scaling:
-    """Return where the values of a reduction are scaled, as ``scaling`` does.
+    """Return where the values of a reduction are scaled, as the function ``scaling`` does, but with one difference.
 
-    The difference: an exact sum is scaled and divided when it is decoded, so that it is rounded only once.
+    An exact sum of integers is scaled and divided only when it is decoded, so that it is rounded only once.
     """
     if isinstance(compressor, Exact):
         return Scaling(spec.prescale, spec.postscale)
@@ -500,7 +501,10 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
 
 
 class AtomicAllreduce:
-    """A function that runs a bucket of gradients in replay: in place, and on all ranks or on none."""
+    """A function that runs an allreduce of gradients in replay, in place.
+
+    It writes the results on all ranks, or on none.
+    """
 
     __slots__ = ("_prepared", "done", "resumable")
 

@@ -105,9 +105,10 @@ class Handle:
         return then
 
     def pass_on(self, queue: deque[Any]) -> None:
-        """Put the function that ``over`` would return into ``queue``; the caller's code takes it out and calls it.
+        """Put the callable that ``over`` would return into ``queue``, from where the caller takes it out and calls it.
 
-        If this is interrupted, it may be called again: the function is then in ``queue`` or still in the handle.
+        If a signal handler interrupts this method, it may be called again: the callable is then in ``queue`` or still
+        in the handle, and never lost.
         """
         then, put = self._then, queue.append
         if self._left > 0 or then is None:

@@ -9,10 +9,10 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 
 def is_exact(spec: Spec, size: int) -> bool:
-    """Return whether the values of ``size`` ranks must be added without overflow: averages and scaled sums of integers.
+    """Return whether the reduction of ``spec`` must add integers without overflow, as averages and scaled sums must.
 
     The mean of int64 values is an int64, however large their sum is. A plain sum may wrap around, as in every
-    framework. An unscaled average over one rank needs no addition.
+    framework. An average over one rank (``size`` is 1) without scaling needs no addition.
     """
     if not spec.dtype.is_integer:
         return False

@@ -20,15 +20,15 @@ class Stats(TypedDict):
     """What ``ddl.stats()`` returns: what this rank has counted since its ``init``.
 
     - ``control_messages``: messages to and from the coordinator. A step in the steady state adds none.
-    - ``commit_messages``: messages by which this rank told the other hosts that it had launched what is queued on its
-      devices. 0 if all data is in host memory, or on one host, where shared memory tells this.
+    - ``commit_messages``: messages to other hosts, by which this rank said that it had launched a bucket on a device.
+      0 if all data is in host memory, or on one host, where shared memory tells this.
     - ``pulse_messages``: messages that told the launcher about this rank or its parameters, if the launcher asked for
       them. They do not count as control messages.
     - ``stall_messages``: messages about waits that last too long, sent on a timer of their own. They do not count as
       control messages.
     - ``steps``: launched periods of a schedule. Before a schedule is found, nothing is counted.
     - ``buckets_negotiated``: buckets that the coordinator decided and this rank ran.
-    - ``buckets_replayed``: delivered buckets of a schedule, with its negotiated slots, which are negotiated at their place.
+    - ``buckets_replayed``: delivered buckets of a schedule. Those whose sizes are negotiated in each step are included.
     - ``buckets_void``: buckets that were launched in vain and ran again later.
     - ``divergences``: how often this rank asked to leave replay.
     - ``bytes``: by operation, the bytes of this rank's tensors in delivered buckets, as the user gave them. This does

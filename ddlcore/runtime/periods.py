@@ -22,7 +22,7 @@ MOST_CANDIDATES = 16
 
 
 class TensorKey(NamedTuple):
-    """The identity of a tensor from step to step. An anonymous call has no name and is known by its spec.
+    """The identity of a tensor from step to step. A call without a name is recognized by its spec.
 
     This is a tuple, not a dataclass: it is hashed and compared thousands of times per step, which a tuple does in C.
     """

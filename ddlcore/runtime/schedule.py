@@ -190,10 +190,11 @@ class Position(Generic[T]):
 
 @dataclass(slots=True, eq=False)  # made for each bucket: a frozen dataclass would take three times as long
 class Launch(Generic[T]):
-    """One launch of a bucket, at its place in the replay; it never changes.
+    """One launch of a bucket during replay. It never changes after it was made.
 
-    ``entries`` is None if this rank takes part with dummy memory. A negotiated slot that is drained keeps its real entries
-    if it has them: its sizes were negotiated, and the bucket is void in any case.
+    ``entries`` is None if this rank takes part with dummy memory, because replay is being left and the bucket's result
+    will be thrown away. A negotiated slot keeps its entries also then, if it has them, because their sizes were
+    negotiated.
     """
 
     place: int

@@ -29,7 +29,7 @@ def _with_job(function: Callable[[int, int, Operations], None], operations: Oper
 
 
 class AdapterBase(StandardSuite):
-    """The base of the adapter suite: set ``adapter``, and write ``make`` and ``to_numpy``.
+    """The base of the adapter suite. A subclass sets ``adapter`` and overrides ``make`` and ``to_numpy``.
 
     The other attributes and methods say what the framework cannot do, so that the tests that need it are skipped.
     """

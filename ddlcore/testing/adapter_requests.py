@@ -34,7 +34,10 @@ class AdapterRequests(AdapterBase):
     """The tests of what an adapter uses of ``ddlcore.contracts.framework`` if it starts operations itself."""
 
     def start(self, job: JobService, request: PersistentRequest, tensor: Any) -> None:
-        """Start ``request`` on ``tensor`` as an adapter does: by the tensor's address, with the tensor as the owner."""
+        """Start ``request`` on ``tensor`` as an adapter does.
+
+        The request gets the tensor's address, and the tensor as the owner of the memory.
+        """
         job.start_request(request, self.where(tensor, request), tensor)
 
     def where(self, tensor: Any, request: PersistentRequest) -> int:

@@ -1,4 +1,7 @@
-"""The conformance suite of adapters: subclass it, name the adapter, and write ``make`` and ``to_numpy``."""
+"""The conformance suite of adapters.
+
+A plugin's test is a subclass that sets ``adapter`` and has ``make`` and ``to_numpy``.
+"""
 
 from __future__ import annotations
 

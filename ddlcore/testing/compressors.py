@@ -1,4 +1,4 @@
-"""The conformance suite of compressors: subclass it and set ``compressor``."""
+"""The conformance suite of compressors. A plugin's test is a subclass that sets ``compressor``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ FLOATS = pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32, DTy
 
 
 class CompressorSuite(StandardSuite):
-    """The compressor suite: set ``compressor``, and also ``error`` if the compressor is lossy."""
+    """The tests that every compressor must pass.
+
+    A subclass sets ``compressor``, and also ``error`` if the compressor is lossy.
+    """
 
     compressor: ClassVar[type[Compressor]]
     error: ClassVar[float] = 0.0  # greatest decode(encode(x)) - x of a narrowed value, relative to the largest x
@@ -37,7 +40,7 @@ class CompressorSuite(StandardSuite):
     # --- used by the standard tests
 
     def encoded(self, compressor: Compressor, source: Area, scale: float = 1.0, name: str = "t") -> Area:
-        """Return the encoded ``source``.
+        """Return what ``compressor`` makes of ``source``, multiplied by ``scale``, for the tensor called ``name``.
 
         Also check that ``encode`` has changed neither ``source`` nor memory outside the target.
         """

@@ -1,4 +1,4 @@
-"""The conformance suite of device runtimes: subclass it, and set the class and the device to test."""
+"""The conformance suite of device runtimes. A plugin's test is a subclass that sets ``runtime`` and ``device``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ Cast = tuple[DType, DType]
 
 
 class DeviceSuite(StandardSuite):
-    """The device suite: set ``runtime`` and ``device``.
+    """The tests that every device runtime must pass.
+
+    A subclass sets ``runtime`` (the class) and ``device`` (on which to test).
 
     A test is skipped if the device does not exist here; ``absent`` returns the reason.
     """
@@ -44,7 +46,7 @@ class DeviceSuite(StandardSuite):
     patience_s: ClassVar[float] = 60.0  # how long to wait for what one test has queued
 
     def absent(self) -> str:
-        """Return why nothing can be tested here, or "" if the device exists."""
+        """Return why nothing can be tested here. The result is empty if the device exists."""
         return "" if type(self).runtime.count() > self.device.index else f"there is no device {self.device} here"
 
     # --- used by the standard tests

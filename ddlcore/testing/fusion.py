@@ -1,4 +1,4 @@
-"""The conformance suite of fusion policies: subclass it and write ``make``."""
+"""The conformance suite of fusion policies. A plugin's test is a subclass that overrides ``make``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ PARAMS = st.builds(
 
 
 class FusionSuite(StandardSuite):
-    """The fusion suite: the rules that every fusion policy keeps, whatever it optimizes. Write ``make``."""
+    """The tests that every fusion policy must pass, whatever it optimizes.
+
+    A subclass overrides ``make``, which creates the policy.
+    """
 
     def make(self) -> FusionPolicy:
         """Return a new policy."""

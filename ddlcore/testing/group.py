@@ -46,7 +46,7 @@ class Area:
         self.buffer = Buffer(address, array.size, DType.of(array.dtype.name), (array.size,), owner=self._raw)
 
     def damage(self) -> str:
-        """Return "" if the guard bytes are intact, and otherwise which of them were overwritten."""
+        """Return which of the guard bytes around the memory were overwritten, in words. Empty if all are intact."""
         for name, guard in (("before", self._raw[: self._begin]), ("behind", self._raw[self._end :])):
             if (guard != GUARD_VALUE).any():
                 return f"bytes {name} the memory were written over"

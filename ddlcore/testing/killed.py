@@ -28,7 +28,10 @@ CLOSE_S = 40.0  # for the close of all survivors, on a busy machine
 
 
 class KilledSuite(StandardSuite):
-    """The suite that kills one rank of a transport: set ``target``, and the ``settings`` that the transport gets."""
+    """The suite that kills one rank of a transport, and requires that the other ranks are released.
+
+    A subclass sets ``target``, which names the transport, and the ``settings`` that the transport gets.
+    """
 
     target: ClassVar[str] = ""  # "module:Class" of the transport
     why_not: ClassVar[str] = ""  # why none of its ranks can be killed alone

@@ -1,4 +1,4 @@
-"""The conformance suite of launchers: subclass it, write ``make``, and say in which environment the launcher works."""
+"""The conformance suite of launchers. A plugin's test is a subclass that overrides ``make``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ pathlib.Path(sys.argv[1], uuid.uuid4().hex).write_text(f"{number} {task}")
 
 
 class LauncherSuite(StandardSuite):
-    """The launcher suite: write ``make``, and ``surroundings`` if the launcher works only within an allocation.
+    """The tests that every launcher must pass. A subclass overrides ``make``, which creates the launcher.
+
+    If the launcher works only within an allocation, the subclass also sets ``surroundings``, the environment of one.
 
     >>> class TestMine(LauncherSuite):
     ...     def make(self):

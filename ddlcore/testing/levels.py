@@ -123,7 +123,9 @@ def highest(kind: str) -> str:
 
 
 def reached(kind: str, results: Sequence[Result]) -> tuple[str, str]:
-    """Return the level reached, and what keeps the plugin from the next level ("" if there is no higher level).
+    """Return the level reached, and what keeps the plugin from the next level.
+
+    The latter is empty at the highest level.
 
     A level is reached if no test of this level or of a lower one has failed or could not run because tests before it
     had hung. At the levels basic and fault-tolerant, each required test must also have passed in at least one case: a

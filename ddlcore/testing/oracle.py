@@ -111,11 +111,11 @@ def alltoallv(sources: Sequence[Array], counts: Sequence[Sequence[int]], rank: i
 
 
 def difference(actual: Array, expected: Array, *, terms: int = 1, exact: bool = True) -> str:
-    """Return "" if the two arrays agree, and otherwise where they first differ.
+    """Return where two arrays first differ, in words. The result is empty if they agree.
 
-    ``exact``: compare bit by bit. Otherwise floats may differ as much as if ``terms`` numbers of the expected size had
-    been added in another order: by ``terms`` roundings of the type in which they are added, and one rounding of their
-    own type.
+    With ``exact``, they must agree bit by bit. Otherwise floats may differ as much as if ``terms`` numbers of the
+    expected size had been added in another order: by ``terms`` roundings of the type in which they are added, and one
+    rounding of their own type.
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return f"{actual.dtype}{list(actual.shape)} instead of {expected.dtype}{list(expected.shape)}"

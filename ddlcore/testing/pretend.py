@@ -218,16 +218,16 @@ class _Graveyard:
         self._kept: list[object] = []  # the freed blocks themselves, so that the memory is not reused
 
     def bury(self, address: int, nbytes: int, block: object) -> None:
-        """Record that the memory at ``address`` was freed, and keep ``block``, which contains it, from being reused.
+        """Record that the ``nbytes`` bytes at ``address`` were freed, and keep their memory from being reused.
 
-        A finalizer calls this method, possibly while ``require`` holds the lock in the same thread. So it must not take
-        the lock.
+        ``block`` is the object that contains them. A finalizer calls this method, possibly while ``require`` holds the
+        lock in the same thread. So it must not take the lock.
         """
         self._kept.append(block)
         self._going.append((address, address + nbytes))
 
     def require(self, address: int, nbytes: int) -> None:
-        """Raise DeviceError if a part of this memory was freed.
+        """Raise DeviceError if a part of the ``nbytes`` bytes at ``address`` was freed.
 
         The thread that queues a call must keep the memory of the call alive until the call has run.
         """
@@ -292,7 +292,7 @@ class PretendRuntime(DeviceRuntime):
         return PretendMemory(nbytes)
 
     def require(self, address: int, nbytes: int) -> None:
-        """Raise DeviceError if a part of this memory was freed.
+        """Raise DeviceError if a part of the ``nbytes`` bytes at ``address`` was freed.
 
         The thread that queues a call must keep the memory of the call alive until the call has run.
         """

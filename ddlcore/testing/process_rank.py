@@ -1,4 +1,4 @@
-"""One rank of the conformance kit as a process of its own: calls a transport as the test's process tells it to.
+"""One rank of the conformance kit as a process of its own, which calls a transport as the test's process tells it to.
 
 processes.py starts it as ``python -m ddlcore.testing.process_rank SOCKET module:Class [module:function]``. Messages on
 the socket are encoded in msgpack; only the user can open the socket's folder.
@@ -194,10 +194,10 @@ class _Rank:
 
 
 def main(path: str, target: str, first: str = "") -> None:
-    """Call ``first``, then execute what the test's process sends, until that process closes the connection.
+    """Execute what the test's process sends, until that process closes the connection.
 
-    ``path``: the socket of the test's process. ``target``: "module:Class" of the transport. ``first``:
-    "module:function", or "" to call nothing.
+    ``path`` is the socket of the test's process, and ``target`` the transport, as "module:Class". ``first`` is a
+    function that is called before everything else, as "module:function"; if it is empty, none is called.
     """
     make = named(target)
     if first:

@@ -51,9 +51,9 @@ class RankProcesses:
     ) -> None:
         """Execute ``command(program, size)``, a command that must run ``program`` in ``size`` processes.
 
-        ``target``: "module:Class" of the transport. ``environ``: the environment of the command. ``first``:
-        "module:function" that every process calls first, or "". Raises AssertionError if the processes do not connect
-        in time.
+        ``target`` is the transport, as "module:Class", and ``environ`` the environment of the command. ``first`` is a
+        function that every process calls first, as "module:function"; if it is empty, none is called. Raises
+        AssertionError if the processes do not connect in time.
         """
         self._folder = tempfile.mkdtemp(prefix="ddl-")  # mode 0700: no other user can connect
         self._target = target

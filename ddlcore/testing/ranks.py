@@ -105,7 +105,7 @@ class Ranks:
 
 
 def _aborted(abort: Callable[[], None] | None) -> str:
-    """Call ``abort``, and return the error that it raised, as text; "" if it raised none.
+    """Call ``abort``, and return as text the error that it raised. The text is empty if it raised none.
 
     Such an error is a fault of the transport, too.
     """

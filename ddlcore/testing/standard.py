@@ -50,7 +50,10 @@ def _standard_tests(suite: type) -> Iterator[tuple[str, Any]]:
 
 
 def _reason(test: Any) -> str:
-    """Return the reason of the test's mark, or ""; ``skip`` takes the reason as a positional argument, too."""
+    """Return the reason that the mark of a test gives, or an empty string if it gives none.
+
+    ``skip`` also takes the reason as a positional argument.
+    """
     for mark in getattr(test, "pytestmark", ()):
         if mark.name not in MARKS_WITH_REASON:
             continue

@@ -31,7 +31,7 @@ class _Bucket:
         self.addresses = [area.buffer.address for area in self.areas]
 
     def fault(self, real: bool) -> str:
-        """Return "" if the tensors are as expected, and otherwise what is wrong.
+        """Return what is wrong with the tensors, in words. The result is empty if they are as expected.
 
         If ``real`` is true, they must hold the sums, and otherwise what they held before.
         """

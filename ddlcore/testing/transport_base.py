@@ -38,7 +38,7 @@ def only_where(*capabilities: str) -> Callable[[F], F]:
 
 
 class TransportBase(StandardSuite):
-    """The base of the transport suite: write ``make``.
+    """The base of the transport suite. A subclass overrides ``make``, which creates the transports of the ranks.
 
     The defaults of the other attributes fit a transport on the CPUs of one host.
     """

@@ -1,4 +1,4 @@
-"""The conformance suite of tuners: subclass it and write ``make``."""
+"""The conformance suite of tuners. A plugin's test is a subclass that overrides ``make``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ TRIALS = 20
 
 
 class TunerSuite(StandardSuite):
-    """The tuner suite: the rules that every tuner keeps, however it searches. Write ``make``."""
+    """The tests that every tuner must pass, however it searches.
+
+    A subclass overrides ``make``, which creates the tuner.
+    """
 
     def make(self, knobs: Sequence[Knob], seed: int) -> Tuner:
         """Return a new tuner that searches over ``knobs``, with the random seed ``seed``."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddlcore.commands.run.top import Top
+from ddlcore.commands.run.top import Top, drawn
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages import Pulse
 from ddlcore.observe.rank_statistics import rows_of, table_lines
@@ -77,6 +77,37 @@ def test_a_rank_that_says_nothing_any_more_is_marked() -> None:
     rows = top.rows()
     assert [row.marks for row in rows] == [(), ("silent for 31 s",), ()]
     assert rows[1].steps == 60, "what is known of it stays"
+
+
+def test_a_rank_that_was_started_again_begins_anew() -> None:
+    """The totals of its new process begin at 0: no figure is computed across the two processes."""
+    top = Top(("node1",))
+    for pulse in pulses(6.0):
+        top.heard(0, pulse)
+    top.heard(0, Pulse(120.0, 0, 0.0, 1.0, 1 << 30))
+    assert [(row.steps, row.step_s, row.cpu) for row in top.rows()] == [(0, None, None)]
+    top.heard(0, Pulse(130.0, 20, 2.0, 6.0, 1 << 30))
+    assert [(row.steps, row.step_s, row.waiting, row.cpu) for row in top.rows()] == [(20, 0.5, 0.2, 0.5)]
+
+
+def test_ranks_that_join_later_have_rows() -> None:
+    """Also those for which there was no place at the start."""
+    top = Top(("node1", "node1"))
+    for pulse in pulses(6.0):
+        top.heard(3, pulse)
+    assert [(row.rank, row.steps) for row in top.rows()] == [(0, 0), (1, 0), (2, 0), (3, 60)]
+
+
+def test_the_world_of_an_elastic_job_stands_below_the_table() -> None:
+    (out, _), (err, shown) = written(), written()
+    top = Top(HOSTS[:1])
+    top.screens((out, err))
+    top.worlds(lambda: "world 3: 1 rank")
+    for pulse in pulses(6.0):
+        top.heard(0, pulse)
+    top.end()
+    assert b"".join(shown).decode().splitlines()[-1] == "ddl run: world 3: 1 rank"
+    assert drawn(top.rows(), "world 3: 1 rank").caption == "world 3: 1 rank"
 
 
 def test_seldom_pulses_are_no_silence() -> None:

@@ -37,7 +37,11 @@ class Positions:
         return -(-(self.length - self.processed) // size)
 
     def deal(self, rank: int, size: int) -> list[int]:
-        """Return the positions for ``rank`` of ``size``; if they do not come out even, some are dealt twice."""
+        """Return the positions in the data for ``rank`` in a world of ``size`` ranks.
+
+        All ranks get equally many. If the positions that are left cannot be divided so, some of them are dealt to two
+        ranks.
+        """
         rest = self.remaining()
         if not rest:
             return []

@@ -16,10 +16,12 @@ __all__ = ["ObjectState", "State"]
 
 
 class State(ABC):
-    """What an elastic training carries from world to world. ``ObjectState`` and the states of frameworks derive from it.
+    """What an elastic training keeps when its world changes.
 
-    A subclass defines ``save``, ``restore`` and ``sync``. ``steps`` counts what decides whose state the others take
-    over: the state of the rank with the highest count. Only the thread that trains uses a state.
+    ``ObjectState`` and the states of frameworks derive from it.
+
+    A subclass defines ``save``, ``restore`` and ``sync``. When a world begins, all ranks take over the state of the
+    rank whose ``steps`` is the highest. Only the thread that trains may use a state.
     """
 
     def __init__(self) -> None:
@@ -67,8 +69,8 @@ class State(ABC):
     def enter(self, root: int, before: int) -> None:
         """Take over the state of rank ``root`` of the present world, which has begun. ``elastic.run`` calls this.
 
-        ``before``: the number of ranks of the world before; 0: there was none. The reset callbacks are called in a
-        process that was in that world; a process that joins takes over what they have changed in the state.
+        ``before`` is the number of ranks of the world before, or 0 if there was none. The reset callbacks are called in
+        a process that was in that world; a process that joins takes over what they have changed in the state.
         """
         if before and self._entered:
             self.reset()
@@ -91,7 +93,7 @@ class State(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Take over the state of rank ``root``, or nothing of it: a failure on the way must not leave a part of it."""
+        """Take over the whole state of rank ``root``, or nothing of it if that fails: never only a part."""
 
 
 def _call_with_sizes(callback: Callable[..., object], before: int, after: int) -> None:

@@ -83,7 +83,10 @@ class GpuSharingCheck(Check):
     each_rank = True
 
     def look(self, host: HostView) -> Any:
-        """Return the GPU that the rank uses if it chooses one by its local rank; {} if the rank sees no GPU."""
+        """Return the GPU that the rank uses if it chooses one by its local rank.
+
+        The result is empty if the rank sees no GPU.
+        """
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         wanted = host.environ.get("CUDA_VISIBLE_DEVICES")
         mine = visible(gpus, wanted)
@@ -132,7 +135,10 @@ class GpuLinksCheck(Check):
     name = "gpu-links"
 
     def look(self, host: HostView) -> Any:
-        """Return the GPUs, the pairs with direct access, and the measured copies; {} if there are no GPUs."""
+        """Return the GPUs, the pairs with direct access, and the measured copies.
+
+        The result is empty if there are no GPUs.
+        """
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         if host.gpus is None or not gpus:
             return {}

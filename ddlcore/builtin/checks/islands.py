@@ -13,11 +13,11 @@ _USELESS = 0.8  # peer access whose latency is more than this fraction of the la
 
 
 def islands(peers: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
-    """Return the islands: groups of GPUs that access each other, directly or through other GPUs of the group.
+    """Return the groups of GPUs that can access each other, directly or through other GPUs of the group.
 
-    ``peers[a][b]``: whether GPU a can access the memory of GPU b. Only access in both directions counts. The islands
-    and their members are in ascending order. If all GPUs access each other, there is one island; if none do, each GPU
-    is an island.
+    ``peers[a][b]`` says whether GPU a can access the memory of GPU b. Only access in both directions counts. The groups
+    and their members are in ascending order. If all GPUs access each other, there is one group; if none do, each GPU is
+    a group of its own.
     """
     left = set(range(len(peers)))
     found = []

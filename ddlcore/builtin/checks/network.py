@@ -32,7 +32,7 @@ class NetworkCardsCheck(Check):
         return found
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Return no findings: a stated speed proves nothing, and another check measures the links."""
+        """Return no findings, because a card's stated speed proves nothing; another check measures the links."""
         return ()
 
     def line(self, seen: Sequence[Seen]) -> str:

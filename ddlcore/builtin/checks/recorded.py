@@ -39,7 +39,10 @@ class RecordedGpus:
         return [Gpu(**one) for one in self._record["gpus"]]
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Return a table of all pairs of GPUs: whether the row's GPU can access the column's memory, as recorded."""
+        """Return for each pair of GPUs whether the first can access the memory of the second, as it was recorded.
+
+        The result is a table with a row for each first GPU.
+        """
         return [[bool(value) for value in row] for row in self._record.get("peers", ())]
 
     def links(self) -> Links | None:

@@ -21,7 +21,7 @@ class SharedMemoryCheck(Check):
     name = "dev-shm"
 
     def look(self, host: HostView) -> Any:
-        """Return {"bytes": the size of /dev/shm}; {} if /dev/shm is not a file system of its own."""
+        """Return ``{"bytes": N}``, where N is the size of /dev/shm. Empty if /dev/shm is not a file system of its own."""
         for line in host.read("/proc/self/mounts").splitlines()[::-1]:  # of several mounts, the last one is visible
             words = line.split()
             if len(words) > 3 and words[1] == "/dev/shm":

@@ -1,4 +1,5 @@
-"""A transport composed of two: one within each host, one across hosts.
+"""A transport that is composed of two: one within each host, and one across hosts.
 
-It reduces on each host, exchanges, distributes.
+An allreduce first reduces on each host, then exchanges the sums of the hosts, and then distributes the result on each
+host.
 """

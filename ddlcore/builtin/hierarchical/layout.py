@@ -19,9 +19,9 @@ class Layout:
 
     @classmethod
     def of(cls, members: Sequence[Member], rank: int, shares: int) -> Layout:
-        """Return the layout as ``rank`` sees it.
+        """Return the layout of the ``members``, as ``rank`` sees it.
 
-        ``shares``: how many ranks of each host should exchange data with other hosts; 0 for as many as possible. It
+        ``shares`` is how many ranks of each host should exchange data with other hosts; 0 means as many as possible. It
         cannot be more than the number of ranks on the smallest host.
         """
         by_host: dict[int, list[int]] = {}

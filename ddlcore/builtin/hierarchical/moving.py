@@ -15,7 +15,7 @@ from ddlcore.types import Buffer, DType
 
 
 def barrier(pipe: Pipeline) -> None:
-    """Run Transport.barrier."""
+    """Run ``Transport.barrier`` over all hosts."""
 
     def meet(i: int) -> None:
         pipe.here(pipe.local.barrier())
@@ -93,7 +93,7 @@ def allgatherv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[
 
 
 def alltoallv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
-    """Run Transport.alltoallv.
+    """Run ``Transport.alltoallv`` over all hosts.
 
     Data for a rank of the same host goes directly to that rank. All other data goes through the first rank of each
     host.

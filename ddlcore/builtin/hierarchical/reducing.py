@@ -1,4 +1,4 @@
-"""Reductions over hosts, bitwise reproducible.
+"""Reductions over hosts, whose results are the same to the last bit in every run.
 
 The values are added on each host in the order of its ranks; then the sums of the hosts are added in the order of the
 hosts. 16-bit floats are added in float32. Their sums are rounded twice: once on each host, and once across hosts.

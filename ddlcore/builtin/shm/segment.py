@@ -121,7 +121,7 @@ def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Pa
 
 
 def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int | None:
-    """Pass the memory to the peer of ``connection``, and return its rank; None if the peer is a stranger.
+    """Pass the memory to the peer of ``connection``, and return the peer's rank, or None if the peer is a stranger.
 
     A stranger is a process of another user, or one that does not send the token in time. It gets nothing, and cannot
     delay the ranks for long.

@@ -269,7 +269,10 @@ def ring_bytes(size: int, crowded: bool, wanted: int = 0) -> tuple[int, int]:
 
 
 def _inputs_at(size: int) -> int:
-    """Return the offset of the rings in the segment: on a new page, after the cache lines that hold the counters."""
+    """Return where in the segment the rings begin, as an offset in bytes.
+
+    It is the beginning of a page, after the cache lines that hold the counters of ``size`` ranks.
+    """
     return _round_up(at.LINE * (1 + size), 4096)
 
 

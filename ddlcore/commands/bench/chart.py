@@ -108,7 +108,10 @@ def _label_axes(times: Any, rates: Any, operation: str, sizes: Sequence[int]) ->
 
 
 def _label_values(times: Any, rates: Any) -> None:
-    """Label the axes that all operations share: when all lines are drawn, their ranges are known."""
+    """Label the axes that all operations share.
+
+    Call it when all lines are drawn, because only then their ranges are known.
+    """
     rates.set_ylim(bottom=0)
     times.set_yticks(log_ticks(*times.get_ylim()))
     times.set_yticks([], minor=True)

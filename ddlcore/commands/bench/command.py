@@ -254,7 +254,10 @@ def _measure(plan: BenchPlan, placed: Placed, settings: Settings, registry: Regi
 
 
 class Show:
-    """The output of a benchmark: it prints the rows as they arrive, and the progress on a terminal. Keeps all rows."""
+    """The output of a benchmark.
+
+    It prints the rows as they arrive, shows the progress on a terminal, and keeps all rows.
+    """
 
     def __init__(self, plan: BenchPlan, ranks: str) -> None:
         self.rows: list[Row] = []

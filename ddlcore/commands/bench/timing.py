@@ -47,10 +47,12 @@ class Together:
 def measure(
     calls: Mapping[str, Call], together: Together, rounds: int, budget_s: float, replayed: Callable[[], int]
 ) -> tuple[dict[str, list[float]], float]:
-    """Return the seconds per call on the slowest rank, by contender and round, and the share of replayed whole calls.
+    """Return the times of each contender's call, and which share of its calls was replayed completely.
 
-    Each contender runs for about ``budget_s`` seconds in each round; rank 0 decides how often all ranks repeat its
-    call. ``replayed()`` returns how many of this rank's buckets were replayed so far.
+    The times are seconds per call on the slowest rank, one value for each round. Each contender runs for about
+    ``budget_s`` seconds in each of ``rounds`` rounds; rank 0 decides how often all ranks repeat its call.
+    ``replayed()`` returns how many of this rank's buckets were replayed so far; a call counts as replayed if all of its
+    buckets were.
     """
     repeats = {}
     for name, call in calls.items():

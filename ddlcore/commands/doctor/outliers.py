@@ -148,7 +148,10 @@ def _fix(worst: Outlier, host_of: Mapping[int, str], few_cores: bool) -> str:
 
 
 def _in_common(alike: Sequence[Outlier], host_of: Mapping[int, str]) -> str:
-    """Return the one host, or the one rank if all are on one host, that takes part in all of these links; "" if none."""
+    """Return the one host that takes part in all of these links, or the one rank if all are on one host.
+
+    Returns an empty string if there is none.
+    """
 
     def ends(one: Outlier) -> set[str]:
         ranks = (one.pair.a, one.pair.b)

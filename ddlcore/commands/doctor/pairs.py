@@ -129,8 +129,8 @@ def _measure(
     """Measure the link between the ranks ``a`` and ``b``. Return None on all other ranks.
 
     ``turn`` says how often it was measured before. On these two ranks, return what this rank has measured: the link to
-    the other one, the difference of the clocks if ``with_clock`` is true (on ``a`` only), and the error in one line
-    ("": none).
+    the other one, the difference of the clocks if ``with_clock`` is true (on ``a`` only), and the error in one line,
+    which is empty if there was none.
     """
     if job.rank not in (a, b):
         return None

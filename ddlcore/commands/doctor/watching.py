@@ -35,7 +35,7 @@ class InputWatch:
         self._timer: threading.Timer | None = None
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """Return screens that show nothing and keep the last lines: the program is not run for its output."""
+        """Return screens that show nothing and keep the last lines, because the program is not run for its output."""
         quiet = Screen(self._keep)
         return quiet, quiet
 
@@ -52,6 +52,9 @@ class InputWatch:
             self.profiles[rank] = message
             if len(self.profiles) == self._size and min(one.steps for one in self.profiles.values()) >= self._steps:
                 self._enough()
+
+    def worlds(self, status: Callable[[], str]) -> None:
+        """Do nothing with the worlds of an elastic job, because the program is not run as one."""
 
     def end(self) -> None:
         """Stop the timer, because the program has ended."""

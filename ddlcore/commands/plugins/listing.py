@@ -55,9 +55,10 @@ def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Ro
 
 
 def _waits_for(provider: Provider, environ: Mapping[str, str]) -> str:
-    """Return, in words, the unset variables without which a launcher is not chosen by itself; "" if there are none.
+    """Return, in words, the unset variables without which a launcher is not chosen automatically.
 
-    The launcher can be used by name even so. The result for other providers is "", too.
+    The launcher can be used by name even so. The result is empty if there are no such variables, and for other
+    providers.
     """
     if not isinstance(provider, LauncherProvider):
         return ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages import Profile, Pulse
 from ddlcore.observe.rank_statistics import HEADINGS, LEFT, Row, cells, known_columns, rows_of, table_lines
+from ddlcore.text.numbers import UNKNOWN
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,6 +51,7 @@ class Top:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._say: Callable[[str], None] = lambda text: None
+        self._status: Callable[[], str] = lambda: ""
         if console is not None:
             from rich.live import Live
 
@@ -90,8 +92,15 @@ class Top:
         """Keep the last pulses of each rank. The control server's thread calls this."""
         if isinstance(message, Pulse):
             with self._lock:
-                self._pulses.setdefault(rank, deque(maxlen=_KEPT)).append(message)
+                kept = self._pulses.setdefault(rank, deque(maxlen=_KEPT))
+                if kept and _begins_anew(kept[-1], message):
+                    kept.clear()
+                kept.append(message)
                 self._heard_s[rank] = self._clock()
+
+    def worlds(self, status: Callable[[], str]) -> None:
+        """Show the present world of an elastic job below the table."""
+        self._status = status
 
     def end(self) -> None:
         """Remove the live table and show its last state as lines."""
@@ -103,9 +112,9 @@ class Top:
         if self._live is not None:
             self._live.stop()
         if self._pulses and self._console is not None:
-            self._console.print(drawn(self.rows()))
+            self._console.print(drawn(self.rows(), self._status()))
         elif self._pulses and self._err is not None:
-            self._err.show("ddl", [(f"ddl run: {line}".encode(), b"\n") for line in table_lines(self.rows())])
+            self._err.show("ddl", [(f"ddl run: {line}".encode(), b"\n") for line in self._lines()])
 
     def rows(self) -> list[Row]:
         """Return the present rows of the table."""
@@ -113,18 +122,28 @@ class Top:
             pulses = {rank: tuple(known) for rank, known in self._pulses.items()}
             now_s = self._clock()
             unheard_s = {rank: now_s - at_s for rank, at_s in self._heard_s.items()}
-        return rows_of(pulses, self._hosts, unheard_s)
+        later = max(pulses, default=-1) + 1 - len(self._hosts)  # ranks that have joined on slots or hosts of their own
+        return rows_of(pulses, [*self._hosts, *[UNKNOWN] * later], unheard_s)
+
+    def _lines(self) -> list[str]:
+        status = self._status()
+        return [*table_lines(self.rows()), *([status] if status else [])]
 
     def _run(self) -> None:
         while not self._over.wait(PULSE_S if self._live is not None else self._plain_s):
             if self._live is not None:
-                self._live.update(drawn(self.rows()), refresh=True)
+                self._live.update(drawn(self.rows(), self._status()), refresh=True)
             elif self._pulses:
-                self._say("\nddl run: ".join(table_lines(self.rows())))
+                self._say("\nddl run: ".join(self._lines()))
 
 
-def drawn(rows: Sequence[Row]) -> Table:
-    """Return the table as a rich Table. Ranks that differ from the others are emphasised."""
+def _begins_anew(last: Pulse, new: Pulse) -> bool:
+    """Return whether ``new`` comes from another process or another world than ``last``, so its totals began again at 0."""
+    return new.steps < last.steps or new.at_s < last.at_s or new.cpu_s < last.cpu_s or new.user_s < last.user_s
+
+
+def drawn(rows: Sequence[Row], status: str = "") -> Table:
+    """Return the table as a rich Table, with ``status`` below it. Ranks that differ from the others are emphasised."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -138,7 +157,8 @@ def drawn(rows: Sequence[Row]) -> Table:
         words = cells(row)
         table.add_row(*(Text(words[i]) for i in kept), style="bold red" if row.marks else "")
     if len(rows) > _MOST_ROWS:
-        table.caption = f"{_MOST_ROWS} of {len(rows)} ranks, the uneven ones among them"
+        status = "\n".join(filter(None, [f"{_MOST_ROWS} of {len(rows)} ranks, the uneven ones among them", status]))
+    table.caption = status or None
     return table
 
 

@@ -100,7 +100,7 @@ def _name_of(pid: int) -> str:
 
 
 def _leave_to_the_launcher(number: int, frame: FrameType | None) -> None:
-    """Ignore a signal from a terminal, sshd or a batch system: the launcher decides what to do about it."""
+    """Ignore a signal from a terminal, sshd or a batch system, because the launcher decides what to do about it."""
 
 
 class _Agent:
@@ -222,7 +222,10 @@ class _Agent:
             self._supervisor.deliver(number)
 
     def host_leaves(self, number: int, frame: FrameType | None) -> None:
-        """Tell the launcher that the ranks of an elastic job are to leave this host. Another job: leave it to the launcher."""
+        """Tell the launcher of an elastic job that this agent's host is to leave the job, so that its ranks end soon.
+
+        In a job that is not elastic, the signal is ignored, because the launcher decides what to do about it.
+        """
         if self._stays:
             self._say(Leaves())
 

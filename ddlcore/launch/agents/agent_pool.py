@@ -86,7 +86,7 @@ class RemoteRank:
         self._tell(Signal(self.rank, number, True))
 
     def leaves_group(self) -> bool:
-        """Return False: the agent, not the supervisor, ends the processes that the rank left behind.
+        """Return False, because not the supervisor but the agent ends the processes that the rank has left behind.
 
         The agent sends Finished when they have ended.
         """
@@ -147,23 +147,27 @@ class AgentPool:
             self._start(command)
 
     def call_late(self, place: AgentPlace, command: StartCommand) -> None:
-        """Run ``command``, which starts one more agent while ranks run. Call it in the main thread, after ``call``.
+        """Run ``command``, which starts one more agent, at ``place``, while ranks run.
 
-        ``changed`` is called when it has sent its report. Raises OSError if the command cannot be run.
+        Call it in the main thread, after ``call``. ``changed`` is called when the agent has sent its report. Raises
+        OSError if the command cannot be run.
         """
         assert place.index == len(self.members)
         self.members.append(Agent(place, [], late=True, credit=Credit(self._sender(place.index))))
         self._start(command)
 
     def begin_late(self, member: Agent, begin: Begin) -> None:
-        """Tell an agent that was called late what it needs to start ranks. It runs none before ``again`` is called."""
+        """Tell ``member``, an agent that was called late, what it needs to start ranks.
+
+        It starts none before ``again`` is called.
+        """
         if self._function:
             assert member.credit is not None
             member.credit.send(-1, "task", self._function)
         self._tell(member.place.index, begin)
 
     def dismiss(self, member: Agent) -> None:
-        """End an agent that runs no ranks."""
+        """End the agent ``member``, which runs no ranks."""
         with self._changed:
             member.finished = True
         self._tell(member.place.index, Quit())
@@ -234,8 +238,8 @@ class AgentPool:
     def again(self, host: str, rank: int, environ: Mapping[str, str], output: Output) -> RemoteRank:
         """Start another process of ``rank``, whose process has ended, and return what a supervisor can watch.
 
-        ``environ``: its own variables. Raises OSError if no agent serves ``host``. If the agent is lost meanwhile, the
-        supervisor learns that the rank is.
+        ``environ`` are the variables that only this rank gets, and ``output`` takes its lines. Raises OSError if no
+        agent serves ``host``. If the agent is lost meanwhile, the supervisor learns that the rank is lost.
         """
         member = next((member for member in self.members if member.place.host == host and not member.over), None)
         if member is None:

@@ -63,9 +63,10 @@ def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def public_arguments(access: Access, silence_s: float) -> tuple[str, ...]:
-    """Return the arguments that follow ``agent_program`` for an agent that gets no secret.
+    """Return the arguments that follow ``agent_program`` for an agent that gets no secret on its command line.
 
-    The caller adds the index of the agent as the last argument.
+    ``access`` tells how to reach the launcher, which counts as lost after ``silence_s`` seconds without a message. The
+    caller adds the index of the agent as the last argument.
     """
     return (_PUBLIC, access.endpoint, access.server_public, str(silence_s))
 

@@ -114,7 +114,7 @@ class Input:
         self._thread.start()
 
     def put(self, data: bytes) -> None:
-        """Add ``data`` to the input of the rank; b"" ends the input. Never waits."""
+        """Add ``data`` to the input of the rank. Empty data end the input. Never waits."""
         self._pieces.put(data)
 
     def _run(self) -> None:

@@ -122,7 +122,10 @@ class RemoteLaunch:
                 show(f"{check.host}: {'; '.join(check.remarks)}")
 
     def _call(self, server: Server, look: Look) -> None:
-        """Start the agents. Raises OSError or ValueError if that fails."""
+        """Start the agents.
+
+        ``look`` is what they must report on. Raises OSError or ValueError if they cannot be started.
+        """
         endpoint_of = self.remote_plan.reach.endpoint_of(server.agents_endpoint)
         self._server, self._endpoint_of = server, endpoint_of
         places = self.remote_plan.places

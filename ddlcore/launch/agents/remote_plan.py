@@ -27,10 +27,10 @@ def choose_launcher(
 ) -> tuple[LauncherProvider, Callable[[], Launcher]]:
     """Return the launcher that starts the agents, and a function that builds it.
 
-    ``wanted`` is the name that the user chose; "" and "auto" mean no choice. Without a choice, the launcher that the
-    transport needs (``needed``) is used. If ``needed`` is "", too, it is the one with the highest priority among the
-    launchers that can be used here and whose variables are set in ``environ``. Raises PluginError, with a message of
-    one line, if the launcher is not installed or cannot be used.
+    ``wanted`` is the name that the user chose; an empty string and "auto" mean no choice. Without a choice, the
+    launcher that the transport needs (``needed``) is used. If the transport needs none (``needed`` is empty), it is the
+    one with the highest priority among the launchers that can be used here and whose variables are set in ``environ``.
+    Raises PluginError, with a message of one line, if the launcher is not installed or cannot be used.
     """
     name = needed if wanted in ("", "auto") else wanted
     if name:
@@ -73,7 +73,7 @@ class Reach:
 
     @property
     def own(self) -> str:
-        """The address at which other hosts reach the ranks of this host; "" if all ranks are on this host."""
+        """The address at which other hosts reach the ranks of this host. It is empty if all ranks are on this host."""
         return next(iter(self.routes.values()), self.otherwise)
 
 
@@ -82,8 +82,8 @@ def find_reach(settings: Settings, hosts: Mapping[str, str], more: bool = False)
 
     ``hosts`` are the hosts other than this one on which agents run: for the name of each, the name or address by which
     the network knows it. The address is that of the setting control_address; if that is not set, the address of
-    network_interface; if that is not set either, the address on the route to each host. ``more``: other hosts may
-    come later. Raises ValueError, with a message of one line, if no address is found.
+    network_interface; if that is not set either, the address on the route to each host. ``more`` says that other hosts
+    may come later. Raises ValueError, with a message of one line, if no address is found.
     """
     if not hosts and not more:
         return Reach("", {})
@@ -108,7 +108,10 @@ def find_reach(settings: Settings, hosts: Mapping[str, str], more: bool = False)
 
 
 def _any_address(interface: str) -> str:
-    """Return an address at which hosts that are not known yet probably reach this one."""
+    """Return an address of this host at which hosts that are not known yet probably reach it.
+
+    It is the address of ``interface``, if one is given.
+    """
     if interface:
         return chosen_address(interface, _ANYWHERE[0])
     with contextlib.suppress(ValueError):
@@ -161,7 +164,10 @@ def _bracketed(address: str) -> str:
 
 @dataclass(frozen=True)
 class RemotePlan:
-    """The plan of a job in which agents start ranks: the ranks, the agents, their launcher and the addresses."""
+    """The plan of a job in which agents start ranks.
+
+    It says which ranks and agents there are, which launcher starts the agents, and at which addresses they meet.
+    """
 
     layout: Layout
     provider: LauncherProvider
@@ -185,8 +191,8 @@ class RemotePlan:
         """Make the plan of a job whose ranks run on the hosts of ``layout``.
 
         ``chosen`` is the result of ``choose_launcher``, and ``directory`` is the directory in which the ranks run.
-        ``more``: other hosts may come later. Raises ValueError, with a message of one line, if a host cannot be reached
-        from here by any address.
+        ``more`` says that other hosts may come later. Raises ValueError, with a message of one line, if a host cannot
+        be reached from here by any address.
         """
         provider, build = chosen
         launcher = build()

@@ -37,8 +37,9 @@ class Started:
     ) -> None:
         """Start the command. Raises OSError if it cannot be started.
 
-        Call it in the main thread, because the command is tied to the thread that starts it, and the main thread lives
-        as long as the job.
+        The command gets ``task`` on its standard input or in an environment variable, as it wants. ``ended`` is called
+        when it has ended, and ``answered`` with each line that it prints. Call it in the main thread, because the
+        command is tied to the thread that starts it, and the main thread lives as long as the job.
         """
         self.command = command
         self._ended = ended

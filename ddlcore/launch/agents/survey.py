@@ -56,7 +56,10 @@ def survey(look: Look, endpoint: str) -> Report:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return, for each distribution, the version that is installed here, or "" if none is. Reads only metadata."""
+    """Return, for each of ``packages``, the version that is installed here; empty if it is not installed.
+
+    Reads only metadata.
+    """
     found = dict.fromkeys(packages, "")
     for name in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -65,7 +68,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def endpoint_host(endpoint: str) -> str:
-    """Return the IP address in ``endpoint`` (``tcp://IP:PORT``), without brackets; "" for an ipc endpoint."""
+    """Return the IP address in ``endpoint`` (``tcp://IP:PORT``), without brackets. For an ipc endpoint, it is empty."""
     return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]") if endpoint.startswith("tcp:") else ""
 
 

@@ -100,7 +100,7 @@ ToAgent = Look | Begin | Signal | Again | Release | Data | Ack | Quit
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """The first message of an agent: it runs, and it is connected to the launcher."""
+    """The first message of an agent. It says that the agent runs and is connected to the launcher."""
 
     pid: int
 
@@ -227,7 +227,10 @@ class Credit:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let every call of ``send``, whether it waits now or is made later, return False: nobody receives any more."""
+        """Let every call of ``send`` return False, because nobody receives any more.
+
+        This holds for calls that wait now and for later ones.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -34,7 +34,11 @@ def check_call(func: object, args: object, kwargs: object, executable: str | Non
 def number_of_ranks(
     num_proc: int | None, np: int | None, hosts: str | None, hostfile: str | None, discovery: str | None = None
 ) -> int | None:
-    """Return how many ranks the arguments ask for; None: all slots of the hosts. Raises ValueError."""
+    """Return how many ranks the arguments ask for. None stands for all slots of the hosts.
+
+    ``num_proc`` and ``np`` are two names of the same argument. Raises ValueError if they contradict each other or the
+    hosts.
+    """
     if np is not None:
         if num_proc is not None and num_proc != np:
             raise ValueError(f"run: np={np} and num_proc={num_proc} say different things; pass num_proc alone")

@@ -174,9 +174,9 @@ def run_placed(
     """Call a function on ranks whose hosts are already chosen (``placed``), and return the results as ``run`` does.
 
     ``call`` is (func, args, kwargs). ``remarks`` says whether to show differences between hosts that do not stop the
-    job. ``output_dir`` has a directory for each rank, to which its output is written; None: output is only shown.
-    ``page`` is told what happens.
-    Raises NotStarted, with the problems of each host, if some hosts cannot take part.
+    job. ``output_dir`` has a directory for each rank, to which its output is written; if it is None, output is only
+    shown. ``page`` is told what happens. Raises NotStarted, with the problems of each host, if some hosts cannot take
+    part.
     """
     size = placed.layout.size
     task = pickle.dumps(Task(tuple(sys.path), _pickled(*call)))
@@ -268,7 +268,7 @@ def _prepare(
 
 
 def _outcomes(places: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
-    """Return the outcome of each rank below ``places``, in rank order; None for a rank that left none.
+    """Return the outcome of each rank below ``places``, in rank order. It is None for a rank that left none.
 
     The outcome of a rank of this host is read from its file in ``files``; that of another rank was received from its
     agent.
@@ -306,6 +306,8 @@ def _supervised(
             if problems:
                 raise DdlInternalError(f"run: {'; '.join(problems)}")
         if growth is not None:
+            if remote is not None and failure_log.history is not None:
+                failure_log.history.host_of = growth.host_name
             growth.attach(supervisor, placed.discovery)
         ends = supervisor.run()
         if growth is not None:

@@ -88,7 +88,8 @@ class Growth:
     ) -> None:
         """Begin with the ranks that were started at first.
 
-        ``here``: the index in ``table`` of the host whose processes ``begin_here`` starts; -1: there is none.
+        ``here`` is the index in ``table`` of the host whose processes ``begin_here`` starts; -1 means that there is no
+        such host.
         """
         self._table = table
         self._revival = revival
@@ -115,7 +116,7 @@ class Growth:
         threading.Thread(target=self._look, args=(supervisor, discovery), name="ddl-hosts", daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking for hosts: the ranks have ended."""
+        """Stop looking for hosts, because the ranks have ended."""
         self._closing.set()
 
     def host_name(self, rank: int) -> str:
@@ -138,7 +139,10 @@ class Growth:
         return self._remote.agents.again(name, rank, variables, self._output)
 
     def delay_s(self, end: End) -> float | None:
-        """Return after how many seconds the supervisor starts the rank again where it was; None: it does not."""
+        """Return after how many seconds the supervisor starts the rank that has ended again, where it was.
+
+        Returns None if it does not start it again.
+        """
         delay_s = self._revival.delay_s(end)
         if delay_s is None:
             if end.failed and self._table.hosts[self._table.host_of(end.rank)].reached and not end.lost:
@@ -158,11 +162,14 @@ class Growth:
 
     @property
     def over(self) -> bool:
-        """Whether no rank has to be started any more: the training is complete, or the job cannot go on."""
+        """Whether no rank has to be started any more, because the training is complete or the job cannot go on."""
         return self._revival.over
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the processes that still run are not needed: the training is complete without them."""
+        """Return whether the processes that are ``running`` are not needed any more.
+
+        That is so when the training is complete without them.
+        """
         return self._revival.is_done(running)
 
     def relevant(self) -> list[End]:
@@ -172,7 +179,7 @@ class Growth:
     # --- what happens to hosts
 
     def found(self, entries: Sequence[HostSlots]) -> None:
-        """Take the hosts that there are now."""
+        """Take the hosts that host discovery has found now."""
         known = {host.name for host in self._table.hosts}
         named = []
         for one in entries:

@@ -317,9 +317,11 @@ def read_variables(environ: Mapping[str, str]) -> Answers:
 
 
 def read_keywords(given: Mapping[str, object]) -> Answers:
-    """Return the settings and messages that result from keywords of ``horovod.run``. None and False mean: not given.
+    """Return the settings and messages that result from keywords of ``horovod.run``.
 
-    Raises ValueError, with one line, for a bad value. ``refusals`` are those for which nothing can be started.
+    None and False stand for "not given".
+
+    Raises ValueError, with one line, for a bad value. If the result has ``refusals``, nothing can be started.
     """
     answers = Answers()
     for name, value in given.items():

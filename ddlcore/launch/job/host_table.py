@@ -75,13 +75,12 @@ class HostTable:
         cooldown_s: tuple[float, float],
         here: int = -1,
     ) -> None:
-        """Begin with ``hosts``, and processes at the first places, whose hosts are ``assigned``.
+        """Begin with ``hosts``, and with processes at the first places, whose hosts are ``assigned``.
 
-        These hosts are reached, and so is ``here``, the launching process's own; -1: it starts no processes itself.
-
-        There are ``places`` places, and processes run at ``most`` of them at the same time, without those that leave.
-        ``cooldown_s``: for how long a host is left out after its first failure; the time doubles with each failure, up to
-        the second value.
+        These hosts count as reached, and so does the launching process's own host, which has the index ``here``; -1
+        means that the launching process starts no processes itself. There are ``places`` places, and processes run at
+        ``most`` of them at the same time, not counting those that leave. ``cooldown_s`` says for how many seconds a
+        host is left out after its first failure; the time doubles with each failure, up to the second value.
         """
         reached = {*assigned, here}
         self.hosts = [_Host(one.host, one.slots, index in reached) for index, one in enumerate(hosts)]
@@ -93,7 +92,10 @@ class HostTable:
     # --- what happens
 
     def found(self, entries: Sequence[HostSlots]) -> None:
-        """Take the hosts that there are now. A host that is missing leaves the job, and a new one may be used."""
+        """Take the hosts that host discovery has found now.
+
+        A host that is missing leaves the job, and a new one may be used.
+        """
         known = {host.name: host for host in self.hosts}
         slots = {one.host: one.slots for one in entries}
         for name, host in known.items():
@@ -110,7 +112,7 @@ class HostTable:
         self.hosts[host].reached, self.hosts[host].calling = True, False
 
     def lost(self, host: int, now_s: float) -> None:
-        """Record that ``host`` cannot be reached, or no longer. It is left out for a while."""
+        """Record that ``host`` cannot be reached, or can no longer be reached. It is left out for a while."""
         self.hosts[host].reached = self.hosts[host].calling = False
         self._block(host, now_s)
 
@@ -127,11 +129,11 @@ class HostTable:
     # --- what follows
 
     def host_of(self, place: int) -> int:
-        """Return the index of the host on which the last process at ``place`` was started; -1: none was."""
+        """Return the index of the host on which the last process at ``place`` was started, or -1 if none was."""
         return self._at[place]
 
     def name_of(self, place: int) -> str:
-        """Return the name of the host of the last process at ``place``; "" if none was started."""
+        """Return the name of the host of the last process at ``place``. It is empty if none was started."""
         return self.hosts[self._at[place]].name if self._at[place] >= 0 else ""
 
     @property
@@ -170,7 +172,10 @@ class HostTable:
         return found
 
     def _called(self) -> int:
-        """Return for how many processes hosts are being called: so no more hosts are called than needed."""
+        """Return how many processes could run on the hosts that are being called now.
+
+        With this number, no more hosts are called than needed.
+        """
         return sum(host.slots for host in self.hosts if host.calling)
 
     def _count(self, host: int, *states: str) -> int:

@@ -101,12 +101,12 @@ class Launch:
 
     @property
     def remote_plan(self) -> RemotePlan | None:
-        """How agents start ranks; None: this process starts all ranks, without agents."""
+        """How agents start the ranks, or None if this process starts all ranks without agents."""
         return self.placed.remote_plan
 
     @property
     def launched_by(self) -> str:
-        """The name of the launcher that starts the agents; "": there are none."""
+        """The name of the launcher that starts the agents. It is empty if there are no agents."""
         return self.placed.launcher
 
     @property
@@ -115,16 +115,16 @@ class Launch:
 
     @property
     def places(self) -> int:
-        """How many numbers of ranks there may be: an elastic job may have more ranks than at its start."""
+        """How many numbers the launcher may give to ranks. An elastic job may have more ranks later than at its start."""
         return self.placed.places
 
 
 def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
     """Return the route, which names the transports that the ranks will use, or None if ``auto`` finds none.
 
-    None is no error here, because only a script that calls ``init()`` needs a transport. ``hosts`` holds the host index
-    of each rank, and ``launcher`` is the name of the launcher that starts the ranks. Raises ValueError, PluginError or
-    TransportError, with a message of one line, if ``backend`` is malformed or cannot serve these ranks.
+    None is not an error here, because only a script that calls ``init()`` needs a transport. ``hosts`` holds the host
+    index of each rank, and ``launcher`` is the name of the launcher that starts the ranks. Raises ValueError,
+    PluginError or TransportError, with a message of one line, if ``backend`` is malformed or cannot serve these ranks.
     """
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
     if backend == "auto":
@@ -234,10 +234,14 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         again = None if growth is None else growth.begin
         supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, growth, again)
         if growth is not None:
+            if remote is not None and failure_log.history is not None:
+                failure_log.history.host_of = growth.host_name
             growth.attach(supervisor, launch.placed.discovery)
             stack.callback(growth.close)
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
+            if failure_log.history is not None:
+                launch.watch.worlds(failure_log.history.status)
             launch.watch.begin(lambda text: output.say(f"ddl run: {text}"), supervisor.abandon)
         if launch.end is not None:
             launch.end.attach(supervisor.finish)
@@ -397,6 +401,9 @@ def _conclude(
     supervisor: Supervisor,
     begun_s: float,
 ) -> None:
+    history = failure_log.history.summary() if failure_log.history is not None else ""
+    if history:
+        _show(screen, history)
     first = first_failure(ends, failure_log.raised)
     interrupted_s = supervisor.interrupted_s
     if interrupted_s is not None and (first is None or first.at_s >= interrupted_s):  # else a rank had failed before

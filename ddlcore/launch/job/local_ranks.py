@@ -34,7 +34,10 @@ LateEnvironment = Callable[[int, Sequence[int]], dict[str, str]]  # by rank and 
 
 
 def chosen_port(layout: Layout, environ: Mapping[str, str]) -> int:
-    """Return MASTER_PORT, as the user set it or else a free port; 0 if it is not set and rank 0 is on another host."""
+    """Return the port that the variable MASTER_PORT is to have: what the user set, or else a free port.
+
+    Returns 0 if the user set none and rank 0 is on another host.
+    """
     return master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
 
 
@@ -100,10 +103,13 @@ def supervise(
 ) -> Supervisor:
     """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run.
 
-    ``noted`` is called with the end of each rank. ``revival`` and ``begin``: see Supervisor.
+    ``noted`` is called with the end of each rank. ``revival`` decides which ranks are started again, and ``begin``
+    starts one on this host, see Supervisor.
     """
 
     def ended(end: End) -> None:
+        if failure_log.history is not None:
+            failure_log.history.ended(end)  # first: the world that follows may begin at once
         server.rank_ended(end.rank, end.reason)
         noted(end)
 

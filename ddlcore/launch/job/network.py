@@ -11,6 +11,7 @@ from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
+from ddlcore.launch.job.history import History
 from ddlcore.messages import STOP, AgreedCall, Bye, Differ, Profile, Pulse, ToCoordinator
 from ddlcore.plug.registry import Registry
 
@@ -42,6 +43,7 @@ class FailureLog:
         self.differ = ""  # how the ranks' parameters differ, if that ended the job
         self.listeners: list[Callable[[int, Pulse | Profile], None]] = []
         self.observers: list[Callable[[int, ToCoordinator, Outgoing], None]] = []
+        self.history: History | None = None  # of the worlds of an elastic job
         self._coordinator = coordinator
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
@@ -51,6 +53,8 @@ class FailureLog:
             return []
         if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
             self.raised.append(rank)
+        if self.history is not None:
+            self.history.heard(rank, message)
         outgoing = self._noted(self._coordinator.handle(rank, message))
         for observer in self.observers:
             observer(rank, message, outgoing)
@@ -69,7 +73,9 @@ class FailureLog:
         return self._noted(self._coordinator.dismiss(ranks, reason))
 
     def _noted(self, outgoing: Outgoing) -> Outgoing:
-        for _, message in outgoing:
+        for rank, message in outgoing:
+            if self.history is not None:
+                self.history.told(rank, message)
             if isinstance(message, Differ):
                 self.differ = message.text
             elif isinstance(message, AgreedCall) and message.kind == STOP and not self.stopped:
@@ -118,6 +124,7 @@ def open_network(
     """
     sessions = build_sessions(size, settings, registry, driver, membership=membership)
     failure_log = FailureLog(sessions, sessions.dead)
+    failure_log.history = None if membership is None else History(say)
     if remote is None:
         return Server(size, failure_log, settings.text("control_address"), report=say), failure_log
     address, silence_s = remote.remote_plan.reach.bind, settings.number("silence_s")

@@ -24,5 +24,11 @@ class Watch(Protocol):
     def heard(self, rank: int, message: Pulse | Profile) -> None:
         """Take a message that ``rank`` sent about itself. Must be quick: the control server's thread calls it."""
 
+    def worlds(self, status: Callable[[], str]) -> None:
+        """Take a function that describes the present world of an elastic job in one line. Any thread may call it.
+
+        It is called before ``begin``, and only for an elastic job.
+        """
+
     def end(self) -> None:
         """End the watch: the ranks have ended and all their output was shown, or no rank was started."""

@@ -66,8 +66,8 @@ class Output:
     ) -> None:
         """Prepare to show the output of ``size`` ranks on ``screens``, for stdout and stderr.
 
-        ``directory``: where it is also written to files; None: nowhere. ``stamped``: each line begins with the time.
-        ``verbose``: no traceback is shortened.
+        ``directory`` is where the output is also written to files; None means that there are no files. With
+        ``stamped``, each line begins with the time. With ``verbose``, no traceback is shortened.
         """
         self._tracebacks = Tracebacks(size, verbose)
         self._wrote: set[int] = set()
@@ -269,7 +269,7 @@ class Output:
         return datetime.now().isoformat(timespec="milliseconds") + " " if self._stamped else ""
 
     def _note(self, stream: _Stream, pieces: list[tuple[bytes, bytes]]) -> None:
-        """Keep the last lines for the summary."""
+        """Keep the last lines that a rank wrote to ``stream``, for the summary of a failure."""
         if len(pieces) > LAST_LINES + 1:
             stream.begun = ""  # it belongs to a line that is not among the last ones
         for text, end in pieces[-LAST_LINES - 1 :]:

@@ -69,7 +69,7 @@ class Screen:
     def prefix(self, ranks: str, stamp: str = "") -> bytes:
         """Return the prefix of the lines of a rank or of several, such as ``[3] `` or ``[0-3] ``.
 
-        It has a colour of its first rank if the screen has colours.
+        ``stamp`` is the time, if lines show it. If the screen has colours, the prefix has the colour of its first rank.
         """
         text = f"{stamp}[{ranks}]"
         if not self._colour:
@@ -95,7 +95,10 @@ class Screen:
         self._put(out)
 
     def end_line(self, owner: object = None) -> None:
-        """End the incomplete line, if it belongs to ``owner`` (None: to any stream)."""
+        """End the incomplete line, if there is one, with a newline.
+
+        If ``owner`` is given, only a line that this stream has begun is ended.
+        """
         if self._open is not None and owner in (None, self._open):
             self._open = None
             self._put(b"\n")
@@ -110,7 +113,7 @@ class Screen:
 
 
 def coloured(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Return whether to use colours: on a terminal that supports them, unless NO_COLOR is set."""
+    """Return whether to use colours, which is so on a terminal that supports them, unless NO_COLOR is set."""
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
 
 

@@ -128,7 +128,10 @@ class Tracebacks:
             self._finish(block, now_s)
 
     def patience_s(self, now_s: float) -> float | None:
-        """Return in how many seconds ``due`` may have something at the earliest; None if nothing is held back."""
+        """Return after how many seconds ``due`` may have something to show at the earliest.
+
+        Returns None if nothing is held back.
+        """
         times = [block.last_s + QUIET_S for block in self._open.values()]
         times += [one.since_s + GATHER_S for one in self._waiting]
         return max(0.0, min(times) - now_s) if times else None
@@ -155,8 +158,9 @@ class Tracebacks:
         return len(one.rests) == self._size or now_s - one.since_s >= GATHER_S
 
     def _release(self, last: _Waiting, now_s: float) -> list[Shown]:
-        """Return ``last``, after those that share a rank with it and were complete before: a rank's lines keep their
-        order.
+        """Return ``last``, preceded by complete tracebacks of the same ranks that came before it.
+
+        In this way each rank's lines keep their order.
         """
         chosen, ranks = [last], set(last.rests)
         for one in reversed(self._waiting[: self._waiting.index(last)]):
@@ -175,9 +179,9 @@ class Tracebacks:
         return [Shown(ranks, head), *(Shown([rank], one.rests[rank]) for rank in ranks if one.rests[rank])]
 
     def _referring(self, head: list[Piece], ranks: list[int], now_s: float) -> list[Piece]:
-        """Return ``head``, or only its exception if other ranks' traceback with the same lines was shown before.
+        """Return ``head``, or only its exception line if the same traceback of other ranks was shown before.
 
-        If one of ``ranks`` is among those, it is another event, which is shown whole.
+        If one of ``ranks`` has shown the same traceback itself, this is another event, and ``head`` is returned whole.
         """
         lines = _texts(head)
         self._above = {key: one for key, one in self._above.items() if now_s - one.at_s < _ABOVE_S}

@@ -141,10 +141,10 @@ def own_environments(
 def late_environment(
     placement: Placement, place: HostPlace, master: str, port: int | str, torch_env: bool = True
 ) -> dict[str, str]:
-    """Return the variables of its own of a process that is started while the other ranks of an elastic job train.
+    """Return the variables that only one process gets, which is started while the other ranks of an elastic job train.
 
-    ``placement`` has the ranks that there were so far. ``master`` and ``port`` are MASTER_ADDR and MASTER_PORT. TF_CONFIG
-    is not set: its readers cannot take in another worker.
+    ``placement`` has the ranks that there were so far, and ``place`` is the new one's place on its host. ``master`` and
+    ``port`` are MASTER_ADDR and MASTER_PORT. TF_CONFIG is not set, because its readers cannot take in another worker.
     """
     ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir, True)
     rank, host = placement.rank, placement.hosts[placement.rank]

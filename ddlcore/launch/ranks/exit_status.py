@@ -28,7 +28,7 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class End:
-    """The end of one rank: when it ended and how."""
+    """How and when one rank ended."""
 
     rank: int
     returncode: int  # as in subprocess: the negative signal number if a signal ended it
@@ -73,10 +73,11 @@ def shell_code(returncode: int) -> int:
 
 
 def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False, stopped: bool = False) -> int:
-    """Return the exit code of the run. ``killed`` is true if all ranks were killed, as by a second Ctrl-C.
+    """Return the exit code of the run whose ranks ended with ``ends``.
 
-    ``stopped``: the ranks had agreed to stop, see ``should_stop``. If all of them then ended with 0, the code is STOPPED:
-    the training is not complete, and can be started again from its checkpoint.
+    ``killed`` says that all ranks were killed, as by a second Ctrl-C. ``stopped`` says that the ranks had agreed to
+    stop, see ``should_stop``: if all of them then ended with 0, the code is STOPPED, because the training is not
+    complete and can be started again from its checkpoint.
     """
     first = first_failure(ends, raised)
     if first is not None:
@@ -93,8 +94,9 @@ def summary(
 ) -> str:
     """Return the text that is shown when a rank failed. ``first`` is the end of the rank that failed first.
 
-    ``host`` is the host of that rank, ``last_lines`` are the last lines that it wrote, and ``after_s`` is the time from
-    the start to the failure. ``wrote``: it wrote something, even if that left no line, such as a progress bar.
+    ``host`` is the host of that rank, ``last_lines`` are the last lines that it wrote, and ``after_s`` is the time in
+    seconds from the start to the failure. ``wrote`` says that it wrote something, even if that left no line, such as a
+    progress bar.
     """
     text = [f"rank {first.rank} on {host} failed first: it {_described(first, f' after {after_s:.1f} s')}"]
     if last_lines:

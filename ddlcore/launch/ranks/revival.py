@@ -25,12 +25,13 @@ class Revival:
     ) -> None:
         """Allow ``restarts`` starts of each rank within WINDOW_S.
 
-        ``first_delay_s``: how long the first start that is not immediate waits; each further one waits twice as long.
-        ``startable(rank)``: whether its host is there, so that another process can be started.
+        ``first_delay_s`` is how many seconds the first start waits that is not made at once; each further one waits
+        twice as long as the one before. ``startable(rank)`` returns whether the rank's host is there, so that another
+        process can be started.
 
-        ``over()``: why no world can open any more; "": one can. ``complete()``: whether the training has reached its
-        end. ``world()``: the number of the last world, 0 if there was none, and its ranks. Other threads change what these
-        functions return.
+        Other threads change what the remaining functions return. ``over()`` returns why no further world can open, or
+        an empty string as long as one can. ``complete()`` returns whether the training has reached its end. ``world()``
+        returns the number of the last world (0 if there was none) and its ranks.
         """
         self._restarts = restarts
         self._first_delay_s = first_delay_s
@@ -42,7 +43,7 @@ class Revival:
         self._failures: dict[int, deque[float]] = defaultdict(deque)
 
     def delay_s(self, end: End) -> float | None:
-        """Return after how many seconds the rank that has ended so is started again; None: never.
+        """Return after how many seconds the rank that ended as ``end`` says is started again, or None if it never is.
 
         A process that was killed is started at once, then after 1, 2, 4, … times ``first_delay_s``. One that ended by
         itself, maybe by an error that all ranks raise, is never started at once: if all have ended by then, the job is
@@ -71,18 +72,22 @@ class Revival:
 
     @property
     def over(self) -> bool:
-        """Whether no process has to be started any more: the training is complete, or the job cannot go on."""
+        """Whether no process has to be started any more, because the training is complete or the job cannot go on."""
         return self._complete() or bool(self._over())
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the processes that still run are not needed: the training is complete without them."""
+        """Return whether the processes that are ``running`` are not needed any more.
+
+        That is so when the training is complete without them.
+        """
         return self._complete() and not set(running) & set(self._world()[1])
 
     def relevant(self) -> list[End]:
         """Return the ends that decide how the job has ended, at most one for each rank.
 
-        If the training is complete, those of the ranks that completed it. Otherwise the first end of each rank in the
-        last world: what came later came because of that, and what came in an earlier world had been mended.
+        If the training is complete, these are the ends of the ranks that completed it. Otherwise, they are the first
+        end of each rank in the last world: later ends are consequences of these, and failures of earlier worlds had
+        been mended.
         """
         number, members = self._world()
         last = {end.rank: end for _, end in self._in_world}

@@ -48,17 +48,20 @@ class RestartPolicy(Protocol):
     """The object that decides, in an elastic job, what follows from the end of a rank."""
 
     def delay_s(self, end: End) -> float | None:
-        """Return after how many seconds the rank is started again; None: it is not, or not by the supervisor itself."""
+        """Return after how many seconds the supervisor starts the rank of ``end`` again.
+
+        Returns None if the supervisor itself does not start it again.
+        """
 
     def otherwise(self, end: End) -> str:
         """Return, for the user, what follows from ``end`` after ``delay_s`` has returned None."""
 
     @property
     def over(self) -> bool:
-        """Whether no rank has to be started any more: the training is complete, or the job cannot go on."""
+        """Whether no rank has to be started any more, because the training is complete or the job cannot go on."""
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the ranks that still run are not needed: the training is complete without them."""
+        """Return whether the ranks that are ``running`` are not needed, because the training is complete without them."""
 
 
 class Supervisor:
@@ -82,8 +85,8 @@ class Supervisor:
 
         The other ranks are ended ``grace_s`` seconds after the first failure. If ``revival`` is given, the job is
         elastic: the other ranks go on, and the failed one is started again by ``begin``, which raises OSError if that
-        is not possible. ``begin`` None: no rank is started again. ``stays``: when all ranks have ended, wait for calls of
-        ``start``, until ``release`` is called.
+        is not possible. If ``begin`` is None, no rank is started again. With ``stays``, the supervisor does not end
+        when all ranks have ended: it waits for calls of ``start`` until ``release`` is called.
         """
         self._stays = stays
         self._revival = revival
@@ -205,7 +208,10 @@ class Supervisor:
             self._watcher.close()
 
     def stop(self) -> None:
-        """End every rank for a caller that gives up: first SIGTERM, then SIGKILL after ``LEFT_BEHIND_S`` seconds."""
+        """End every rank, because the caller gives up.
+
+        The ranks get SIGTERM first, and SIGKILL after ``LEFT_BEHIND_S`` seconds.
+        """
         now_s = time.monotonic()
         self._terminate()
         self._kill_at_s = now_s + LEFT_BEHIND_S
@@ -244,7 +250,7 @@ class Supervisor:
             self._terminate_at_s = end.at_s + self._grace_s
 
     def _go_on(self, end: End, revival: RestartPolicy) -> None:
-        """Decide what follows in an elastic job from the end of a rank."""
+        """Decide in an elastic job what follows from ``end``, the end of a rank, and do it."""
         delay_s = revival.delay_s(end)
         if self._begin is None or self._ends_all:
             delay_s = None

@@ -35,10 +35,11 @@ class Shelf(Offers, Protocol):
 
 
 class Accelerators:
-    """All that a rank's job has for tensors on devices: the devices, their routes, and the executor of their buckets.
+    """Everything in a rank's job that serves tensors on devices.
 
-    ``solo`` makes the transport of a process set of one rank. ``over`` returns whether the job is over. ``host`` runs
-    the buckets that are staged on the host.
+    These are the devices, their routes, and the executor of their buckets. ``solo`` makes the transport of a process
+    set that has only this rank. ``over`` returns whether the job is over. ``host`` runs those buckets of device tensors
+    that are reduced in host memory.
     """
 
     def __init__(

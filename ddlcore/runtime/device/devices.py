@@ -186,12 +186,13 @@ class Devices:
         self._streams: dict[str, DeviceStream] = {}
 
     def label(self, device: Device, stage_on_host: bool = False) -> str:
-        """Return the name by which all ranks call this device: its kind, and a number if it is not the rank's first.
+        """Return the name by which all ranks call this device.
 
-        Opens the device if needed. The ranks thus use the same name even if their devices have different numbers, and
-        no bucket contains tensors of two devices. A rank that uses several devices must use them first in the same
-        order as the other ranks. ``stage_on_host`` adds to the name that the tensor is staged on the host. Raises what
-        ``make`` raises.
+        It is the device's kind, with a number if it is not the first device that this rank uses. The ranks thus use the
+        same name even if their devices have different numbers, and no bucket contains tensors of two devices. A rank
+        that uses several devices must use them first in the same order as the other ranks. With ``stage_on_host``, the
+        name also says that the tensor is reduced in host memory. Opens the device if needed, and raises what opening it
+        raises.
         """
         label = self._labels.get(device)
         if label is None:

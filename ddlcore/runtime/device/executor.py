@@ -92,10 +92,12 @@ class DeviceExecutor:
         return partial(same, outcomes)
 
     def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
-        """Have the device exchange data in transport memory before it is known whether some of it is dummy data.
+        """Queue a bucket on the device before it is known whether some ranks take part with dummy data.
 
-        After the last bucket of a segment, for which users usually wait, the hosts tell each other whether any rank
-        used dummy data. For the earlier buckets, and if the hosts cannot tell each other, the device's event decides.
+        The device therefore works in transport memory only, and the user's tensors are written later. After the last
+        bucket of a segment, for which users usually wait, the hosts tell each other whether any rank used dummy data.
+        For the earlier buckets, and if the hosts cannot tell each other, an event of the device shows when the bucket
+        is done.
         """
         entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
         if launch.entries is not None:

@@ -24,7 +24,10 @@ FAILURE_WAIT_S = 2.0  # how long to wait for the news that a peer died, which ex
 
 
 def _follow(failure: JobFailure, event: Event, after: After, tensors: Sequence[Any]) -> None:
-    """Make the caller's stream wait for ``event``. If it is known that the event will never come, raise the reason."""
+    """Make the caller's stream wait for ``event``.
+
+    If the event will never come because the job failed, raise the job's error.
+    """
     try:
         done = event.done()
         if done or not failure.given:

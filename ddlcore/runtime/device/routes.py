@@ -38,7 +38,10 @@ T = TypeVar("T")
 
 
 class Fact(msgspec.Struct, frozen=True, array_like=True):
-    """The report of one rank: the identity of its device, and for each transport why it cannot be used there."""
+    """What one rank reports, so that one transport can be chosen for all ranks.
+
+    It holds the identity of the rank's device, and for each transport why it cannot be used there.
+    """
 
     identity: str
     missing: dict[str, str]
@@ -225,7 +228,10 @@ class DeviceOpener:
 def _agree(
     store: Store, rank: int, size: int, fact: Fact, decide: Callable[[Sequence[Fact]], Choice], timeout_s: float
 ) -> Choice:
-    """Return the choice that rank 0 makes by calling ``decide`` with the facts of all ranks. All ranks call this."""
+    """Return the choice that rank 0 makes by calling ``decide`` with the facts of all ranks. All ranks call this.
+
+    ``fact`` is this rank's own fact, and ``store`` carries the facts and the choice between the ranks.
+    """
     if rank != 0:
         store.set(f"fact{rank}", msgspec.msgpack.encode(fact))
         return _decoded(Choice, store.get("choice", timeout_s))

@@ -76,7 +76,7 @@ class Staging:
         return run
 
     def _down(self, route: OnDevice, kind: Kind, entries: Entries) -> _Below:
-        """Copy those of this rank's tensors that other ranks need to pinned memory, and wait for the copy.
+        """Copy this rank's tensors to pinned host memory, as far as other ranks need them, and wait for the copy.
 
         Of a broadcast, only the root copies its tensor.
         """
@@ -135,7 +135,7 @@ class Staging:
         stream.pool.give(together)
 
     def _lifted(self, stream: DeviceStream, outcome: Outcome) -> Outcome:
-        """Copy a result from the memory of the host's transport to new device memory, and return it as an outcome."""
+        """Copy a result from the memory of the host's transport to new device memory, and return the result there."""
         memory = outcome.memory
         assert memory is not None
         nbytes = memory.nbytes

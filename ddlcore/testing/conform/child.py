@@ -171,10 +171,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return file, line and function where the error was raised; "" if it was not raised by Python code.
+    """Return file, line and function where the error was raised. Empty if it was not raised by Python code.
 
-    That is the innermost frame of the plugin's code or, if there is none, the innermost frame of all. Frames of Python's
-    library, of pytest and of ddlcore are not the plugin's code.
+    That is the innermost frame of the plugin's code or, if there is none, the innermost frame of all. Frames of
+    Python's library, of pytest and of ddlcore are not the plugin's code.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_foreign(frame.filename)]
@@ -195,7 +195,7 @@ def _below(filename: str, directory: str) -> bool:
 
 
 def _not_implemented(error: BaseException | None, depth: int = 0) -> str:
-    """Return the name of the method whose NotImplementedError is ``error`` or caused it; "" if no method did."""
+    """Return the name of the method whose NotImplementedError is ``error`` or caused it. Empty if no method did."""
     if error is None or depth > 8:
         return ""
     if isinstance(error, NotImplementedError):

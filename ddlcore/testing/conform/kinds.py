@@ -56,8 +56,8 @@ class Subject:
 def subjects(registry: Registry, name: str, kind: str = "") -> list[Subject]:
     """Return the providers called ``name`` that can be tested; if there are none, those of the distribution ``name``.
 
-    A provider can be tested if the kit has a suite for its kind. ``kind``: return only providers of this kind; "" for
-    all kinds. Raises PluginError, with a message of one line, if nothing is found.
+    A provider can be tested if the kit has a suite for its kind. If ``kind`` is given, only providers of this kind are
+    returned. Raises PluginError, with a message of one line, if nothing is found.
     """
     all_of_them = [
         Subject(key, provider, str(registry.distribution(provider)))

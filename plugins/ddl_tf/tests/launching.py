@@ -7,10 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["EXAMPLES", "PROGRAMS", "launch"]
+__all__ = ["EXAMPLES", "LEAN", "PROGRAMS", "launch"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[3] / "examples"
+ABSENT = Path(__file__).parent / "absent"
+# Keras imports matplotlib and scikit-learn where they are installed, which takes as long as importing TensorFlow itself.
+# These variables keep both from programs that use neither.
+LEAN = {
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(ABSENT), os.environ.get("PYTHONPATH", "")))),
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
 
 
 def launch(size: int, program: Path, *args: str, timeout_s: float = 400.0, check: bool = True) -> str:
@@ -25,7 +32,7 @@ def launch(size: int, program: Path, *args: str, timeout_s: float = 400.0, check
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout_s,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **LEAN},
     )
     assert not check or done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout

@@ -14,31 +14,46 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plugins.ddl_tf.tests.launching import EXAMPLES, PROGRAMS
+from plugins.ddl_tf.tests.launching import EXAMPLES, LEAN, PROGRAMS
+from tests.faults.chaos import chaos
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
 SHAPES = [(30, 3), (12,), (12,), (12,), (12,), (12, 5), (5,), (5, 1), (1,)]  # the weights of the program's model
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 
-def run(way: str, rollback: str, size: int, kills: int, folder: Path, legacy: bool = False) -> tuple[list[Any], str]:
-    """Train on ``size`` ranks and kill ``kills`` of them; return the results of all ranks, and the whole output."""
+def initial_weights(folder: Path) -> Path:
+    """Return a file with the weights with which all ranks begin."""
     start = folder / "start.npz"
     numbers = np.random.default_rng(5)
     weights = [numbers.standard_normal(shape) * 0.3 for shape in SHAPES]
     weights[4] = np.abs(weights[4]) + 1  # a variance
     np.savez(start, *weights)
+    return start
+
+
+def run(
+    way: str, rollback: str, size: int, kills: int, folder: Path, legacy: bool = False, epochs: int = 4
+) -> tuple[list[Any], str]:
+    """Train on ``size`` ranks and kill ``kills`` of them; return the results of all ranks, and the whole output."""
+    start = initial_weights(folder)
     marks = folder / f"{way}-{size}-{kills}"
     marks.mkdir()
     launcher = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size)]
     command = [*launcher, *(["--min-np", "1"] if size > 1 else []), sys.executable]
     command += [str(PROGRAMS / "elastic_training.py"), way, rollback, str(marks), str(kills), str(start)]
-    more = {"ELASTIC_RANKS": str(size), **({"TF_USE_LEGACY_KERAS": "1"} if legacy else {})}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **QUIET, **more})
+    more = {"ELASTIC_RANKS": str(size), "EPOCHS": str(epochs), **({"TF_USE_LEGACY_KERAS": "1"} if legacy else {})}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, **QUIET, **LEAN, **more}
+    )
     shown = done.stdout + done.stderr
     assert done.returncode == 0, shown
     assert len(list(marks.iterdir())) == kills, shown
-    return [json.loads(line) for line in re.findall(r"(?m)result (\{.*\})$", done.stdout)], shown
+    return results_in(done.stdout), shown
+
+
+def results_in(text: str) -> list[Any]:
+    return [json.loads(line) for line in re.findall(r"(?m)result (\{.*\})$", text)]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +71,33 @@ def test_killed_ranks_change_nothing(way: str, rollback: str, size: int, kills: 
     assert len(results) == size and {one["size"] for one in results} == {size}, shown
     for one in results:
         np.testing.assert_allclose(one["values"], alone["values"], rtol=0, atol=1e-10, err_msg=shown)
+    if way == "fit":
+        assert all(one["log"] == list(range(80)) for one in results), shown  # each step, and so each sample, once
     sizes = re.findall(r"from (\d) to (\d) ranks", shown)
     less, more = (str(size), str(size - 1)), (str(size - 1), str(size))
     assert less in sizes and more in sizes, shown
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SOAK_SEEDS", "1"))))
+@pytest.mark.parametrize(("size", "kills"), [(2, 40), (3, 30)])
+def test_ranks_are_killed_at_random_in_fit(
+    size: int, kills: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks are killed from outside in fit(): also while they start, receive the state, or form a new world."""
+    epochs = kills  # 20 steps for each kill
+    ((alone,), _) = run("fit", "step", 1, 0, tmp_path, epochs=epochs)
+    for name, value in {**QUIET, "OUTSIDE": "1", "ELASTIC_RANKS": str(size), "EPOCHS": str(epochs)}.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "pids"
+    command = [str(PROGRAMS / "elastic_training.py"), "fit", "step", str(folder), "0", str(initial_weights(tmp_path))]
+    done, text = chaos(command, size, kills, seed, folder, 0.2, each_s=15.0, STEPS=str(20 * epochs))
+    results = results_in(text)
+    assert done == kills and len(results) == size, text[-6000:]
+    for one in results:
+        np.testing.assert_allclose(one["values"], alone["values"], rtol=0, atol=1e-10, err_msg=text[-6000:])
+        assert one["log"] == list(range(20 * epochs)), text[-6000:]
 
 
 def test_killed_ranks_change_nothing_with_legacy_keras(tmp_path: Path) -> None:

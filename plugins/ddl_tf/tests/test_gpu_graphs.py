@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ from ddlcore.testing import World
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_world import PretendWorld
 from plugins.ddl_tf.tests.late import CPU_0, LateGpu, late_gpu, on_ranks
-from plugins.ddl_tf.tests.launching import PROGRAMS
+from plugins.ddl_tf.tests.launching import LEAN, PROGRAMS
 
 pytestmark = pytest.mark.timeout(270)
 TYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
@@ -310,6 +311,7 @@ def test_one_thread_and_orders_of_their_own() -> None:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=320,
+        env={**os.environ, **LEAN},
     )
     assert done.returncode == 0, done.stdout
     assert "correct in 100 runs of 12\n" * 2 in done.stdout

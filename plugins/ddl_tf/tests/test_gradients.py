@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from plugins.ddl_tf.tests.launching import LEAN
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -39,6 +42,7 @@ def test_two_processes_reduce_as_one_would() -> None:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=480,
+        env={**os.environ, **LEAN},
     )
     assert done.returncode == 0, done.stdout
     missing = [check for check in CHECKS if done.stdout.count(f"held {check}\n") != 2]

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from plugins.ddl_tf.tests.launching import PROGRAMS
+from plugins.ddl_tf.tests.launching import LEAN, PROGRAMS
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,7 +34,7 @@ def shown_by(keras: str) -> str:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=480,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **KERAS[keras]},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **LEAN, **KERAS[keras]},
         )
     return done.stdout
 

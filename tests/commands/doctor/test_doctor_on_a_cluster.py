@@ -37,8 +37,11 @@ def test_three_faults(new_cluster: Callable[..., TestCluster], tmp_path: Path) -
     assert found["hosts"]["where"] == "server3" and "ddlcore 9." in found["hosts"]["what"]
     assert " on server3; or share one environment" in found["hosts"]["fix"]
     assert found["dev-shm"]["where"] == "server2" and "holds 64 MiB" in found["dev-shm"]["what"]
-    assert re.match(r"0\.\d+ Gbit/s between server1 and server2 by gloo, below 10", found["links"]["what"])
-    assert "200 MB of gradients" in found["links"]["means"] and "--network-interface" in found["links"]["fix"]
+    # On a busy machine, a rank may get no core while a link is measured: then its latency is a further finding.
+    slow = [one for one in report["findings"] if "Gbit/s between" in one["what"]]
+    assert len(slow) == 1 and slow[0]["check"] == "links", report["findings"]
+    assert re.match(r"0\.\d+ Gbit/s between server1 and server2 by gloo, below 10", slow[0]["what"])
+    assert "200 MB of gradients" in slow[0]["means"] and "--network-interface" in slow[0]["fix"]
     rate = next(one for one in report["matrices"] if one["title"] == "gloo: bandwidth between ranks")
     assert 0.006 < rate["values"][0][1] < 0.0145  # 100 Mbit/s are 0.0125 GB/s; a burst goes beyond
     assert next(one for one in report["checks"] if one["check"] == "clocks")["state"] == "ok"

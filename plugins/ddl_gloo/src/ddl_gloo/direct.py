@@ -33,7 +33,7 @@ class Direct:
         self._to, self._from = later, later[::-1]  # each rank starts with another peer
 
     def allreduce_whole(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Allreduce: every rank sends its whole tensor to all other ranks, and reduces everything.
+        """Run an allreduce in which every rank sends its whole tensor to all others, and reduces everything itself.
 
         This takes only one network latency, but sends many bytes.
         """
@@ -43,7 +43,7 @@ class Direct:
         self._kernels.reduce(slots, target.address, source.count, source.dtype, op)
 
     def allreduce_shards(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Allreduce: each rank reduces one shard, and sends the result to all other ranks.
+        """Run an allreduce in which each rank reduces one shard, and sends the result to all other ranks.
 
         This sends as many bytes as a ring, and takes two network latencies.
         """
@@ -110,7 +110,7 @@ class Direct:
         return slots
 
     def _swap(self, outgoing: Iterable[Piece], incoming: Iterable[Piece]) -> None:
-        """Send and receive all pieces at once, and wait for them.
+        """Send the pieces ``outgoing`` and receive the pieces ``incoming``, all at once, and wait for them.
 
         A piece is the other rank, an address and a number of bytes. Pieces of zero bytes are skipped on both sides.
         """

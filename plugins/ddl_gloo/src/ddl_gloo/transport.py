@@ -253,7 +253,10 @@ class GlooTransport(Transport):
             raise self.broke(what, error) from error
 
     def check(self, started: _Started, what: str) -> None:
-        """Raise TransportError if the transport was aborted while ``started`` was in flight: it may never end then."""
+        """Raise TransportError if the transport was aborted while ``started`` was in flight.
+
+        It may never end then. ``what`` names the call in the message.
+        """
         if self._over.is_set():
             self._left.append(started)
             raise self._failure(what)
@@ -317,7 +320,7 @@ def _fits(what: str, count: int, expected: int) -> None:
 
 
 def _told(error: BaseException) -> str:
-    """Return Gloo's message without its source position and its advice."""
+    """Return Gloo's own message in ``error``, without its position in Gloo's source and without Gloo's advice."""
     first = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().partition("\n")[0])
     return first.partition(". This is typically")[0] or type(error).__name__
 

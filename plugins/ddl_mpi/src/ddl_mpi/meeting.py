@@ -99,7 +99,7 @@ def _name(context: Context) -> str:
 
 
 def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
-    """Return why these processes cannot have a common communicator, or "" if they can.
+    """Return why these processes cannot have a common communicator. The result is empty if they can.
 
     ``facts`` holds for each member: its rank in MPI's world, the size of that world, and MPI's version text.
     """
@@ -138,7 +138,7 @@ def _create(
 
 
 def apart(wait: Callable[[], T], context: Context, until_s: float, check: Callable[[], None]) -> T:
-    """Call ``wait``, which waits for other processes inside MPI, on a thread of its own, and return its result.
+    """Call ``wait`` on a thread of its own, and return its result. It waits for other processes inside MPI.
 
     If the other processes do not come to this call, the thread is left behind. Raises what ``wait`` or ``check``
     raises, and DeadlineExceeded after ``until_s``.

@@ -1,4 +1,4 @@
-"""MPI in this process: it is initialized once, asked for its thread level, and finalized unless a peer is lost."""
+"""Manages MPI in this process: initializes it once, tells its thread level, and finalizes it unless a peer was lost."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def unname_shared_memory() -> None:
 
 
 def _initialize(mpi: ModuleType, level: str) -> None:
-    """Initialize MPI as mpi4py does, but with the interpreter's lock released."""
+    """Initialize MPI with the thread level ``level``, as mpi4py does, but with the interpreter's lock released."""
     provided = ctypes.c_int()
     wanted = getattr(mpi, f"THREAD_{level.upper()}")
     code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, int(wanted), ctypes.byref(provided))
@@ -181,10 +181,10 @@ def _note_exits() -> None:
 
 
 class _LastWord:
-    """An object that ends the process when the interpreter clears this module: after atexit, before mpi4py's finalizer.
+    """An object that ends the process just before the finalizer of mpi4py runs.
 
-    It is needed if the program has imported mpi4py.MPI before ddl: mpi4py's finalizer, which is written in C and calls
-    MPI_Finalize, cannot be removed.
+    The interpreter deletes it when it clears this module, which is after atexit. It is needed if the program has
+    imported mpi4py.MPI before ddl: mpi4py's finalizer, which is written in C and calls MPI_Finalize, cannot be removed.
     """
 
     def __init__(self, code: int) -> None:

@@ -179,7 +179,7 @@ class MpiTransport(Transport):
         yield self._comm.Iallreduce(self._mpi.IN_PLACE, self._reduced(target), self._op(op, source.dtype)), ARRIVAL
 
     def _large_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """Reduce a large tensor, by a persistent request if all ranks agree.
+        """Reduce a large tensor: by a persistent MPI request if all ranks agree on that, otherwise by an ordinary call.
 
         They agree if all have the same request for this memory, or if all want to make one.
         """

@@ -24,5 +24,5 @@ def cuda_built() -> bool:
 
 
 def rocm_built() -> bool:
-    """Return whether this MXNet was built for ROCm: always False, there is no such MXNet."""
+    """Return whether this MXNet was built for ROCm, which is always False, because there is no such MXNet."""
     return False

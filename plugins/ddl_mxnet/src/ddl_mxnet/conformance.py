@@ -26,7 +26,10 @@ class Arrays:
 
     @pytest.fixture(autouse=True)
     def numpy_shapes(self) -> Iterator[None]:
-        """Switch MXNet to NumPy's shapes in all threads: otherwise it has no scalars and no arrays without elements."""
+        """Switch MXNet to NumPy's shapes in all threads.
+
+        Without this, it has no scalars and no arrays without elements.
+        """
         before = mx.util.set_np_shape(2)  # 2: in all threads
         yield
         mx.util.set_np_shape(before)

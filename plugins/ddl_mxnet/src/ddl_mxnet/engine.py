@@ -182,9 +182,11 @@ def _call_back(_context: int, on_complete: int, key: int) -> None:
 
 
 def _delete(key: int) -> None:
-    """Handle MXNet's deletion of an operation: if MXNet has not called it back, it will never run.
+    """Handle MXNet's deletion of the operation ``key``.
 
-    For an operation that never runs, MXNet gives no other notice.
+    If MXNet has not called it back before, the operation will never run.
+
+    MXNet gives no other notice of that.
     """
     if key not in _pushed:
         return
@@ -197,10 +199,10 @@ def _delete(key: int) -> None:
 
 @atexit.register
 def _end() -> None:
-    """Wait at exit until MXNet makes no more callbacks: a callback into an ending interpreter aborts the process.
+    """Wait at exit until MXNet makes no more callbacks.
 
-    This runs after the job's shutdown and before MXNet's own exit function. Operations that the engine has not begun
-    are dropped, as they would be without this function.
+    A callback into an ending interpreter aborts the process. This runs after the job's shutdown and before MXNet's own
+    exit function. Operations that the engine has not begun are dropped, as they would be without this function.
     """
     if not _pushed or is_initialized():
         return
@@ -356,11 +358,11 @@ def _brought_to_host(entry: TensorEntry) -> list[tuple[Any, Any]]:
 
 
 def _put_in_order(entry: TensorEntry) -> None:
-    """Make the engine convert the source array to MXNet's usual layout, after the operators that still compute it.
+    """Make MXNet's engine convert the array of ``entry`` to MXNet's usual layout, if oneDNN keeps it in another one.
 
-    oneDNN may keep the array in a layout of its own. This thread cannot check whether it does: MXNet allocates an
-    array's memory when the array is computed or first accessed, and if two threads cause that at the same time, each
-    of them gets a different block of memory.
+    The conversion is queued in any case, behind the operators that still compute the array, because this thread cannot
+    look at the layout. MXNet allocates an array's memory when the array is computed or first accessed, and if two
+    threads cause that at the same time, each of them gets a different block of memory.
     """
     source = entry.source
     if _reorder is not None and source is not None and source.dtype in _ONEDNN and len(source.shape) > 1:

@@ -23,9 +23,10 @@ class Raw(Protocol):
         ...
 
     def init(self, size: int, unique_id: bytes, rank: int, device: int, name: str) -> Comm:
-        """Create the communicator, and return it when all ranks have called this. Its later calls block the host, too.
+        """Create the communicator of ``size`` ranks, and return it when all ranks have called this.
 
-        ``device`` is the index of the calling thread's current device, which the communicator uses.
+        ``unique_id`` is NCCL's id of the communicator. ``device`` is the index of the calling thread's current device,
+        which the communicator uses. The communicator's later calls block the host, too.
         """
         ...
 

@@ -54,7 +54,10 @@ def wheels() -> dict[str, str]:
 
 @cache
 def overwritten() -> str:
-    """Return a warning if two installed wheels contain the same library, so that one overwrote the other, else ""."""
+    """Return a warning if two installed wheels contain the same library, so that one overwrote the other.
+
+    Else it is empty.
+    """
     found = wheels()
     if len(found) < 2:
         return ""
@@ -66,7 +69,7 @@ def overwritten() -> str:
 
 
 def library(raw: Raw | None = None) -> Library | None:
-    """Load the NCCL that this process would use, and return its description; None if there is no NCCL."""
+    """Load the NCCL that this process would use, and return its description, or None if there is no NCCL."""
     try:
         version = (raw or load()).version()
     except Exception as error:  # raised by the loader, by nccl4py, or by a stub of NCCL that another library brings

@@ -76,7 +76,7 @@ def _gathered(
 
 
 def objection(arrivals: list[Arrival]) -> str:
-    """Return why NCCL cannot serve these ranks, in one line with what to do, or "" if it can."""
+    """Return why NCCL cannot serve these ranks, in one line with what to do. The result is empty if it can."""
     troubled = next((a for a in arrivals if a.trouble), None)
     if troubled is not None:
         return f"{troubled.trouble} (on rank {troubled.rank})"

@@ -19,7 +19,7 @@ DEVICES = ("nvidia[0-9]*", "dxg", "nvhost-gpu")  # below /dev: of a PC, of Linux
 
 
 def gpu() -> str:
-    """Return why no GPU can be used here, and what to do; return "" if a GPU can be used."""
+    """Return why no GPU can be used here, and what to do. The result is empty if a GPU can be used."""
     if not _loads(DRIVER):
         return f"no NVIDIA driver ({DRIVER} not found); install the driver, or start the container with --gpus all"
     if not _device_files():
@@ -32,7 +32,7 @@ def _device_files() -> list[str]:
 
 
 def visible(environ: Mapping[str, str]) -> str:
-    """Return a message if CUDA_VISIBLE_DEVICES in ``environ`` hides every GPU, and otherwise ""."""
+    """Return a message if CUDA_VISIBLE_DEVICES in ``environ`` hides every GPU. Otherwise the result is empty."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return ""
@@ -43,7 +43,7 @@ def visible(environ: Mapping[str, str]) -> str:
 
 
 def nccl() -> str:
-    """Return why NCCL cannot be used here, and what to do; return "" if it can be used."""
+    """Return why NCCL cannot be used here, and what to do. The result is empty if it can be used."""
     missing = gpu()
     if missing:
         return missing

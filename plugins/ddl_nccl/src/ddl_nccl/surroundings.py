@@ -33,7 +33,7 @@ def tell(environ: MutableMapping[str, str], settings: Mapping[str, str | int | f
 def identity(environ: Mapping[str, str], device: str) -> str:
     """Return ``device``, the identity by which ranks notice that two of them use one device.
 
-    Return "" if ranks may share a device: NCCL then decides whether that works.
+    The result is empty if ranks may share a device; NCCL then decides whether that works.
     """
     return device if one_each(environ) else ""
 

@@ -23,9 +23,10 @@ LABEL = "DdlGradients"
 
 
 def depart(function: Callable[..., Any], first: int, tensors: Sequence[Any]) -> Any:
-    """Add an operation that passes arrays to Python by ``function(first, *arrays)``, and return its token.
+    """Add an operation that passes ``tensors`` to Python as arrays, and return its token.
 
-    The token is an output by which other operations can depend on this one.
+    When it runs, it calls ``function(first, *arrays)``. The token is an output by which other operations can depend on
+    it.
     """
     with tf.device(HOST):
         return _independent(tf.numpy_function(partial(function, first), tensors, tf.int32))
@@ -52,7 +53,7 @@ def arrive(
     """Return, ordered by number, the outputs of operations that call ``take`` after all tensors have been sent.
 
     ``tokens`` and ``lifted`` are the results of ``depart`` and ``lift``. Output i is on the GPU that ``gpus[i]`` names,
-    or on the host if that is ''.
+    or on the host if that is empty.
     """
     if not any(gpus):
         return asynchronous(lambda *_: take(), tokens, dtypes, shapes, LABEL)

@@ -173,7 +173,7 @@ class Exchange:
             self._over()
 
     def _over(self) -> None:
-        """Forget the run that has ended: none of its operations is in flight any more."""
+        """Forget the run that has ended, because none of its operations is in flight any more."""
         # A signal's handler may raise between any two of these lines. Then the flag stays set, and the next ``take``
         # gives the job up, because it could not tell which results belong to which run.
         self._unsure = True
@@ -221,10 +221,10 @@ class Exchange:
         return address
 
     def _output(self, number: int, tensor: Any) -> Any:
-        """Return memory for the result: an array of the pool to which nobody refers any more, or a new one.
+        """Return memory for the result of ``tensor``, which is sent under ``number``.
 
-        TensorFlow refers to an array as long as a tensor uses its memory, so a result that a user keeps is never
-        overwritten.
+        It is an array of the pool to which nobody refers any more, or a new one. TensorFlow refers to an array as long
+        as a tensor uses its memory, so a result that a user keeps is never overwritten.
         """
         pools = self._pools()
         if pools is None or not isinstance(tensor, np.ndarray):

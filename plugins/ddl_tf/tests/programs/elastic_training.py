@@ -1,7 +1,7 @@
 """Trains in an elastic job, by one of several ways, and kills ranks at random moments; prints the parameters.
 
 Arguments: the way (fit, function, tape or eager), the rollback, a folder for marks, how many ranks are killed, and
-a file with the initial weights.
+a file with the initial weights. With OUTSIDE in the environment, another process kills ranks, as tests/faults/chaos.py does.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from ddl_tf.tape import DistributedGradientTape
 
 keras = tf.keras
 WAY, ROLLBACK, FOLDER, KILLS = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+OUTSIDE = "OUTSIDE" in os.environ
 MOST = int(os.environ.get("ELASTIC_RANKS", "1"))  # ranks of the launch
-PER_EPOCH, EPOCHS, ROWS = 20, 4, 12  # batches an epoch, epochs, and rows of a global batch
+PER_EPOCH, EPOCHS, ROWS = (
+    20,
+    int(os.environ.get("EPOCHS", "4")),
+    12,
+)  # batches an epoch, epochs, and rows of a global batch
 STEPS = PER_EPOCH * EPOCHS
 POINTS = [STEPS * (number + 1) // (KILLS + 1) for number in range(KILLS)]  # the steps about which ranks are killed
 
@@ -58,7 +63,7 @@ def batches(state: Any) -> Iterator[tuple[Any, Any]]:
     while True:
         kill_at(step)
         # A rank that was killed must come back before the end, also on a slow machine: importing takes it seconds.
-        time.sleep(0.02 if ddl.size() == MOST else 2.0)
+        time.sleep(float(os.environ["PAUSE_S"]) if OUTSIDE else 0.02 if ddl.size() == MOST else 2.0)
         yield rows(step)
         step += 1
 
@@ -83,7 +88,7 @@ if WAY == "fit":
     model.compile(optimizer=optimizer, loss="mse")
 with np.load(sys.argv[5]) as start:
     model.set_weights([start[name] for name in start.files])
-state = ddl.elastic.KerasState(model, optimizer, rollback=ROLLBACK, batch=0, epoch=0)
+state = ddl.elastic.KerasState(model, optimizer, rollback=ROLLBACK, batch=0, epoch=0, log=[])
 state.register_reset_callbacks([lambda before, after: print(f"from {before} to {after} ranks", flush=True)])
 
 
@@ -98,17 +103,37 @@ def step(words: Any, targets: Any) -> None:
 graph = step if WAY == "eager" else tf.function(step, reduce_retracing=True)
 
 
+class LogSteps(keras.callbacks.Callback):  # type: ignore[misc, name-defined]  # Keras has no types
+    """Keeps in the state which steps it contains, and the log with it: each sample of a step is in one rank's part."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        state.log = [*state.log, int(optimizer.iterations) - 1]
+
+
+def wait_for_the_end() -> None:
+    """Wait before the last epoch until no more ranks are killed, and those that were are back."""
+    until_s = time.monotonic() + float(os.environ["PATIENCE_S"])
+    while time.monotonic() < until_s and not ((FOLDER / "enough").exists() and ddl.size() == MOST):
+        time.sleep(0.02)
+        state.check_host_updates()  # ranks are lost and join here, too
+
+
 @ddl.elastic.run
 def train(state: Any) -> None:
     print(f"rank {ddl.rank()} of {ddl.size()} begins at step {int(optimizer.iterations)}", flush=True)
     assert state.epoch * PER_EPOCH + state.batch == int(optimizer.iterations), (state.epoch, state.batch)
+    if OUTSIDE:
+        (FOLDER / str(os.getpid())).touch()  # this process has the state
     if WAY == "fit":
         callbacks = [
+            LogSteps(),
             ddl.elastic.CommitStateCallback(state),
             ddl.elastic.UpdateBatchStateCallback(state),
             ddl.elastic.UpdateEpochStateCallback(state),
         ]
         while state.epoch < EPOCHS:
+            if OUTSIDE and state.epoch == EPOCHS - 1:
+                wait_for_the_end()
             left = PER_EPOCH - state.batch
             source: Any = batches(state)
             if os.environ.get("TF_USE_LEGACY_KERAS"):  # it takes no shapes from a generator's first batch
@@ -126,4 +151,4 @@ def train(state: Any) -> None:
 
 train(state)
 values = [float(value) for weight in model.get_weights() for value in weight.ravel()]
-print("result", json.dumps({"rank": ddl.rank(), "size": ddl.size(), "values": values}), flush=True)
+print("result", json.dumps({"rank": ddl.rank(), "size": ddl.size(), "values": values, "log": state.log}), flush=True)

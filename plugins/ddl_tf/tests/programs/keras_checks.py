@@ -489,7 +489,8 @@ def metrics_are_averaged() -> None:
 
 def rates_of(optimizer: Any, callbacks: list[Any], epochs: int = 1) -> After:
     model, after = network(), After()
-    model.compile(optimizer=DistributedOptimizer(optimizer), loss="mse")
+    # Eagerly: the rates are the same, and a graph for each of these many short runs would take most of the time.
+    model.compile(optimizer=DistributedOptimizer(optimizer), loss="mse", run_eagerly=True)
     model.fit(own(X), own(Y), batch_size=16, epochs=epochs, verbose=0, shuffle=False, callbacks=[*callbacks, after])
     return after
 

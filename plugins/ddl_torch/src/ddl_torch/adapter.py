@@ -120,7 +120,10 @@ class _OnDevice:
 
 
 def _objection(tensor: torch.Tensor, place: Device | None) -> str:
-    """Return the message that says why no transport can send this tensor, and what to do about it."""
+    """Return why no transport can send this tensor, and what to do about it, as a message for the user.
+
+    ``place`` is the tensor's device, or None if ddl does not know the device.
+    """
     what = f"a tensor of shape {tuple(tensor.shape)}"
     if tensor.layout is not torch.strided:
         return f"{what} is sparse ({tensor.layout}); use sparse_allreduce_async, or pass tensor.to_dense()"

@@ -63,9 +63,12 @@ def watch_wrapping(reducer: Reducer) -> None:
 
 
 def _wrapping(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) -> None:
-    """Check a model that is being wrapped. torch calls this whenever a module becomes a submodule of another.
+    """Check the model ``inner``, which becomes a submodule of ``outer`` under ``name``.
 
-    The constructor of DistributedDataParallel sets its attribute ``module``, before it sends anything.
+    torch calls this for every submodule.
+
+    Only a DistributedDataParallel as ``outer`` matters: its constructor sets its attribute ``module`` before it sends
+    anything.
     """
     if name != "module" or inner is None or not isinstance(outer, DistributedDataParallel):
         return
@@ -79,7 +82,10 @@ def _wrapping(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) 
 def _shared(
     outer: DistributedDataParallel, inner: torch.nn.Module
 ) -> list[tuple[Reducer, list[tuple[str, torch.Tensor]]]]:
-    """Return the reducers that work in a job now and reduce parameters of ``inner``, each with these parameters."""
+    """Return the reducers that work in a job now and reduce parameters of ``inner``, each with these parameters.
+
+    ``outer`` is the DistributedDataParallel that wraps ``inner``.
+    """
     wrapped = set(_reduced_by(outer, inner))
     found = []
     for reducer in [one for one in _reducers if not one.job.closed]:

@@ -230,9 +230,11 @@ def _bare(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Reduce the gradients before ``step``; if ``step`` gets a closure, wrap the closure instead, so that it does so.
+    """Reduce the gradients before ``step``.
 
-    torch calls it with the arguments of ``step``. Returns the arguments with the wrapped closure, or None without a
+    If ``step`` gets a closure, wrap it, so that each call of it reduces its gradients.
+
+    torch calls this with the arguments of ``step``. Returns the arguments with the wrapped closure, or None without a
     closure.
     """
     reducer: Reducer = optimizer._ddl
@@ -334,8 +336,8 @@ def _stage_on_host(argument: str, device: str) -> bool:
 def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Tensor]] | None) -> Named:
     """Return all parameters of the optimizer with their names, in the optimizer's order.
 
-    ``given``: the user's (name, parameter) pairs; None: ``_names_in_group`` names them. Raises ValueError if ``given``
-    has duplicate names, lacks a parameter, or is no sequence of pairs.
+    ``given`` are the user's (name, parameter) pairs; if they are None, ``_names_in_group`` names the parameters. Raises
+    ValueError if ``given`` has duplicate names, lacks a parameter, or is no sequence of pairs.
     """
     params = [(i, j, p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
     if given is None:

@@ -396,7 +396,7 @@ class Reducer:
         self.round.of_step = self.round.turn = 0
 
     def _forget(self) -> None:
-        """Drop the open round: its job has ended, so its gradients will not be reduced."""
+        """Drop the open round, because its job has ended, so that its gradients will not be reduced."""
         self.round.forget(self.groups)
         self.passes.forget()
 

@@ -105,7 +105,7 @@ def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
 def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
     """Put all results into ``.grad``, and into the memory of the gradient if other code uses it.
 
-    An interrupt may come at any call, so each part may safely run twice. ``repeatable``: see ``Binding``.
+    An interrupt may come at any call, so each part may safely run twice. ``repeatable`` is described in ``Binding``.
     """
     results, placed = round.results, round.placed
     if not repeatable:

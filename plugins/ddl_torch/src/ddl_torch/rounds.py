@@ -50,7 +50,10 @@ class Attempt:
 
 
 class Round:
-    """The state of one optimizer's round: of the open round, or of the last one if none is open."""
+    """What one optimizer knows about its current round, or about the last one if no round is open.
+
+    A round lasts from the first gradient of a step until all gradients of the step are reduced and in their places.
+    """
 
     def __init__(self) -> None:
         self.number = 0  # counts the rounds of this optimizer

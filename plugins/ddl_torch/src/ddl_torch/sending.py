@@ -54,10 +54,11 @@ class Sender:
         self.round.begin(self.slots)
 
     def way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
-        """Return the function that sends the gradient of ``slot`` while backward runs; None: it is sent at the end.
+        """Return the function that sends the gradient of ``slot`` while backward runs.
 
-        ``tensor`` is the parameter or its gradient; whether it is in host memory or on a device decides. Sets ``eager``
-        if gradients are sent while backward runs.
+        Returns None if the gradient is sent at the end of the backward pass. ``tensor`` is the parameter or its
+        gradient; whether it is in host memory or on a device decides. Sets ``eager`` if gradients are sent while
+        backward runs.
         """
         on_device = ADAPTER.streams.place(tensor) is not CPU
         overlaps = self.binding.job.overlaps
@@ -216,7 +217,7 @@ class Sender:
                 self._try_to_send(slot, grad)
 
     def _send_as_usual(self, arrived: Sequence[Slot]) -> bool:
-        """Send the gradients by last round's persistent requests if those still fit; return whether they were sent.
+        """Send the gradients by the persistent requests of the last round, if those still fit. Return whether they did.
 
         They fit if the same slots have gradients of the same types and sizes again. Reads each property of all
         gradients in one pass in C: a loop in Python takes twice as long (0.5 ms for 402 gradients).

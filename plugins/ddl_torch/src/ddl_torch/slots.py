@@ -40,7 +40,7 @@ class Passes(Protocol):
     sends: bool  # whether gradients of the pass may be sent as they arrive
 
     def begin(self, param: torch.Tensor) -> None:
-        """Record that the first gradient of a backward pass is complete."""
+        """Take note that the gradient of ``param`` is complete, the first one of a backward pass."""
 
 
 class Slot:
@@ -209,8 +209,8 @@ class Group:
 def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
     """Return whether ``grad``, in host memory, has the type and layout of the slot's last gradient.
 
-    Only its values and its address may differ. This runs for every gradient, so it compares as little as possible:
-    for a row-major gradient an equal number of elements is enough, its shape does not matter.
+    Only its values and its address may differ. This runs for every gradient, so it compares as little as possible. For
+    a row-major gradient it compares the number of elements and not the shape, because the shape does not matter then.
     """
     return (
         grad.dtype is slot.dtype

@@ -62,9 +62,10 @@ class SparseHandle:
 
 
 def _mean_of_integers(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int) -> torch.Tensor:
-    """Return the exact mean, truncated toward zero and coalesced: entries of one index are summed before the division.
+    """Return the exact mean of sparse integers, truncated toward zero and coalesced.
 
-    Each value is split into two halves of 32 bits, whose sums cannot overflow; the halves are divided by long division.
+    Entries of one index are added before their sum is divided by ``divisor``. Each value is split into two halves of 32
+    bits, whose sums cannot overflow; the halves are divided by long division.
     """
     wide = values.to(torch.int64)
     halves = [

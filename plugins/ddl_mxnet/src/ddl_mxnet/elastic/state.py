@@ -1,4 +1,4 @@
-"""The elastic state of a Gluon training: parameters, a trainer, whatever has a state of its own, and plain values."""
+"""The elastic state of a Gluon training: parameters, a trainer, other objects with a state, and plain values."""
 
 from __future__ import annotations
 
@@ -134,7 +134,10 @@ class MXNetState(ObjectState):
     # --- all of the state
 
     def _whole(self) -> tuple[list[Any], bytes | None, dict[str, Any]]:
-        """Return copies of the parameters' values (None: no values yet), the trainer's state, and the other states."""
+        """Return copies of the parameters' values, the trainer's state, and the other states.
+
+        The first is None as long as the parameters have no values.
+        """
         values = [None if param._data is None else param.list_data()[0].asnumpy() for param in self._params]
         return values, self._trainer_state(), {name: value.state_dict() for name, value in self._handled.items()}
 

@@ -162,7 +162,7 @@ class Driver:
             self._ask("cuEventDestroy", "letting go of an event", event)
 
     def record(self, event: int, stream: int) -> None:
-        """Record the event on the stream: it is done when everything queued there so far has run."""
+        """Record the event on the stream. The event is done when everything that was queued there before has run."""
         with self.current():
             self._ask("cuEventRecord", "recording an event", event, stream)
 

@@ -1,4 +1,7 @@
-"""Elastic training for TensorFlow: what ``horovod.tensorflow.elastic`` has, and steps that no failure repeats."""
+"""Elastic training for TensorFlow, with what ``horovod.tensorflow.elastic`` has.
+
+Unlike there, a failure makes no rank repeat applied steps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The elastic state of a training whose variables are known, but not its optimizer: it goes back to the last commit."""
+"""The elastic state of a training whose optimizer is not known, only its variables.
+
+After a failure it goes back to the last commit.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ class TensorFlowState(ObjectState):
     copy; ``steps`` counts commits. List the optimizer's variables, too. ``TensorFlowKerasState`` knows the optimizer's
     steps and copies nothing at a commit.
 
-    ``session``: the session of TensorFlow 1 in which the variables are; then ``variables`` defaults to the global
-    variables of its graph, which must be initialized. Raises ValueError if there are no variables, and for a keyword
-    that is a name of the state itself.
+    ``session`` is the session of TensorFlow 1 in which the variables are. With a session, ``variables`` defaults to the
+    global variables of its graph, which must be initialized. Raises ValueError if there are no variables, and for a
+    keyword that is a name of the state itself.
     """
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:

@@ -266,7 +266,10 @@ def _accumulating(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Add up the gradients of several passes, and call tf_keras' ``apply_gradients``, ``bare``, in the last pass."""
+    """Add up the gradients of several passes, and apply the sums in the last pass.
+
+    ``bare`` is tf_keras' own ``apply_gradients``, which applies them.
+    """
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]
     build = getattr(optimizer, "build", None)  # older optimizers create their variables outside of conditions

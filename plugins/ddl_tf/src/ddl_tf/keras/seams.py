@@ -1,6 +1,6 @@
-"""Wraps two methods of Keras 3 where wrapping the optimizer's own methods would be too late.
+"""Wraps two methods of Keras 3, because some work of ddl must be done before the optimizer's own methods run.
 
-They are ``compile`` of a model, and ``apply`` of a loss scaler. Each is wrapped once per process, when the first
+The two are ``compile`` of a model, and ``apply`` of a loss scaler. Each is wrapped once per process, when the first
 optimizer is made distributed. For models and optimizers that do not use ddl, both methods work as before.
 """
 

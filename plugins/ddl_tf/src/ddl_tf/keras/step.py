@@ -108,7 +108,7 @@ class Step:
         tf.cond(count >= self.passes, last, lambda: None)
 
     def forget_passes(self) -> None:
-        """Begin the present step again: set the sums over its passes to zero."""
+        """Begin the present step again, by setting the sums over its passes to zero."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         if self._count is not None:

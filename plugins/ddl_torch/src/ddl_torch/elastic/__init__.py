@@ -1,4 +1,4 @@
-"""Elastic training for PyTorch: what ``horovod.torch.elastic`` has, and steps that no failure repeats."""
+"""Elastic training for PyTorch: what ``horovod.torch.elastic`` has, but no failure makes a rank repeat applied steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The elastic state of a PyTorch training: modules, optimizers, whatever has a state of its own, and plain values."""
+"""The elastic state of a PyTorch training: modules, optimizers, other objects with a state, and plain values."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ class TorchState(ObjectState):
     # --- steps
 
     def _stepped(self, _optimizer: object, _args: object, _kwargs: object) -> None:
-        """Count a step in the call that applies it, and keep what the next, void step could change on this rank."""
+        """Count a step in the call that applies it, and keep a copy of what the next step could change if it fails.
+
+        torch calls it after ``step()`` of an optimizer, with the optimizer and the arguments of ``step()``.
+        """
         if self._by_step:
             self.steps += 1
             self._keep_local()
@@ -114,6 +117,9 @@ class TorchState(ObjectState):
                 self._handled[name].load_state_dict(copy.deepcopy(state))
         for optimizer in self._optimizers():
             optimizer.zero_grad()  # gradients of the void step, of which some may be reduced
+        for value in self._handled.values():
+            if isinstance(value, torch.amp.GradScaler):
+                _forget_step(value)
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._buffer_values)
         torch.set_rng_state(self._generator)
@@ -140,6 +146,16 @@ class TorchState(ObjectState):
         ObjectState.restore(self)
         self.steps = steps
         self._keep_all()
+
+
+def _forget_step(scaler: torch.amp.GradScaler) -> None:
+    """Let ``scaler`` unscale the gradients of the next step, although it has unscaled those of the void step.
+
+    It remembers until ``update()`` which optimizers it has done. A new scale, here the present one, makes it forget this
+    and leaves its count of good steps; a scaler that has scaled nothing yet has none, and nothing to forget.
+    """
+    if scaler.is_enabled() and scaler._scale is not None:
+        scaler.update(scaler.get_scale())
 
 
 def _has_state(value: object) -> bool:
