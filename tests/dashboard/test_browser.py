@@ -247,8 +247,9 @@ def test_on_a_phone(hosts: tuple[str, ...], told: Callable[..., Told], opened: C
     tab.wait_for_selector("#events pre.table")
     assert tab.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert tab.evaluate(BEYOND) == []
-    assert tab.locator("#ranks tr[data-rank='0'] td.state").is_visible()
-    assert tab.locator("#ranks tr[data-rank='0'] .bar").bounding_box()["width"] > 200
+    # Each is asked in one call: the page replaces its rows at every message.
+    until(tab, "document.querySelector(\"#ranks tr[data-rank='0'] td.state\")?.checkVisibility()")
+    until(tab, "document.querySelector(\"#ranks tr[data-rank='0'] .bar\")?.getBoundingClientRect().width > 200")
 
 
 CONTRAST = """

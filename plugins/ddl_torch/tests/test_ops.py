@@ -82,16 +82,15 @@ def test_handles_are_asynchronous() -> None:
     """A rank goes on while another has not called yet; ``poll`` is False until that rank calls."""
     import threading
 
-    late = threading.Event()
+    looked = threading.Barrier(SIZE)  # both others have asked before the last rank calls
 
     def play(rank: int) -> float:
         if rank == 2:
-            assert late.wait(40)
+            looked.wait(40)
             return float(ddl.allreduce(own(rank), name="x")[0])
         handle = ddl.allreduce_async(own(rank), name="x")
         assert not ddl.poll(handle)
-        if rank == 0:
-            late.set()
+        looked.wait(40)
         result = float(ddl.synchronize(handle)[0])
         assert ddl.poll(handle)
         return result
