@@ -19,9 +19,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 __all__: list[str] = []
 
@@ -35,7 +36,11 @@ _SERVANTS = (
     "torch_shm_manager",
 )  # live as long as we
 _SLOW_ROOMS = ("tests/commands/", "tests/launch/", "tests/faults/", "tests/training/", "plugins/")
-settings.register_profile("long")  # for --hypothesis-profile=long; see tests/runtime/effort.py
+# An example may take any time: a busy machine is no defect of what is tested.
+_AT_LEISURE: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("usual", **_AT_LEISURE)
+settings.register_profile("long", **_AT_LEISURE)  # for --hypothesis-profile=long; see tests/runtime/effort.py
+settings.load_profile("usual")
 _KTHREADD = 2  # the parent of the kernel's threads, which have no environment
 _HAS_PROC = Path("/proc/self/environ").exists()
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ  # of a session whose tests are shared out

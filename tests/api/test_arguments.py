@@ -179,6 +179,8 @@ BAD: list[tuple[str, Callable[[Any], Any]]] = [
 def test_a_bad_argument_is_a_value_and_a_runtime_error(call: Callable[[Any], Any]) -> None:
     """On the rank that made the call, and it alone: what all call next has its result."""
 
+    refused = threading.Event()
+
     def program(rank: int, job: Job) -> None:
         x = np.ones(4, np.float32)
         if rank == 0:
@@ -186,6 +188,8 @@ def test_a_bad_argument_is_a_value_and_a_runtime_error(call: Callable[[Any], Any
                 call(x)
             assert isinstance(told.value, ValueError) and isinstance(told.value, RuntimeError)
             assert DdlInternalError not in type(told.value).__mro__
+            refused.set()
+        assert refused.wait(40)  # before that, the other rank's call would end the one that is in flight
         if any(one is call for name, one in BAD if name == "in flight"):
             assert rank == 0 or (ddl.allreduce(x, name="f") == 1).all()
         assert (ddl.allreduce(x, name="after", op=ddl.Sum) == 2).all()

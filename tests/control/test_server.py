@@ -227,7 +227,7 @@ def test_close_ends_the_waits_of_ranks(served: Net) -> None:
     served.server.close()
     with pytest.raises(DdlInternalError, match="the launcher is gone"):
         channel.receive(PATIENCE_S)
-    thread.join(2.0)
+    thread.join(PATIENCE_S)
     assert "the launcher is gone" in str(errors[0])
 
 

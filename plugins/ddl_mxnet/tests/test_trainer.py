@@ -18,7 +18,7 @@ from plugins.ddl_mxnet.tests.training import STEPS, Network, Part, agree, values
 
 pytestmark = pytest.mark.timeout(240)
 
-STEP_S = 10.0  # much longer than any step here takes
+STEP_S = 30.0  # much longer than any step here takes
 
 
 class Halves:
@@ -387,7 +387,7 @@ def test_the_first_allreduce_starts_before_the_last_gradient_is_computed() -> No
         for _ in range(12):
             gate = Gate()
             gate.opened = threading.Event()
-            watcher = threading.Thread(target=_open_after_a_batch, args=(job, gate.opened))
+            watcher = threading.Thread(target=_open_after_a_batch, args=(job, gate.opened, _batches(job)))
             watcher.start()
             with autograd.record():
                 loss = last(gate(first(mx.nd.ones((2, 600))))).sum()
@@ -404,17 +404,17 @@ def test_the_first_allreduce_starts_before_the_last_gradient_is_computed() -> No
         assert replayed > 0
 
 
-def _open_after_a_batch(job: Any, opened: threading.Event) -> None:
-    """Set ``opened`` when one more bucket than now has ended."""
+def _batches(job: Any) -> int:
+    counted = job.stats()
+    return int(counted["buckets_replayed"] + counted["buckets_negotiated"])
 
-    def batches() -> int:
-        counted = job.stats()
-        return int(counted["buckets_replayed"] + counted["buckets_negotiated"])
 
-    before, until_s = batches(), time.monotonic() + STEP_S
-    while batches() == before and time.monotonic() < until_s:
+def _open_after_a_batch(job: Any, opened: threading.Event, before: int) -> None:
+    """Set ``opened`` when more than ``before`` buckets have ended."""
+    until_s = time.monotonic() + STEP_S
+    while _batches(job) == before and time.monotonic() < until_s:
         opened.wait(0.001)
-    if batches() > before:
+    if _batches(job) > before:
         opened.set()
 
 
