@@ -46,6 +46,7 @@ from ddlcore.messages import (
     Pulse,
     Sample,
     Settle,
+    WorldReport,
 )
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
@@ -60,7 +61,7 @@ from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
 from ddlcore.runtime.executor import HostExecutor
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
-from ddlcore.runtime.meter import Meter, Stats
+from ddlcore.runtime.meter import Meter, Stats, added, world_stats
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import Ranges, in_use, ranges_of
@@ -134,6 +135,7 @@ class Job:
         }
         self.stop_calls, self.commit_calls = self._counted[STOP], self._counted[COMMIT]
         self._meter = Meter()
+        self._before: Stats | None = None  # what this process has counted in its earlier worlds
         self._lock = Lock()
         self._ordinals: Counter[str] = Counter()
         self._started = False
@@ -453,12 +455,27 @@ class Job:
         self._refuse_inside("stop_timeline()")
         self._timeline.end(patience_s)
 
+    def go_on_from(self, before: Job) -> None:
+        """Let the counts of ``stats`` go on from those of ``before``, this process's job in its last world."""
+        self._before = before.stats() if before._started else before._before
+
     def stats(self) -> Stats:
-        """Return what this rank has counted since init; see ``Stats`` for the keys.
+        """Return what this process has counted since init; see ``Stats`` for the keys.
 
         Any thread may call this at any moment. It takes no lock.
         """
-        return self._meter.stats(self.waiter.waited_s, self.sets.routes(), self.tensor_queue.steps())
+        own = self.stats_of_world()
+        return own if self._before is None else added(self._before, own)
+
+    def stats_of_world(self) -> Stats:
+        """Return what ``stats`` does, but only what was counted in this world. The same threads may call it."""
+        world = world_stats(self.size, self.report)
+        return self._meter.stats(self.waiter.waited_s, self.sets.routes(), self.tensor_queue.steps(), world)
+
+    @property
+    def report(self) -> WorldReport | None:
+        """What was known of this world when it began; None before that, or if the job is not elastic."""
+        return self._control_thread.report
 
     @property
     def is_over(self) -> bool:

@@ -50,6 +50,7 @@ from ddlcore.messages import (
     StopRequest,
     ToCoordinator,
     Welcome,
+    WorldReport,
 )
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.patience import Patience
@@ -277,8 +278,8 @@ class Sessions:
         changes = [f"{on_ranks(ranks)} can {what}" for ranks, what in ((joiners, "join"), (leavers, "leave")) if ranks]
         if not changes:
             return []
-        for key, world in {world.key: world for world in self._worlds.values()}.items():
-            if key[1] == self._membership.generation:
+        for world in self._worlds.values():
+            if world.key[1] == self._membership.generation:
                 return world.asked(COMMIT, ", ".join(changes))
         return []
 
@@ -452,9 +453,11 @@ class Sessions:
             self._searched = world
         for rank in key[0]:
             self._worlds[rank] = world
-        welcome: Outgoing = [(rank, Welcome(f"world{self._made}")) for rank in key[0]]
+        report = None if self._membership is None else WorldReport(key[1], len(key[0]))
+        welcome = Welcome(f"world{self._made}", report)  # one object, so that it is encoded once
+        told: Outgoing = [(rank, welcome) for rank in key[0]]
         again = world.asked(STOP, self._stop_reason) if self._membership is not None and self._stop_reason else []
-        return welcome + again + self._let_in()
+        return told + again + self._let_in()
 
 
 def _other_version(rank: int, version: str, protocol: int) -> str:

@@ -59,6 +59,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Log nothing: the client has disconnected, or was disconnected."""
 
 
+def stop_listening(server: WSGIServer) -> None:
+    """Free the port of ``server``, also if a process that was forked from this one still has the socket."""
+    with contextlib.suppress(OSError):
+        server.socket.shutdown(socket.SHUT_RDWR)
+    server.server_close()
+
+
 def bounded_server(address: str, port: int, app: Callable[..., Iterable[bytes]]) -> WSGIServer:
     """Return a server that listens at ``address`` and ``port``.
 

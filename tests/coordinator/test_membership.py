@@ -23,6 +23,7 @@ from ddlcore.messages import (
     Register,
     Welcome,
     World,
+    WorldReport,
 )
 
 Outgoing = list[tuple[int, FromCoordinator]]
@@ -259,7 +260,9 @@ class TestSessions:
         told: Outgoing = []
         for rank in ranks:
             told = one.handle(rank, Hello(rank, ranks, generation, PROTOCOL, "0.1.0", 1 << 20))
-        assert [message for _, message in told[: len(ranks)]] == [Welcome(f"world{generation}")] * len(ranks)
+        assert [message for _, message in told[: len(ranks)]] == [
+            Welcome(f"world{generation}", WorldReport(generation, len(ranks)))
+        ] * len(ranks)
         return told[len(ranks) :]
 
     def test_a_registration_tells_the_others_that_the_world_has_ended(self) -> None:
