@@ -448,7 +448,7 @@ class Job:
         """Start to record a timeline; see ``TimelineSwitch.begin``."""
         self._refuse_inside("start_timeline()")
         place = Path(directory) if directory else None
-        self._timeline.begin(Path(file), mark_cycles, place, self._control_thread.session)
+        self._timeline.begin(Path(file), mark_cycles, place, self._control_thread.session, self.report)
 
     def stop_timeline(self, patience_s: float = 10.0) -> None:
         """Stop the recording of a timeline, if there is one; see ``TimelineSwitch.end``."""

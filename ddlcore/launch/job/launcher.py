@@ -255,7 +255,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             remote.agents.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
-            gathering.finish(lambda text: _show(screens[1], text), launch.places)
+            gathering.finish(lambda text: _show(screens[1], text), launch.size)
     host_of = growth.host_name if growth is not None else launch.placed.host_names().__getitem__
     _conclude(launch, host_of, ends, failure_log, output, screens[1], supervisor, begun_s)
     stopped = bool(failure_log.stopped) and not failure_log.differ
