@@ -96,6 +96,7 @@ class Job:
         address: str = "",
         launched_by: str = "",
         timeline_dir: str = "",
+        elastic: bool = False,
     ) -> None:
         """Create the job; ``start`` connects it.
 
@@ -103,7 +104,8 @@ class Job:
         ``ordinal``: how many times this rank has asked for a world of these ranks, with this time. ``network`` connects
         to the coordinator and the store. ``address``: this host's own address, see Context.address. ``launched_by``:
         the launcher's name; some transports work only with one launcher. ``timeline_dir``: the directory in which the
-        launcher expects this rank's part of a timeline.
+        launcher expects this rank's part of a timeline. ``elastic``: the world is one of an elastic job, and ``ordinal`` is
+        its generation.
         """
         self.placement = launched.among(ranks)
         self.rank = self.placement.rank
@@ -117,6 +119,7 @@ class Job:
         self._timeline_dir = timeline_dir
         self._ranks = ranks
         self._ordinal = ordinal
+        self._elastic = elastic
         self._network = network
         self.address = address
         self._kernels = CpuKernels(settings.text("cache_dir"), late=True)
@@ -374,7 +377,7 @@ class Job:
 
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_bucket_bytes")
-        place = (self.launched.rank, self._ranks, self._ordinal)
+        place = (self.launched.rank, () if self._elastic else self._ranks, self._ordinal)
         hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
         self._outbox.say(hello)
         timeout_s = self.settings.number("start_timeout_s")

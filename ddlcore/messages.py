@@ -82,7 +82,9 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """The message of a rank that enters ``init``.
 
-    ``ranks`` is the world that it asks for. ``ordinal`` counts how many times this rank has asked for that world.
+    ``ranks`` is the world that it asks for. ``ordinal`` counts how many times this rank has asked for that world. In an
+    elastic job, ``ranks`` is empty: it stands for the members of the world whose generation is ``ordinal``. There may be
+    thousands of them, and as many ranks that would name them all.
     """
 
     rank: int  # world rank in the launch

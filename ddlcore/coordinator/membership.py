@@ -172,6 +172,10 @@ class Membership:
         """The places of the last world that opened; () if none has."""
         return () if self._world is None else self._world.members
 
+    def has(self, place: int) -> bool:
+        """Return whether the process at ``place`` is a member of the last world that opened."""
+        return place in self._members
+
     def broken(self, generation: int) -> tuple[int, str] | None:
         """Return which member cannot come to world ``generation`` any more, and why; None if all can."""
         if self._world is None or generation != self._world.generation:
@@ -214,6 +218,8 @@ class Membership:
 
     def _is_missing_some(self) -> bool:
         """Return whether ``_missing`` is not empty. It is asked at each registration, of which there are thousands."""
+        if self._world is None and len(self._alive) > len(self._waiting) + len(self._without):
+            return True
         if self._world is None:
             return any(one not in self._waiting and one not in self._without for one in self._alive)
         return len(self._gone) < len(self._members)

@@ -346,21 +346,31 @@ class Sessions:
         return due
 
     def _hello(self, rank: int, hello: Hello) -> Outgoing:
+        if self._membership is not None:
+            return self._hello_of_member(rank, hello, self._membership)
         text = self._objection(rank, hello)
         if text:
             return [(rank, Refused(text))]
         key = (hello.ranks, hello.ordinal)
-        if self._membership is not None:
-            broken = self._membership.broken(hello.ordinal)
-            if broken is not None:
-                place, reason = broken
-                return [(rank, Lost((hello.ranks.index(place) if place in hello.ranks else 0,), reason))]
-            self._gathering.setdefault(key, {})[rank] = hello
-            return self._begin_or_refuse(key)
         gone = [ended for ended in self._ended if ended in hello.ranks]  # the rank that ended first is the cause
         if gone:
             self._lost.setdefault(gone[0], self._ended[gone[0]])
             return [(rank, Lost((hello.ranks.index(gone[0]),), f"{self._ended[gone[0]]}, before init was complete"))]
+        self._gathering.setdefault(key, {})[rank] = hello
+        return self._begin_or_refuse(key)
+
+    def _hello_of_member(self, rank: int, hello: Hello, membership: Membership) -> Outgoing:
+        """Take the Hello of a member of a world of an elastic job, and return the messages to send."""
+        if hello.protocol != PROTOCOL:
+            return [(rank, Refused(_other_version(rank, hello.version, hello.protocol)))]
+        members = membership.members
+        broken = membership.broken(hello.ordinal)
+        if broken is not None:
+            place, reason = broken
+            return [(rank, Lost((members.index(place) if hello.ordinal == membership.generation else 0,), reason))]
+        if hello.ranks or not membership.has(rank) or rank in self._worlds:
+            return [(rank, Refused(f"rank {rank} cannot enter world {hello.ordinal} of this elastic job"))]
+        key = (members, hello.ordinal)
         self._gathering.setdefault(key, {})[rank] = hello
         return self._begin_or_refuse(key)
 

@@ -158,7 +158,7 @@ def _register(generation: int, steps: int, reason: str = "") -> Register:
 
 def _hellos(members: Members) -> dict[int, ToCoordinator]:
     return {
-        place: Hello(place, world.members, world.generation, PROTOCOL, VERSION, FUSION_BYTES)
+        place: Hello(place, (), world.generation, PROTOCOL, VERSION, FUSION_BYTES)
         for place, world in members.worlds.items()
     }
 

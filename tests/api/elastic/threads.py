@@ -92,7 +92,8 @@ class ElasticThreads:
 
         def in_world(world: World) -> Job:
             here = Placement(place, world.hosts)
-            return Job(here, world.members, world.generation, network, self._registry, self.settings)
+            given = network, self._registry, self.settings
+            return Job(here, world.members, world.generation, *given, elastic=True)
 
         everyone = tuple(range(len(self.hosts)))
         before = JobBeforeWorld(Placement(place, self.hosts), everyone, 0, network, self._registry, self.settings)
