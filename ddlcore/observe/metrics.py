@@ -151,10 +151,9 @@ class Exporter:
         """Stop serving, after answering the requests in progress; the port is then free. Further calls do nothing."""
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
-            from ddlcore.observe.http import stop_listening
+            from ddlcore.observe.http import end_server
 
-            server.shutdown()
-            stop_listening(server)
+            end_server(server)
             self._thread.join(2.0)
 
     def collect(self) -> Iterable[Any]:

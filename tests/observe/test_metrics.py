@@ -22,7 +22,7 @@ from ddlcore.api.elastic import ObjectState, run
 from ddlcore.commands.cli import main
 from ddlcore.control.ports import free_ports
 from ddlcore.job import Job
-from ddlcore.observe.http import MOST_AT_ONCE
+from ddlcore.observe.http import MOST_AT_ONCE, bounded_server, end_server
 from ddlcore.observe.metrics import Exporter, Family, PatientExporter
 from ddlcore.observe.pulse import Pace
 from ddlcore.testing.world import World
@@ -198,6 +198,16 @@ def test_the_port_is_free_although_a_forked_process_still_has_the_socket() -> No
         second.close()
         for fd in (ready, begun):
             os.close(fd)
+
+
+def test_a_server_ends_at_once() -> None:
+    """Ranks of an elastic job wait for it before they form another world. This one would look after ten minutes only."""
+    server = bounded_server("127.0.0.1", 0, lambda environ, start: [])
+    serving = threading.Thread(target=server.serve_forever, args=(600.0,), daemon=True)
+    serving.start()
+    end_server(server)
+    serving.join(20)
+    assert not serving.is_alive()
 
 
 @pytest.fixture
