@@ -27,26 +27,28 @@ class ElasticMember:
         self._place = place
         self._network = network
         self._job_of = job_of
+        self._last: Job | None = None  # the job of this process in its newest world
         self.dismissed = ""  # why this process is to leave the training; "": it is not
         self.world: World | None = None  # the newest world of which this process was a member
 
-    def next_job(self, steps: int, reason: str) -> Job | None:
+    def next_job(self, steps: int, reason: str, again: int = 0) -> Job | None:
         """Wait until this process is a member of the next world, and return its job there, which is not started yet.
 
         ``steps`` is the number of optimizer steps that the state of this process contains; -1 means that it has no
         state yet. ``reason`` says why the process has left the last world, in words for the user; it is empty if all
-        ranks left that world together at the same call of ``commit()``, so that nothing has failed. Returns None if the
+        ranks left that world together at the same call of ``commit()``, so that nothing has failed. ``again`` is the number
+        of steps after ``steps`` that this process has computed, wholly or in part, and has given up. Returns None if the
         training has ended. Raises DdlInternalError if the job cannot go on.
         """
         generation = 0 if self.world is None else self.world.generation
         channel, store = self._network()
         try:
-            channel.send(Register(PROTOCOL, VERSION, generation, steps, reason))
+            channel.send(Register(PROTOCOL, VERSION, generation, steps, reason, again))
             while True:
                 for message in channel.receive(_SLICE_S):
                     if isinstance(message, World):
                         self.world = message
-                        return self._job_of(message)
+                        return self._job_in(message)
                     if isinstance(message, Complete):
                         return None
                     if isinstance(message, Dismissed):
@@ -57,6 +59,13 @@ class ElasticMember:
         finally:
             channel.close()
             store.close()
+
+    def _job_in(self, world: World) -> Job:
+        job = self._job_of(world)
+        if self._last is not None:
+            job.go_on_from(self._last)
+        self._last = job
+        return job
 
     def finished(self, job: Job) -> None:
         """Tell the coordinator that all members have reached the end of the training."""

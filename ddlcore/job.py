@@ -46,6 +46,7 @@ from ddlcore.messages import (
     Pulse,
     Sample,
     Settle,
+    WorldReport,
 )
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
@@ -60,7 +61,7 @@ from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
 from ddlcore.runtime.executor import HostExecutor
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
-from ddlcore.runtime.meter import Meter, Stats
+from ddlcore.runtime.meter import Meter, Stats, added, world_stats
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import Ranges, in_use, ranges_of
@@ -95,6 +96,7 @@ class Job:
         address: str = "",
         launched_by: str = "",
         timeline_dir: str = "",
+        elastic: bool = False,
     ) -> None:
         """Create the job; ``start`` connects it.
 
@@ -102,7 +104,8 @@ class Job:
         ``ordinal``: how many times this rank has asked for a world of these ranks, with this time. ``network`` connects
         to the coordinator and the store. ``address``: this host's own address, see Context.address. ``launched_by``:
         the launcher's name; some transports work only with one launcher. ``timeline_dir``: the directory in which the
-        launcher expects this rank's part of a timeline.
+        launcher expects this rank's part of a timeline. ``elastic``: the world is one of an elastic job, and ``ordinal`` is
+        its generation.
         """
         self.placement = launched.among(ranks)
         self.rank = self.placement.rank
@@ -116,6 +119,7 @@ class Job:
         self._timeline_dir = timeline_dir
         self._ranks = ranks
         self._ordinal = ordinal
+        self._elastic = elastic
         self._network = network
         self.address = address
         self._kernels = CpuKernels(settings.text("cache_dir"), late=True)
@@ -134,6 +138,7 @@ class Job:
         }
         self.stop_calls, self.commit_calls = self._counted[STOP], self._counted[COMMIT]
         self._meter = Meter()
+        self._before: Stats | None = None  # what this process has counted in its earlier worlds
         self._lock = Lock()
         self._ordinals: Counter[str] = Counter()
         self._started = False
@@ -372,7 +377,7 @@ class Job:
 
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_bucket_bytes")
-        place = (self.launched.rank, self._ranks, self._ordinal)
+        place = (self.launched.rank, () if self._elastic else self._ranks, self._ordinal)
         hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
         self._outbox.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
@@ -446,19 +451,34 @@ class Job:
         """Start to record a timeline; see ``TimelineSwitch.begin``."""
         self._refuse_inside("start_timeline()")
         place = Path(directory) if directory else None
-        self._timeline.begin(Path(file), mark_cycles, place, self._control_thread.session)
+        self._timeline.begin(Path(file), mark_cycles, place, self._control_thread.session, self.report)
 
     def stop_timeline(self, patience_s: float = 10.0) -> None:
         """Stop the recording of a timeline, if there is one; see ``TimelineSwitch.end``."""
         self._refuse_inside("stop_timeline()")
         self._timeline.end(patience_s)
 
+    def go_on_from(self, before: Job) -> None:
+        """Let the counts of ``stats`` go on from those of ``before``, this process's job in its last world."""
+        self._before = before.stats() if before._started else before._before
+
     def stats(self) -> Stats:
-        """Return what this rank has counted since init; see ``Stats`` for the keys.
+        """Return what this process has counted since init; see ``Stats`` for the keys.
 
         Any thread may call this at any moment. It takes no lock.
         """
-        return self._meter.stats(self.waiter.waited_s, self.sets.routes(), self.tensor_queue.steps())
+        own = self.stats_of_world()
+        return own if self._before is None else added(self._before, own)
+
+    def stats_of_world(self) -> Stats:
+        """Return what ``stats`` does, but only what was counted in this world. The same threads may call it."""
+        world = world_stats(self.size, self.report)
+        return self._meter.stats(self.waiter.waited_s, self.sets.routes(), self.tensor_queue.steps(), world)
+
+    @property
+    def report(self) -> WorldReport | None:
+        """What was known of this world when it began; None before that, or if the job is not elastic."""
+        return self._control_thread.report
 
     @property
     def is_over(self) -> bool:

@@ -55,7 +55,7 @@ def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
     def in_world(world: World) -> Job:
         here = Placement(launched.rank, world.hosts)
         place = (environment.address, environment.launcher, environment.timeline_dir)
-        return Job(here, world.members, world.generation, network, registry, settings, *place)
+        return Job(here, world.members, world.generation, network, registry, settings, *place, elastic=True)
 
     everyone = tuple(range(launched.size))
     before = JobBeforeWorld(launched, everyone, 0, network, registry, settings)

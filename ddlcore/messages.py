@@ -12,7 +12,7 @@ import msgspec
 
 from ddlcore.types import CPU, DType, Kind, ReduceOp
 
-PROTOCOL = 6  # version of the protocol; ranks and coordinator must have the same
+PROTOCOL = 7  # version of the protocol; ranks and coordinator must have the same
 STOP, COMMIT = "stop", "commit"  # kinds of calls that all ranks make equally often, see CountCalls
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 
@@ -82,7 +82,9 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """The message of a rank that enters ``init``.
 
-    ``ranks`` is the world that it asks for. ``ordinal`` counts how many times this rank has asked for that world.
+    ``ranks`` is the world that it asks for. ``ordinal`` counts how many times this rank has asked for that world. In an
+    elastic job, ``ranks`` is empty: it stands for the members of the world whose generation is ``ordinal``. There may be
+    thousands of them, and as many ranks that would name them all.
     """
 
     rank: int  # world rank in the launch
@@ -350,6 +352,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     generation: int  # of the newest world of which this process was a member; 0: of none
     steps: int  # how many steps its state contains; -1: it has no state yet
     reason: str  # why it has left that world; "" at an agreed call
+    again: int = 0  # how many steps after ``steps`` it had computed, wholly or in part, and has given up
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
@@ -392,10 +395,33 @@ ToCoordinator = (
 # --- coordinator to rank
 
 
+class WorldReport(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a world of an elastic job when it begins. Ranks are those of the launch.
+
+    The fields after ``still_s`` are totals since the beginning of the job.
+    """
+
+    generation: int
+    size: int
+    lost: tuple[int, ...] = ()  # ranks that have failed since the world before
+    joined: tuple[int, ...] = ()  # ranks that were not in the world before, or whose processes are new
+    left: tuple[int, ...] = ()  # ranks of the world before that have left without a failure
+    recomputed: int = 0  # steps that are computed again
+    still_s: float = 0.0  # for how long the training has stood still before this world
+    ranks_lost: int = 0
+    ranks_joined: int = 0
+    seconds_lost: float = 0.0
+    text: str = ""  # what the user was told; "" for the first world
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The message to each rank that the world begins, because all of its ranks have arrived."""
+    """The message to each rank that the world begins, because all of its ranks have arrived.
+
+    ``report``: None if the job is not elastic.
+    """
 
     session: str
+    report: WorldReport | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from ddlcore.builtin.nvml import use_of
 from ddlcore.config import Settings
-from ddlcore.messages import Activity, Profile, Pulse
+from ddlcore.messages import Activity, Profile, Pulse, WorldReport
 from ddlcore.observe.activity import ActivityMeter
-from ddlcore.observe.metrics import Exporter, Family, families
+from ddlcore.observe.metrics import Exporter, Family, PatientExporter, families
 from ddlcore.observe.pulse import Pace, Ticker, make_pulse
 from ddlcore.observe.sampler import InputClock, Sampler
 from ddlcore.observe.traffic import TrafficMeter
@@ -47,7 +47,15 @@ class Subject(Protocol):
 
     def launched_members(self, set_id: int) -> tuple[int, ...]: ...
 
+    @property
+    def local_rank(self) -> int: ...
+
+    @property
+    def report(self) -> WorldReport | None: ...
+
     def stats(self) -> Stats: ...
+
+    def stats_of_world(self) -> Stats: ...
 
     def tell(self, message: Pulse | Profile) -> None: ...
 
@@ -69,8 +77,11 @@ def observers(job: Subject) -> list[Observer]:
 
 
 def _wanted(job: Subject) -> Iterator[Callable[[], Observer]]:
-    if job.settings.whole("metrics_port") and job.launched.local_rank == 0:
-        yield lambda: _exporter(job)
+    if job.settings.whole("metrics_port"):
+        if job.report is not None and job.local_rank == 0:  # the first rank of the host may be lost or not here yet
+            yield lambda: PatientExporter(_exporter(job, {"rank": str(job.launched.rank)}), *_place(job))
+        elif job.report is None and job.launched.local_rank == 0:
+            yield lambda: _opened(_exporter(job, {"rank": str(job.rank), "size": str(job.size)}), *_place(job))
     if job.settings.text("dashboard"):
         clock = InputClock(_main_thread(), _loaders(job))
         yield lambda: Ticker(_INPUT_S, clock.sample, f"ddl-input-{job.rank}", _INPUT_SPREAD)
@@ -81,16 +92,27 @@ def _wanted(job: Subject) -> Iterator[Callable[[], Observer]]:
         yield lambda: _sampler(job)
 
 
-def _exporter(job: Subject) -> Observer:
+def _exporter(job: Subject, labels: Mapping[str, str]) -> Exporter:
+    """Return what serves the metrics of ``job``, each with ``labels``; it is not open yet.
+
+    In an elastic job they must not tell the size or the number within the world: these change from world to world, and
+    a series of Prometheus whose labels change ends.
+    """
     pace, lock = Pace(), threading.Lock()
 
     def read() -> list[Family]:
         with lock:  # two clients may scrape at the same time
-            stats = job.stats()
-            return families(stats, pace.step_s(stats["steps"]))
+            return families(job.stats(), pace.step_s(job.stats_of_world()["steps"]))
 
-    exporter = Exporter(read, {"rank": str(job.rank), "size": str(job.size)})
-    exporter.open(job.settings.text("metrics_address"), job.settings.whole("metrics_port"))
+    return Exporter(read, labels)
+
+
+def _place(job: Subject) -> tuple[str, int]:
+    return job.settings.text("metrics_address"), job.settings.whole("metrics_port")
+
+
+def _opened(exporter: Exporter, address: str, port: int) -> Exporter:
+    exporter.open(address, port)
     return exporter
 
 
@@ -98,7 +120,7 @@ def _ticker(job: Subject, interval_s: float, activity: Callable[[Stats], Activit
     gpu = use_of(os.environ, job.launched.local_rank)
 
     def tick() -> None:
-        stats = job.stats()
+        stats = job.stats_of_world()
         job.tell(make_pulse(stats["steps"], stats["seconds"]["user"], gpu(), activity(stats)))
 
     return Ticker(interval_s, tick, f"ddl-pulse-{job.rank}")

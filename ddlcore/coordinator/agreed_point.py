@@ -43,7 +43,8 @@ class AgreedPoint:
         if self._reason:
             return []
         self._reason = reason
-        return [(rank, CountCalls(self.kind)) for rank in self._present]
+        count = CountCalls(self.kind)  # one object, so that it is encoded once
+        return [(rank, count) for rank in self._present]
 
     def counted(self, rank: int, count: CallCount, joined: Collection[int]) -> Outgoing:
         """Take the answer of ``rank``: ``count`` is the number of calls that it has made.
@@ -78,7 +79,8 @@ class AgreedPoint:
         self._decided = True
         last = max((one.joins, one.calls) for one in self._counts.values())
         joins, call = (last[0] + 1, 1) if any(rank in joined for rank in self._present) else (last[0], last[1] + 1)
-        outgoing: Outgoing = [(rank, AgreedCall(self.kind, joins, call, self._reason)) for rank in self._present]
+        agreed = AgreedCall(self.kind, joins, call, self._reason)
+        outgoing: Outgoing = [(rank, agreed) for rank in self._present]
         if last > (0, 1):  # one call is a difference that a rank which is a step ahead may have
             never = [rank for rank, one in self._counts.items() if not one.joins and not one.calls]
             text = (

@@ -78,6 +78,7 @@ class Coordinator:
         self._policy = policy
         self.table = RequestTable()
         self._left: dict[int, str] = {}  # ranks that have left, with their reason
+        self._has_told_loss = False  # then all ranks know that the job has failed
         self._present = dict.fromkeys(range(size))  # the ranks that have not left, in order
         self._next_index = 0
         self._next_set = 1
@@ -142,11 +143,15 @@ class Coordinator:
     def lost(self, rank: int, reason: str) -> Outgoing:
         """Record that the process of ``rank`` has died, and return the messages that tell all other ranks.
 
-        No operation that needs this rank can run any more.
+        No operation that needs this rank can run any more. The first loss has ended the job on all ranks, so further ones
+        are not told: in an elastic job, all survivors leave one after the other, and each would tell all others.
         """
         self._left[rank] = reason
         self._present.pop(rank, None)
         self.tuning.stop()
+        if self._has_told_loss:
+            return []
+        self._has_told_loss = True
         lost = Lost((rank,), reason)
         return [(other, lost) for other in self._present]
 

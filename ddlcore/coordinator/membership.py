@@ -49,6 +49,7 @@ class Membership:
         self._leaving: dict[int, str] = {}  # places whose processes are to leave the training, and why
         self._waiting: dict[int, Register] = {}
         self._world: World | None = None
+        self._members: frozenset[int] = frozenset()  # of the last world
         self._steps = -1  # the most steps that a member had applied when the last world opened
         self._gone: dict[int, str] = {}  # members of the last world that have left it or have ended, and why
         self._ends: dict[int, str] = {}  # why the process of a place ended, while there is no other one
@@ -171,6 +172,10 @@ class Membership:
         """The places of the last world that opened; () if none has."""
         return () if self._world is None else self._world.members
 
+    def has(self, place: int) -> bool:
+        """Return whether the process at ``place`` is a member of the last world that opened."""
+        return place in self._members
+
     def broken(self, generation: int) -> tuple[int, str] | None:
         """Return which member cannot come to world ``generation`` any more, and why; None if all can."""
         if self._world is None or generation != self._world.generation:
@@ -202,7 +207,7 @@ class Membership:
     # --- decisions
 
     def _leave(self, place: int, reason: str) -> None:
-        if self._world is not None and place in self._world.members:
+        if place in self._members:
             self._gone.setdefault(place, reason)
 
     def _missing(self) -> list[int]:
@@ -211,6 +216,14 @@ class Membership:
             return sorted(self._alive - self._waiting.keys() - self._without)
         return [one for one in self._world.members if one not in self._gone]
 
+    def _is_missing_some(self) -> bool:
+        """Return whether ``_missing`` is not empty. It is asked at each registration, of which there are thousands."""
+        if self._world is None and len(self._alive) > len(self._waiting) + len(self._without):
+            return True
+        if self._world is None:
+            return any(one not in self._waiting and one not in self._without for one in self._alive)
+        return len(self._gone) < len(self._members)
+
     def _decide(self) -> Outgoing:
         if self.over:
             return []
@@ -218,7 +231,7 @@ class Membership:
             done = [(place, Complete()) for place in sorted(self._waiting)]
             self._waiting.clear()
             return list(done)
-        if self._missing():
+        if self._is_missing_some():
             return []
         if self._world is not None:
             if not any(one.generation for one in self._waiting.values()):
@@ -255,6 +268,7 @@ class Membership:
         number = 1 + (0 if before is None else before.generation)
         world = World(number, members, tuple(self._hosts), root, 0 if before is None else len(before.members))
         self._world = world
+        self._members = frozenset(members)
         self._gone = {}
         self._short_s = None
         for one in members:

@@ -50,6 +50,7 @@ from ddlcore.messages import (
     StopRequest,
     ToCoordinator,
     Welcome,
+    WorldReport,
 )
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.patience import Patience
@@ -277,8 +278,8 @@ class Sessions:
         changes = [f"{on_ranks(ranks)} can {what}" for ranks, what in ((joiners, "join"), (leavers, "leave")) if ranks]
         if not changes:
             return []
-        for key, world in {world.key: world for world in self._worlds.values()}.items():
-            if key[1] == self._membership.generation:
+        for world in self._worlds.values():
+            if world.key[1] == self._membership.generation:
                 return world.asked(COMMIT, ", ".join(changes))
         return []
 
@@ -345,21 +346,31 @@ class Sessions:
         return due
 
     def _hello(self, rank: int, hello: Hello) -> Outgoing:
+        if self._membership is not None:
+            return self._hello_of_member(rank, hello, self._membership)
         text = self._objection(rank, hello)
         if text:
             return [(rank, Refused(text))]
         key = (hello.ranks, hello.ordinal)
-        if self._membership is not None:
-            broken = self._membership.broken(hello.ordinal)
-            if broken is not None:
-                place, reason = broken
-                return [(rank, Lost((hello.ranks.index(place) if place in hello.ranks else 0,), reason))]
-            self._gathering.setdefault(key, {})[rank] = hello
-            return self._begin_or_refuse(key)
         gone = [ended for ended in self._ended if ended in hello.ranks]  # the rank that ended first is the cause
         if gone:
             self._lost.setdefault(gone[0], self._ended[gone[0]])
             return [(rank, Lost((hello.ranks.index(gone[0]),), f"{self._ended[gone[0]]}, before init was complete"))]
+        self._gathering.setdefault(key, {})[rank] = hello
+        return self._begin_or_refuse(key)
+
+    def _hello_of_member(self, rank: int, hello: Hello, membership: Membership) -> Outgoing:
+        """Take the Hello of a member of a world of an elastic job, and return the messages to send."""
+        if hello.protocol != PROTOCOL:
+            return [(rank, Refused(_other_version(rank, hello.version, hello.protocol)))]
+        members = membership.members
+        broken = membership.broken(hello.ordinal)
+        if broken is not None:
+            place, reason = broken
+            return [(rank, Lost((members.index(place) if hello.ordinal == membership.generation else 0,), reason))]
+        if hello.ranks or not membership.has(rank) or rank in self._worlds:
+            return [(rank, Refused(f"rank {rank} cannot enter world {hello.ordinal} of this elastic job"))]
+        key = (members, hello.ordinal)
         self._gathering.setdefault(key, {})[rank] = hello
         return self._begin_or_refuse(key)
 
@@ -452,9 +463,11 @@ class Sessions:
             self._searched = world
         for rank in key[0]:
             self._worlds[rank] = world
-        welcome: Outgoing = [(rank, Welcome(f"world{self._made}")) for rank in key[0]]
+        report = None if self._membership is None else WorldReport(key[1], len(key[0]))
+        welcome = Welcome(f"world{self._made}", report)  # one object, so that it is encoded once
+        told: Outgoing = [(rank, welcome) for rank in key[0]]
         again = world.asked(STOP, self._stop_reason) if self._membership is not None and self._stop_reason else []
-        return welcome + again + self._let_in()
+        return told + again + self._let_in()
 
 
 def _other_version(rank: int, version: str, protocol: int) -> str:

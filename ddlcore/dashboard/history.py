@@ -12,17 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from msgspec.structs import asdict as fields_of
+
 from ddlcore.dashboard import records
 from ddlcore.dashboard.rank_history import LinkRate, RankHistory
-from ddlcore.dashboard.records import Begin, Event, Heard, Over, Record, State
+from ddlcore.dashboard.records import Begin, Event, Heard, Over, Record, State, World
 from ddlcore.dashboard.waits import Told, Wait, waits_of
 from ddlcore.observe.rank_statistics import Row, rows_of
+from ddlcore.text.numbers import UNKNOWN
 from ddlcore.text.plain import plain
 from ddlcore.text.ranks import span
 
 KEPT_S = 900
 POINT_S = 1.0
 MOST_EVENTS = 200
+MOST_RANKS = 1 << 16
 MOST_ROWS = 128  # ranks that the page lists: those that differ from the others come first
 MOST_LINKS = 8  # links that the chart shows
 _MOST_LISTED_LINKS = 64
@@ -43,23 +47,37 @@ class History:
         self._points: deque[_Data] = deque(maxlen=int(KEPT_S / POINT_S))
         self._made = 0  # points so far, those included that are forgotten
         self._point_s = 0.0
+        self._world: World | None = None  # of an elastic job
         self.over: Over | None = None
 
     def take(self, record: Record, now_s: float) -> None:
-        """Take a record, which was sent after those before. A record about a rank that does not exist is ignored."""
+        """Take a record, which was sent after those before. Figures of a rank that does not exist are ignored."""
         if isinstance(record, Heard) and 0 <= record.rank < len(self._ranks):
             self._ranks[record.rank].take(record.pulse, now_s)
-        elif isinstance(record, State) and 0 <= record.rank < len(self._ranks):
-            rank = self._ranks[record.rank]
-            rank.state, rank.text = record.state, plain(record.text[:_LONGEST])
-            if record.state == records.INIT:
-                rank.forget()
+        elif isinstance(record, State) and 0 <= record.rank < self._places(record):
+            self._change(record)
+        elif isinstance(record, World):
+            self._world = record
         elif isinstance(record, Event):
             self._note(record.at_s, record.kind, record.text)
         elif isinstance(record, Over):
             self.over = record
             what = record.text or f"the job has ended: exit code {record.code}"
             self._note(now_s, "info" if record.code == 0 else "error", what)
+
+    def _places(self, record: State) -> int:
+        """Return below which number a rank may change its state so. In an elastic job, a rank that is new calls init."""
+        return MOST_RANKS if record.state == records.INIT else len(self._ranks)
+
+    def _change(self, record: State) -> None:
+        while record.rank >= len(self._ranks):
+            self._ranks.append(RankHistory(UNKNOWN, records.ENDED))
+        rank = self._ranks[record.rank]
+        rank.state, rank.text = record.state, plain(record.text[:_LONGEST])
+        if record.host:
+            rank.host = plain(record.host)
+        if record.state == records.INIT:
+            rank.forget()
 
     def _note(self, at_s: float, kind: str, text: str) -> None:
         lines = text[:_LONGEST].splitlines()
@@ -92,7 +110,8 @@ class History:
             "title": plain(self._begin.title[:_LONGEST]),
             "version": plain(self._begin.version),
             "size": len(self._ranks),
-            "hosts": len(set(self._begin.hosts)),
+            "hosts": len({rank.host for rank in self._ranks}),
+            "world": None if self._world is None else fields_of(self._world),
             "over": None if self.over is None else {"code": self.over.code},
             "summary": self._summary(rows, links),
             "waits": [_wait(wait) for wait in waits[:20]] if self.over is None else [],

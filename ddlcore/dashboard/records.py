@@ -35,11 +35,22 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
-    """The new state of ``rank``."""
+    """The new state of ``rank``. ``host``: where it runs now; "": where it was."""
 
     rank: int
     state: str
     text: str = ""
+    host: str = ""
+
+
+class World(msgspec.Struct, frozen=True, tag="world"):
+    """The present world of an elastic job, and what has happened to the job so far."""
+
+    generation: int
+    size: int
+    ranks_lost: int
+    ranks_joined: int
+    seconds_lost: float
 
 
 class Event(msgspec.Struct, frozen=True, tag="event"):
@@ -57,7 +68,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     text: str
 
 
-Record = Begin | Heard | State | Event | Over
+Record = Begin | Heard | State | World | Event | Over
 _decoder = msgspec.json.Decoder(Record)
 
 

@@ -59,6 +59,17 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Log nothing: the client has disconnected, or was disconnected."""
 
 
+def end_server(server: WSGIServer) -> None:
+    """End ``serve_forever`` of ``server`` in another thread, and free the port. Return when both are done.
+
+    The port is free even if a process that was forked from this one still has the socket.
+    """
+    with contextlib.suppress(OSError):
+        server.socket.shutdown(socket.SHUT_RDWR)  # wakes the other thread, which otherwise looks twice per second
+    server.shutdown()
+    server.server_close()
+
+
 def bounded_server(address: str, port: int, app: Callable[..., Iterable[bytes]]) -> WSGIServer:
     """Return a server that listens at ``address`` and ``port``.
 

@@ -122,10 +122,15 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
     parts, problems = [], []
     for path in paths:
         try:
-            parts.append(read_part(path))
+            part = read_part(path)
         except (OSError, ValueError) as error:
             problems.append(f"{path.name}: {error}")
-    _mark_ready(parts, rows := [aligned(part) for part in parts])
+        else:
+            if part.events:  # else its rank was killed before it had written anything
+                parts.append(part)
+    rows = [aligned(part) for part in parts]
+    _close_replays(parts, rows)
+    _mark_ready(parts, rows)
     begin_us = min((event["ts"] for events in rows for event in events if "ts" in event), default=0.0)
     for events in rows:
         for event in events:
@@ -137,6 +142,20 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
         else:
             _write_json(new, parts, rows)
     return problems
+
+
+def _close_replays(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
+    """End the replay in which a rank was killed, if another process has recorded in its place.
+
+    Otherwise a viewer would let it last until the end of the trace, around all that followed.
+    """
+    last = {part.pid: number for number, part in enumerate(parts)}
+    for number, (part, events) in enumerate(zip(parts, rows)):
+        changes = [event for event in events if event.get("name") == "REPLAY" and event.get("ph") in ("B", "E")]
+        if number != last[part.pid] and changes and changes[-1]["ph"] == "B":
+            begun = changes[-1]
+            end_us = max(event["ts"] + event.get("dur", 0.0) for event in events if "ts" in event)
+            events.append({key: begun[key] for key in ("name", "pid", "tid")} | {"ph": "E", "ts": round(end_us, 3)})
 
 
 def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:

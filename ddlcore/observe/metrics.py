@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ddlcore.text.installing import pip_install
+
+log = logging.getLogger("ddl")
+RETRY_S = 1.0  # after so long a PatientExporter tries again to open
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
     def total(name: str, doc: str, value: float) -> Family:
         return Family(name, "counter", doc, "", (("", value),))
 
+    def gauge(name: str, doc: str, value: float) -> Family:
+        return Family(name, "gauge", doc, "", (("", value),))
+
     buckets = [(way, stats[f"buckets_{way}"]) for way in ("negotiated", "replayed", "void")]
     return [
         total(
@@ -41,7 +49,7 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
             "Steps that ran by replay; steps before a schedule is found do not count.",
             stats["steps"],
         ),
-        Family("ddl_step_seconds", "gauge", "Mean duration of a step since this was last read.", "", (("", step_s),)),
+        gauge("ddl_step_seconds", "Mean duration of a step since this was last read.", step_s),
         Family(
             "ddl_tensor_bytes_total",
             "counter",
@@ -83,6 +91,19 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
         total("ddl_stall_messages_total", "Messages about operations that wait for too long.", stats["stall_messages"]),
         total("ddl_pulse_messages_total", "Messages with this rank's load and progress.", stats["pulse_messages"]),
         total("ddl_divergences_total", "How often this rank asked to leave replay.", stats["divergences"]),
+        gauge("ddl_world_generation", "Number of the present world of an elastic job.", stats["world"]["generation"]),
+        gauge("ddl_world_size", "Number of ranks that train together now.", stats["world"]["size"]),
+        total("ddl_ranks_lost_total", "Processes of the job that have failed.", stats["world"]["ranks_lost"]),
+        total(
+            "ddl_ranks_joined_total",
+            "Processes that were let in after the first world began.",
+            stats["world"]["ranks_joined"],
+        ),
+        total(
+            "ddl_world_seconds_lost_total",
+            "Seconds for which the training stood still while ranks formed another world.",
+            stats["world"]["seconds_lost"],
+        ),
     ]
 
 
@@ -130,8 +151,9 @@ class Exporter:
         """Stop serving, after answering the requests in progress; the port is then free. Further calls do nothing."""
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
-            server.shutdown()
-            server.server_close()
+            from ddlcore.observe.http import end_server
+
+            end_server(server)
             self._thread.join(2.0)
 
     def collect(self) -> Iterable[Any]:
@@ -146,3 +168,37 @@ class Exporter:
             for value, number in family.samples:
                 made.add_metric([*self._labels.values(), *([value] if family.label else [])], number)
             yield made
+
+
+class PatientExporter:
+    """An exporter that opens as soon as its port is free.
+
+    In an elastic job, the port may be taken for some seconds by what a lost rank has left, such as the workers of its
+    data loader, and a world must not fail because of its metrics.
+    """
+
+    def __init__(self, exporter: Exporter, address: str, port: int) -> None:
+        """Open ``exporter`` at ``address`` and ``port``: now, or else in a thread that tries it until ``close``."""
+        self._exporter = exporter
+        self._place = address, port
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        try:
+            exporter.open(address, port)
+        except ValueError as error:
+            log.warning("%s; it is tried again every %g s", error, RETRY_S)
+            self._thread = threading.Thread(target=self._open, name="ddl-metrics", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving, or trying. Further calls do nothing."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()  # it never waits for anybody
+        self._exporter.close()
+
+    def _open(self) -> None:
+        while not self._over.wait(RETRY_S):
+            with contextlib.suppress(ValueError):
+                self._exporter.open(*self._place)
+                return

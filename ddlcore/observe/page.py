@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddlcore.observe.charts import STYLE, charts
-from ddlcore.observe.summary import Summary
+from ddlcore.observe.summary import Summary, WorldRow
 from ddlcore.text import html
 from ddlcore.text.numbers import short_size
 from ddlcore.text.plain import plain
+from ddlcore.text.ranks import span
 
 Event = dict[str, Any]
 Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
@@ -42,11 +43,24 @@ def sentences(summary: Summary) -> list[str]:
             f"Rank {late.rank} delays the others most: it comes last to {late.last / whole:.0%} of the buckets, "
             f"{late.late_ms:.3f} ms after the others (median)."
         )
+    said += _worlds(summary)
     said += _clocks(summary)
     cut = [str(row.rank) for row in summary.ranks if not row.complete]
     if cut:
         said.append(f"The file of rank {', '.join(cut)} is incomplete: the rank was killed, or it is still running.")
     return said
+
+
+def _worlds(summary: Summary) -> list[str]:
+    if len(summary.worlds) < 2:
+        return []
+    lost = sum(len(one.lost) for one in summary.worlds)
+    joined = sum(len(one.joined) for one in summary.worlds)
+    again, still_s = sum(one.recomputed for one in summary.worlds), sum(one.still_s for one in summary.worlds)
+    return [
+        f"The job had {len(summary.worlds)} worlds (ranks lost: {lost}, joined: {joined}): the training stood still for "
+        f"{still_s:.2f} s, and {again} {'step was' if again == 1 else 'steps were'} computed again."
+    ]
 
 
 def _clocks(summary: Summary) -> list[str]:
@@ -93,12 +107,27 @@ def tables(summary: Summary) -> list[Table]:
             ],
         ),
     ]  # fmt: skip
+    if len(summary.worlds) > 1:
+        head = ["world", "begins at s", "ranks", "lost", "joined", "left", "steps again", "stood still s"]
+        found.insert(0, ("Worlds", head, [_world_cells(one) for one in summary.worlds]))
     if summary.tensors:
         rows = [[plain(row.name), str(row.count), f"{row.held_ms:.3f}"] for row in summary.tensors]
         found.append(
             ("Tensors that their bucket waited for", ["tensor", "times last", "ms behind the one before"], rows)
         )
     return found
+
+
+def _world_cells(row: WorldRow) -> list[str]:
+    who = [span(ranks, ", ") for ranks in (row.lost, row.joined, row.left)]
+    return [
+        str(row.generation),
+        f"{row.at_s:.2f}",
+        str(row.size),
+        *who,
+        str(row.recomputed or ""),
+        f"{row.still_s:.2f}",
+    ]
 
 
 def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Sequence[Event]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ddlcore.observe.intervals import Cover, Interval, common
-from ddlcore.observe.trace_writer import MEMCPY_IN, MEMCPY_OUT
+from ddlcore.observe.trace_writer import MEMCPY_IN, MEMCPY_OUT, WORLD
 
 Event = dict[str, Any]
 SHOWN = 10  # rows of the tables of buckets and tensors
@@ -30,13 +31,14 @@ class Run:
     copied_out: float
     negotiated: float  # duration of its negotiation; 0 if it was replayed
     args: Mapping[str, Any]
+    world: str = ""  # in which the rank ran it; numbers of buckets, schedules and epochs begin anew in each world
 
     @property
-    def step(self) -> tuple[str, int, int] | None:
-        """The step to which a replayed bucket belongs, as (epoch, schedule, period); None for other buckets."""
+    def step(self) -> tuple[str, str, int, int] | None:
+        """The step to which a replayed bucket belongs, as (world, epoch, schedule, period); None for other buckets."""
         if "period" not in self.args:
             return None
-        return self.args["bucket"].split(".")[0], self.args["schedule"], self.args["period"]
+        return self.world, self.args["bucket"].split(".")[0], self.args["schedule"], self.args["period"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,21 @@ class TensorRow:
 
 
 @dataclass(frozen=True)
+class WorldRow:
+    """One world of an elastic job. Ranks are those of the launch."""
+
+    generation: int
+    at_s: float  # time at which its first rank began to record
+    size: int
+    lost: tuple[int, ...]
+    joined: tuple[int, ...]
+    left: tuple[int, ...]
+    recomputed: int  # steps
+    still_s: float
+    text: str  # what the user was told
+
+
+@dataclass(frozen=True)
 class Summary:
     """The results that `ddl timeline summary` shows."""
 
@@ -99,6 +116,7 @@ class Summary:
     bytes_a_bucket: float
     fusion_bytes: int
     changes: dict[str, int] = field(default_factory=dict)  # REPLAY, FREEZE, DRAIN: counts of the rank with the most
+    worlds: list[WorldRow] = field(default_factory=list)  # of an elastic job
 
     @property
     def exposed(self) -> float:
@@ -106,9 +124,10 @@ class Summary:
         return statistics.fmean(row.exposed for row in self.ranks) if self.ranks else 0.0
 
 
-def runs_of(events: Iterable[Event]) -> list[Run]:
+def runs_of(events: Sequence[Event]) -> list[Run]:
     """Return all runs of buckets in the ``events`` of a trace, in the order of their start."""
     slices = [event for event in events if event.get("ph") == "X"]
+    worlds = _Worlds(events)
     phases: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for one in slices:
         phases[one["pid"], one["tid"]].append(one)
@@ -118,11 +137,28 @@ def runs_of(events: Iterable[Event]) -> list[Run]:
         for i, top in enumerate(row):
             args = top.get("args", {})
             if "entered_us" in args:
-                found.append(_run(pid, top, row, i))
+                found.append(_run(pid, top, row, i, worlds.at(pid, top["ts"])))
     return sorted(found, key=lambda run: run.begun)
 
 
-def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
+class _Worlds:
+    """The names of the worlds in which each rank has recorded, by time."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        begun: dict[int, list[tuple[float, str]]] = defaultdict(list)
+        for event in events:
+            if event.get("name") == "TIMELINE":
+                begun[event["pid"]].append((event["ts"], str(event["args"].get("world", ""))))
+        self._since = {pid: [at for at, _ in sorted(names)] for pid, names in begun.items()}
+        self._names = {pid: [name for _, name in sorted(names)] for pid, names in begun.items()}
+
+    def at(self, pid: int, at_us: float) -> str:
+        """Return the world of rank ``pid`` (of its launch) at ``at_us``; "" if the trace does not say."""
+        names = self._names.get(pid)
+        return names[max(bisect(self._since[pid], at_us) - 1, 0)] if names else ""
+
+
+def _run(pid: int, top: Event, row: Sequence[Event], at: int, world: str) -> Run:
     args, begun, ended = top["args"], top["ts"] + top["args"]["entered_us"], top["ts"] + top["dur"]
     before: Event = row[at - 1] if at else {"name": ""}
     asked = before["name"].startswith("NEGOTIATE_") and before["args"]["bucket"] == args["bucket"]
@@ -138,8 +174,8 @@ def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
         elif one["name"].endswith("_" + top["name"]):
             wire += one["dur"]
     ready = top["ts"] - negotiated + max(args["ready_us"], default=0.0)
-    key = f"{args['set']}.{args['bucket']}"
-    return Run(pid, key, top["name"], begun, ended, ready, wire, copied_in, copied_out, negotiated, args)
+    key = f"{world}.{args['set']}.{args['bucket']}"
+    return Run(pid, key, top["name"], begun, ended, ready, wire, copied_in, copied_out, negotiated, args, world)
 
 
 def waits_of(events: Iterable[Event]) -> dict[int, list[Interval]]:
@@ -163,7 +199,7 @@ def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
     by_rank: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         by_rank[run.pid].append(run)
-    said = {one["pid"]: one for one in metadata.get("ranks", ())}
+    said = _said(metadata)
     ranks = [_rank_row(pid, said.get(pid, {}), by_rank[pid], waits.get(pid, []), late[pid]) for pid in sorted(by_rank)]
     most = max(changes.values(), key=lambda counted: sum(counted.values()), default=Counter())
     fused = [run for run in runs if run.kind == "ALLREDUCE"]
@@ -180,7 +216,32 @@ def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
         bytes_a_bucket=statistics.fmean(run.args["nbytes"] for run in fused) if fused else 0.0,
         fusion_bytes=max((int(one.get("fusion_bytes", 0)) for one in said.values()), default=0),
         changes=dict(most),
+        worlds=worlds_of(events),
     )
+
+
+def worlds_of(events: Iterable[Event]) -> list[WorldRow]:
+    """Return the worlds of an elastic job, in their order; an empty list if the job was not elastic."""
+    marks = [event for event in events if event.get("name", "").startswith(WORLD) and event.get("ph") == "i"]
+    first: dict[int, WorldRow] = {}
+    for mark in sorted(marks, key=lambda event: event["ts"]):
+        args = mark["args"]
+        lost, joined, left = (tuple(args[name]) for name in ("lost", "joined", "left"))
+        at_s, again = mark["ts"] / 1e6, args["recomputed"]
+        row = WorldRow(args["generation"], at_s, args["size"], lost, joined, left, again, args["still_s"], args["text"])
+        first.setdefault(row.generation, row)
+    return [first[generation] for generation in sorted(first)]
+
+
+def _said(metadata: Mapping[str, Any]) -> dict[int, Event]:
+    """Return by rank (its pid) what the trace says of it; a rank of several worlds has several parts, or processes."""
+    said: dict[int, Event] = {}
+    for one in metadata.get("ranks", ()):
+        before = said.get(one["pid"], one)
+        errors = [part["clock_error_us"] for part in (before, one) if part.get("clock_error_us") is not None]
+        complete = bool(before.get("complete", True) and one.get("complete", True))
+        said[one["pid"]] = {**before, **one, "clock_error_us": max(errors, default=None), "complete": complete}
+    return said
 
 
 def _rank_row(
@@ -223,14 +284,14 @@ def steps_of(runs: Sequence[Run]) -> list[Interval]:
 
     A step lasts from the end of the last bucket of one period to the end of the last bucket of the next period.
     """
-    ends: dict[tuple[str, int, int], float] = {}
+    ends: dict[tuple[str, str, int, int], float] = {}
     for run in runs:
         if run.step is not None:
             ends[run.step] = max(ends.get(run.step, 0.0), run.ended)
     return [
         (before, end)
-        for (epoch, schedule, period), end in ends.items()
-        if (before := ends.get((epoch, schedule, period - 1)))
+        for (world, epoch, schedule, period), end in ends.items()
+        if (before := ends.get((world, epoch, schedule, period - 1)))
     ]
 
 
@@ -254,18 +315,17 @@ def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
     return late
 
 
-def _bucket_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[BucketRow]:
+def _bucket_rows(runs: Sequence[Run], events: Sequence[Event]) -> list[BucketRow]:
     names = _scheduled(events)
     groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        args = run.args
-        place = (args["schedule"], args["position"]) if "position" in args else tuple(map(_plain, args["names"]))
-        groups[run.kind, place].append(run)
+        # A schedule of another world has the same number; the same buckets of it are one row.
+        called = tuple(map(_plain, names.get(_place(run), run.args["names"])))
+        groups[run.kind, _place(run)[1:], called].append(run)
     whole = sum(run.wire for run in runs) or 1.0
     rows = []
-    for (kind, place), alike in groups.items():
+    for (kind, _, called), alike in groups.items():
         first = alike[0].args
-        called = names.get(place, first["names"])
         wire = sum(run.wire for run in alike)
         rows.append(
             BucketRow(
@@ -276,12 +336,12 @@ def _bucket_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[BucketRow
     return sorted(rows, key=lambda row: -row.share)[:SHOWN]
 
 
-def _tensor_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[TensorRow]:
+def _tensor_rows(runs: Sequence[Run], events: Sequence[Event]) -> list[TensorRow]:
     names = _scheduled(events)
     held: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         ready = run.args["ready_us"]
-        called = names.get((run.args.get("schedule"), run.args.get("position")), run.args["names"])
+        called = names.get(_place(run), run.args["names"])
         if len(ready) < 2 or len(called) != len(ready):
             continue
         *_, before, latest = sorted(ready)
@@ -290,9 +350,19 @@ def _tensor_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[TensorRow
     return sorted(rows, key=lambda row: -row.held_ms * row.count)[:SHOWN]
 
 
-def _scheduled(events: Iterable[Event]) -> dict[Any, list[str]]:
-    told = [event["args"] for event in events if event.get("name") == "SCHEDULE"]
-    return {(args["schedule"], args["position"]): args["names"] for args in told}
+def _place(run: Run) -> tuple[Any, ...]:
+    """Return the place of a bucket in a schedule; () if it was negotiated."""
+    return (run.world, run.args["schedule"], run.args["position"]) if "position" in run.args else ()
+
+
+def _scheduled(events: Sequence[Event]) -> dict[Any, list[str]]:
+    """Return by place the names of all tensors of its bucket."""
+    worlds = _Worlds(events)
+    told = [event for event in events if event.get("name") == "SCHEDULE"]
+    return {
+        (worlds.at(one["pid"], one["ts"]), one["args"]["schedule"], one["args"]["position"]): one["args"]["names"]
+        for one in told
+    }
 
 
 def _short(names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from ddlcore.types import Kind
 
 MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
 USER, REPLAY, FIRST_ROW = 1, 2, 10  # ids of rows (threads) in the trace
+WORLD = "WORLD "  # name of the mark of a world, before its number
 SHOWN_NAMES = 8  # names shown for a replayed bucket; the SCHEDULE event has them all
 
 _WITHOUT_BYTES = (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET)
@@ -44,17 +45,25 @@ class TraceWriter:
     """The writer of one rank's events, which are JSON texts.
 
     In the trace, the rank is the process ``pid``. ``transport(set_id, kind)`` returns the name of the transport, such
-    as "shm". ``mark_cycles``: add an event at the begin of each period.
+    as "shm". ``mark_cycles``: add an event at the begin of each period. ``world``: what is known of the present world of
+    an elastic job, for its mark.
     """
 
     def __init__(
-        self, pid: int, rank: int, host: str, transport: Callable[[int, Kind], str], mark_cycles: bool = False
+        self,
+        pid: int,
+        rank: int,
+        host: str,
+        transport: Callable[[int, Kind], str],
+        mark_cycles: bool = False,
+        world: Mapping[str, Any] | None = None,
     ) -> None:
         self._pid = pid
         self._rank = rank
         self._host = host
         self._transport = transport
         self._mark_cycles = mark_cycles
+        self._world = world
         self._rows: list[int] = []  # by row: end of its last bucket
         self._ready = Readiness()
         self._decided: dict[int, int] = {}  # time, by index of the bucket
@@ -73,6 +82,7 @@ class TraceWriter:
             *self._name_row(USER, "waits in ddl"),
             *self._name_row(REPLAY, "replay"),
             self._instant("TIMELINE", REPLAY, now_ns, facts),
+            *([] if self._world is None else [self._mark_world(self._world, now_ns)]),
         ]
 
     def write(self, records: Iterable[Record]) -> list[str]:
@@ -102,6 +112,11 @@ class TraceWriter:
         events: list[str] = []
         self._close_replay(now_ns, events)
         return [*events, self._instant("END", REPLAY, now_ns, {"lost_records": lost})]
+
+    def _mark_world(self, world: Mapping[str, Any], now_ns: int) -> str:
+        """Return the mark of the beginning of a world; a viewer draws it across all rows of the rank."""
+        head = self._head(f"{WORLD}{world['generation']}", "i", REPLAY, now_ns)
+        return f'{head},"s":"p","args":{_dump(world)}}}'
 
     # --- replay begins, or ends
 

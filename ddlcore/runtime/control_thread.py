@@ -55,6 +55,7 @@ from ddlcore.messages import (
     ToCoordinator,
     Welcome,
     Where,
+    WorldReport,
 )
 from ddlcore.observe.stacks import stack_of
 from ddlcore.runtime.alarm import Alarm
@@ -136,6 +137,7 @@ class ControlThread:
         self._engaged: deque[Busy] = deque()  # other work than buckets that the engine was given, in order
         self._patience_s = self._alarm.interval_s
         self.session = ""
+        self.report: WorldReport | None = None  # on this world of an elastic job
         self.refusal = ""  # why this world cannot begin
         self.late = False  # whether that is because ranks have not called init in time
         self.welcomed = threading.Event()  # set by Welcome, Refused or the end of the job
@@ -298,7 +300,7 @@ class ControlThread:
             self.settled.set()
             self.parted.set()
         elif isinstance(message, Welcome):
-            self.session = message.session
+            self.session, self.report = message.session, message.report
             self.welcomed.set()
         elif isinstance(message, Refused):
             self.refusal, self.late = message.text, message.late

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, TypedDict, cast
 
+from ddlcore.messages import WorldReport
 from ddlcore.types import Kind
 
 now_ns = time.perf_counter_ns
@@ -16,8 +17,20 @@ _WITH_TENSORS = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, 
 _FORMER_KEYS = {f"batches_{how}": f"buckets_{how}" for how in ("negotiated", "replayed", "void")}
 
 
+class WorldStats(TypedDict):
+    """What ``ddl.stats()["world"]`` contains."""
+
+    generation: int
+    size: int
+    ranks_lost: int  # processes that have failed
+    ranks_joined: int  # processes that were let in after the first world
+    seconds_lost: float  # from the first sign of a change until all members of the next world were there, summed
+
+
 class Stats(TypedDict):
-    """What ``ddl.stats()`` returns: what this rank has counted since its ``init``.
+    """What ``ddl.stats()`` returns: what this process has counted since its ``init``.
+
+    In an elastic job, the counts go on from one world to the next.
 
     - ``control_messages``: messages to and from the coordinator. A step in the steady state adds none.
     - ``commit_messages``: messages to other hosts, by which this rank said that it had launched a bucket on a device.
@@ -42,6 +55,9 @@ class Stats(TypedDict):
       of the time of buckets: bytes on their way, and the wait for later peers. ``user`` is the time for which user
       threads are in ``wait``, summed over threads.
     - ``routes``: for each process set of which this rank is a member, the transport that serves it, and why.
+    - ``world``: the present world (``generation``, ``size``), and what has happened to the job so far: ``ranks_lost``,
+      ``ranks_joined`` and ``seconds_lost``. These are equal on all ranks, also on those that have joined later. In a job
+      that is not elastic, ``generation`` is 1 and nothing is lost.
     """
 
     control_messages: int
@@ -57,6 +73,34 @@ class Stats(TypedDict):
     encoded_bytes: int
     seconds: dict[str, float]
     routes: dict[int, str]
+    world: WorldStats
+
+
+def world_stats(size: int, report: WorldReport | None) -> WorldStats:
+    """Return the statistics of a world of ``size`` ranks. ``report``: None if the job is not elastic."""
+    known = report or WorldReport(1, size)
+    return WorldStats(
+        generation=known.generation,
+        size=size,
+        ranks_lost=known.ranks_lost,
+        ranks_joined=known.ranks_joined,
+        seconds_lost=known.seconds_lost,
+    )
+
+
+def added(before: Stats, now: Stats) -> Stats:
+    """Return the counts of ``now`` plus those of ``before``, which the same process counted in its earlier worlds.
+
+    Routes and world are those of ``now``.
+    """
+    earlier, whole = cast("dict[str, Any]", before), dict(cast("dict[str, Any]", now))
+    for key, value in earlier.items():
+        if isinstance(value, int):
+            whole[key] += value
+        elif key in ("bytes", "seconds"):
+            own = whole[key]
+            whole[key] = {name: value.get(name, 0) + own.get(name, 0) for name in {**value, **own}}
+    return cast("Stats", _WithFormerKeys(whole))
 
 
 class Meter:
@@ -104,8 +148,8 @@ class Meter:
         self.nbytes = [0] * len(Kind)
         self.encoded = 0
 
-    def stats(self, user_s: float, routes: Mapping[int, str], steps: int = 0) -> Stats:
-        """Return all counters as ``Stats``. ``user_s``, ``routes`` and ``steps`` are values that other objects keep."""
+    def stats(self, user_s: float, routes: Mapping[int, str], steps: int, world: WorldStats) -> Stats:
+        """Return all counters as ``Stats``. The arguments are values that other objects keep."""
         transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns - self.commit_ns
         counted = Stats(
             control_messages=self.control,
@@ -129,6 +173,7 @@ class Meter:
                 "user": user_s + self.alone_ns * 1e-9,
             },
             routes=dict(routes),
+            world=world,
         )
         return cast("Stats", _WithFormerKeys(counted))
 

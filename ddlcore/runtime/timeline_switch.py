@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 
+from msgspec.structs import asdict
+
 from ddlcore.contracts.store import Store
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Bucket, Planned
+from ddlcore.messages import Bucket, Planned, WorldReport
 from ddlcore.observe.clock import Reading, boot_id, compare
 from ddlcore.observe.gather import collect, send
 from ddlcore.observe.merge import merge, parts_in
@@ -74,11 +76,14 @@ class TimelineSwitch:
         """Return whether the calling thread is inside ``begin`` or ``end``."""
         return self._lock.held()
 
-    def begin(self, file: Path, mark_cycles: bool, directory: Path | None, world: str) -> None:
+    def begin(
+        self, file: Path, mark_cycles: bool, directory: Path | None, world: str, report: WorldReport | None = None
+    ) -> None:
         """Begin to record a timeline into ``file``.
 
         ``directory`` is where the launcher expects the ranks' parts, which it merges itself; None if the ranks must
-        merge them. ``mark_cycles`` is passed to the trace writer; ``world`` names the world in the trace. Raises
+        merge them. ``mark_cycles`` is passed to the trace writer; ``world`` names the world in the trace. ``report`` is
+        what is known of the world of an elastic job: there, ranks have the number of the launch in the trace. Raises
         ValueError, with a message of one line, if a timeline is already recorded or its file cannot be written.
         """
         self._lock.refuse("start_timeline()")
@@ -91,9 +96,10 @@ class TimelineSwitch:
             self._made += 1
             ring = RingBuffer()
             rank, host = self._launched.rank, socket.gethostname()
-            own = self._ranks.index(rank)
+            own = self._ranks.index(rank) if report is None else rank
             facts = {"rank": own, "size": len(self._ranks), "host": host, "world": world, **self._facts}
-            writer = TraceWriter(rank, own, host, self._transport, mark_cycles)
+            mark = None if report is None else asdict(report)
+            writer = TraceWriter(rank, own, host, self._transport, mark_cycles, mark)
             try:
                 path = part_of(directory or parts_beside(file), rank)
                 timeline = Timeline(ring, writer, path, facts, self._look)

@@ -290,6 +290,15 @@ def test_a_dead_rank_is_told_to_all_others() -> None:
     assert failure.error == "lost"
 
 
+def test_only_the_first_loss_is_told() -> None:
+    """It has ended the job on all ranks. When a large elastic job recovers, each would otherwise tell all others."""
+    one = coordinator(4)
+    first = Lost((1,), "killed")
+    assert one.lost(1, "killed") == [(rank, first) for rank in (0, 2, 3)]
+    assert one.lost(2, "killed, too") == []
+    assert one.lost(0, "it has left for the next world") == []
+
+
 def test_a_joined_root_cannot_broadcast() -> None:
     """A broadcast from a rank that has joined fails with words, on the ranks that wait for it."""
     one = coordinator(2)

@@ -23,6 +23,7 @@ from ddlcore.messages import (
     Register,
     Welcome,
     World,
+    WorldReport,
 )
 
 Outgoing = list[tuple[int, FromCoordinator]]
@@ -258,8 +259,10 @@ class TestSessions:
     def world(self, one: Sessions, ranks: tuple[int, ...], generation: int) -> Outgoing:
         told: Outgoing = []
         for rank in ranks:
-            told = one.handle(rank, Hello(rank, ranks, generation, PROTOCOL, "0.1.0", 1 << 20))
-        assert [message for _, message in told[: len(ranks)]] == [Welcome(f"world{generation}")] * len(ranks)
+            told = one.handle(rank, Hello(rank, (), generation, PROTOCOL, "0.1.0", 1 << 20))
+        assert [message for _, message in told[: len(ranks)]] == [
+            Welcome(f"world{generation}", WorldReport(generation, len(ranks)))
+        ] * len(ranks)
         return told[len(ranks) :]
 
     def test_a_registration_tells_the_others_that_the_world_has_ended(self) -> None:
@@ -278,17 +281,36 @@ class TestSessions:
         one.handle(0, register())
         one.handle(1, register())
         assert one.rank_ended(1, "killed") == [] and one.rank_started(1) == []
-        told = one.handle(0, Hello(0, (0, 1), 1, PROTOCOL, "0.1.0", 1 << 20))
+        told = one.handle(0, Hello(0, (), 1, PROTOCOL, "0.1.0", 1 << 20))
         assert told == [(0, Lost((1,), "killed"))]
         assert one.handle(0, register(1, -1, "killed")) != []  # the world of rank 0 alone
-        told = one.handle(0, Hello(0, (0, 1), 1, PROTOCOL, "0.1.0", 1 << 20))
+        told = one.handle(0, Hello(0, (), 1, PROTOCOL, "0.1.0", 1 << 20))
         assert told == [(0, Lost((0,), "it belongs to a newer world"))]
+
+    def test_a_hello_that_fits_no_world_is_refused(self) -> None:
+        """From a process that is no member, with ranks of its own choice, or of another version."""
+        one = self.sessions(3)
+        for rank in range(3):
+            one.handle(rank, register())
+        assert self.world(one, (0, 1, 2), 1) == []
+        one.rank_ended(2, "killed")
+        for rank in range(2):
+            one.handle(rank, register(1, 0, "rank 2 lost"))
+        one.rank_started(2)
+        for hello, words in (
+            (Hello(2, (), 2, PROTOCOL, "0.1.0", 1), "rank 2 cannot enter world 2 of this elastic job"),
+            (Hello(1, (1,), 2, PROTOCOL, "0.1.0", 1), "rank 1 cannot enter world 2 of this elastic job"),
+            (Hello(1, (), 2, PROTOCOL - 1, "0.0.9", 1), "install the same version of ddlcore for both"),
+        ):
+            ((rank, refused),) = one.handle(hello.rank, hello)
+            assert rank == hello.rank and isinstance(refused, Refused) and words in refused.text
+        assert self.world(one, (0, 1), 2) == []
 
     def test_one_waits_in_init_for_another_that_registers_again(self) -> None:
         one = self.sessions()
         one.handle(0, register())
         one.handle(1, register())
-        assert one.handle(0, Hello(0, (0, 1), 1, PROTOCOL, "0.1.0", 1 << 20)) == []
+        assert one.handle(0, Hello(0, (), 1, PROTOCOL, "0.1.0", 1 << 20)) == []
         assert one.handle(1, register(1, -1, "it has changed its mind")) == [(0, Lost((1,), "it has changed its mind"))]
 
     @pytest.mark.parametrize("early", [False, True])

@@ -17,7 +17,7 @@ from ddlcore.config import load_settings
 from ddlcore.dashboard import records
 from ddlcore.dashboard.place import missing
 from ddlcore.launch.job.page import JobPage
-from ddlcore.messages import Bye, Hello, Welcome
+from ddlcore.messages import Bye, Hello, Welcome, WorldReport
 from tests.dashboard.pretend import HOSTILE, PretendJob
 from tests.launch.conftest import begin
 from tests.launch.starting import Begin
@@ -205,6 +205,19 @@ def test_a_rank_of_a_real_job_that_stalls(tmp_path: Path, begin: Begin, opened: 
     assert process.wait(60) != 0
     assert tab.inner_text("#status").startswith("✕ the job has ended: exit code")
     assert tab.locator("#ranks tr[data-rank]").count() == 3
+
+
+def test_the_world_of_an_elastic_job(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
+    """One more figure, which only an elastic job has."""
+    one = told()
+    tab = opened(one.url)
+    until(tab, "/steps\\/s/.test(document.getElementById('tiles').innerText)")
+    assert "World" not in tab.inner_text("#tiles")
+    report = WorldReport(3, 4, ranks_lost=2, ranks_joined=1, seconds_lost=1.25)
+    one.page.passed(0, Hello(0, (), 3, 2, "0.1.0", 1), [(rank, Welcome("world3", report)) for rank in range(4)])
+    until(tab, "/World/.test(document.getElementById('tiles').innerText)")
+    tiles = tab.inner_text("#tiles")
+    assert re.search(r"World\s+3\s+4 ranks; lost: 2, joined: 1; stood still for 1\.25 s", tiles), tiles
 
 
 def test_hostile_texts_do_nothing(told: Callable[..., Told], opened: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ddlcore.dashboard import records
 from ddlcore.dashboard.history import KEPT_S, MOST_EVENTS, MOST_ROWS, History
-from ddlcore.dashboard.records import Begin, Event, Heard, Over, State, decoded, encoded
+from ddlcore.dashboard.records import Begin, Event, Heard, Over, State, World, decoded, encoded
 from ddlcore.messages import Pulse
 from tests.dashboard.pretend import HOSTILE, PretendJob
 
@@ -52,6 +52,22 @@ def test_a_job_that_trains() -> None:
     assert links["node1", "shm+tcp"]["busy"] == pytest.approx(0.15, abs=0.01)
     assert links["node2", "eth0"]["sent_per_s"] == pytest.approx(1.05 * 20 * 40e6, rel=0.05)
     assert links["node2", "eth0"]["busy"] == pytest.approx(1.1 * 20 * 40e6 * 8 / 10e9, rel=0.05)
+    json.dumps(now)
+
+
+def test_an_elastic_job() -> None:
+    """Its present world; a rank that joins on a host of its own gets a row; a rank that moves, another host."""
+    history = trained(PretendJob(), 5)
+    assert history.now(5.0)["world"] is None
+    history.take(World(3, 5, 1, 2, 0.5), 6.0)
+    history.take(State(5, records.INIT, host="node\x1b9"), 6.0)
+    history.take(State(0, records.INIT, host="node2"), 6.0)
+    now = history.now(6.0)
+    assert now["world"] == {"generation": 3, "size": 5, "ranks_lost": 1, "ranks_joined": 2, "seconds_lost": 0.5}
+    hosts = [(rank["rank"], rank["host"], rank["state"]) for rank in now["ranks"]]
+    assert hosts[0] == (0, "node2", "init")
+    assert hosts[4:] == [(4, "–", "ended"), (5, "node\\x1b9", "init")]
+    assert now["size"] == 6
     json.dumps(now)
 
 

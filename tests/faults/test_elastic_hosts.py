@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from ddlcore.config import CHILD_MARK
+from ddlcore.observe.merge import read_trace
+from ddlcore.observe.summary import worlds_of
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 
 ROOT = Path(__file__).parents[2]
@@ -114,9 +116,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
         job.process.wait(10.0)
 
 
-def test_a_rank_of_another_host_is_started_again_there(start: Start) -> None:
-    """Twice: the second time after a delay. The ranks that live go on with the same processes."""
-    job = start("-H", "localhost:1,other:2", "--min-np", "1", "--restart-delay-s", "0.1", "--backend", "auto")
+def test_a_rank_of_another_host_is_started_again_there(start: Start, tmp_path: Path) -> None:
+    """Twice: the second time after a delay. The ranks that live go on with the same processes.
+
+    The timeline has the records of all three processes of that rank.
+    """
+    trace = tmp_path / "t.json"
+    options = "--min-np", "1", "--restart-delay-s", "0.1", "--backend", "auto", "--timeline", str(trace)
+    job = start("-H", "localhost:1,other:2", *options)
     until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
     stay = job.of_rank(0) + job.of_rank(1)
     for _ in range(2):
@@ -126,6 +133,15 @@ def test_a_rank_of_another_host_is_started_again_there(start: Start) -> None:
     assert len(job.end()) == 3
     assert "rank 2 killed by signal 9 (SIGKILL); it is started again\n" in job.text()
     assert "rank 2 killed by signal 9 (SIGKILL); it is started again in 0.1 s" in job.text()
+    assert ": rank 2 on other " in job.text()
+    metadata, events = read_trace(trace)
+    worlds = worlds_of(events)
+    assert [one.generation for one in worlds] in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5]), (
+        "5, unless it is back at once"
+    )
+    assert sum(one.lost == (2,) for one in worlds) == sum(one.joined == (2,) for one in worlds) == 2
+    assert [one["complete"] for one in metadata["ranks"] if one["pid"] == 2] == [False, False, True]
+    assert len(metadata["ranks"]) == sum(one.size for one in worlds)
 
 
 def test_a_host_is_lost(start: Start) -> None:

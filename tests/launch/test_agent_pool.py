@@ -37,6 +37,8 @@ from ddlcore.launch.agents.wire import (
     decode_to_agent,
     encode,
 )
+from ddlcore.launch.output.output import Output
+from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.supervisor import Supervisor
 from tests.control.echo import EchoCoordinator
@@ -215,6 +217,27 @@ def test_who_was_silent_for_too_long_is_told_to_end(
     agents[0].silent(0, 3.0)
     assert agents[0].members[0].gone
     assert told == [(0, Quit())]
+
+
+def test_parts_of_a_rank_that_has_moved_are_kept_apart(tmp_path: Path) -> None:
+    """In an elastic job, processes of one rank run on several hosts, and each host numbers its parts of a timeline anew."""
+    pool = AgentPool([AgentPlace(0, "a", (0, 1)), AgentPlace(1, "b", ())], SshLauncher(), lambda text: None)
+    server = Server(2, EchoCoordinator(), agents=pool)
+    try:
+        pool.call((), server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
+        pool.timeline_dir = tmp_path
+        output = Output((Screen(bytearray().extend), Screen(bytearray().extend)), 2)
+        pool.again("b", 1, {}, output)
+        for agent, rank, stream, data in (
+            (0, 1, "timeline", b"a1,"), (1, 1, "timeline", b"b1,"), (0, 1, "timeline", b"a2,"),
+            (1, 1, "timeline.1", b"b3"), (1, 1, "timeline", b"b2"), (1, 0, "timeline", b"of a rank that it never ran"),
+        ):  # fmt: skip
+            pool.heard(agent, encode(Data(rank, stream, data)))
+    finally:
+        pool.close()
+        server.close()
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert found == {"rank1.json": b"a1,a2,", "rank1.1.json": b"b1,b2", "rank1.2.json": b"b3"}
 
 
 # --- messages and credit

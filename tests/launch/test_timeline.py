@@ -10,18 +10,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from ddlcore.commands.cli import main
 from ddlcore.config import Settings, load_settings
 from ddlcore.launch.job.timeline import Gathering
-from ddlcore.messages import Bucket
+from ddlcore.messages import Bucket, Planned, Spec, WorldReport, encode
 from ddlcore.observe.merge import merge, parts_in, read_trace
 from ddlcore.observe.ring_buffer import Code, RingBuffer
-from ddlcore.observe.summary import runs_of
+from ddlcore.observe.summary import runs_of, summarise, worlds_of
 from ddlcore.observe.timeline import TraceFile, make_directory
 from ddlcore.observe.trace_writer import TraceWriter
 from ddlcore.text.plain import plain
-from ddlcore.types import Kind
+from ddlcore.types import DType, Kind
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 from tests.launch.starting import Ddl
 from tests.observe.agreement import ends_apart
@@ -56,6 +57,69 @@ def test_a_rank_that_is_killed_leaves_its_part(ddl: Ddl, tmp_path: Path) -> None
         counts[run.pid] += 1
     assert counts[0] == 60
     assert counts[1] >= 30
+
+
+ELASTIC = """
+import os, signal, time
+import numpy as np
+import ddlcore as ddl
+from ddlcore.api.elastic import ObjectState, run
+ddl.init()
+part, place = "t.json.ranks/rank1.json", os.environ["DDL_RANK"]
+@run
+def train(state):
+    last = state.steps + 30
+    if ddl.stats()["world"]["generation"] == 2:
+        open("second", "w").close()
+    while ddl.stats()["world"]["generation"] < 3 or state.steps < last:
+        ddl.allreduce(np.full(64, 1, np.float32), name="grads", op=ddl.Sum)
+        if place == "1" and ddl.stats()["world"]["generation"] == 1 and state.steps >= 30:
+            while '"ALLREDUCE"' not in open(part).read():
+                time.sleep(0.01)
+            open("killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.commit()
+        time.sleep(0.002)
+while place == "1" and os.path.exists("killed") and not os.path.exists("second"):
+    time.sleep(0.01)  # otherwise the second world might have this process already
+train(ObjectState())
+"""
+
+
+@processes
+@pytest.mark.slow
+def test_the_timeline_of_an_elastic_job(ddl: Ddl, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mark of each world on each of its ranks; the records of the process that was killed; all in the row of their rank."""
+    (tmp_path / "loop.py").write_text(ELASTIC)
+    done = ddl("run", "-np", "3", "--min-np", "2", "--timeline", "t.json", "python", "loop.py")
+    assert done.returncode == 0, done.stderr
+    assert "ddl run: timeline in" in done.stderr
+    assert not (tmp_path / "t.json.ranks").exists()
+    metadata, events = read_trace(tmp_path / "t.json")
+    recorded = sorted((one["world"], one["rank"], one["complete"]) for one in metadata["ranks"])
+    assert recorded == [
+        ("world1", 0, True), ("world1", 1, False), ("world1", 2, True), ("world2", 0, True), ("world2", 2, True),
+        ("world3", 0, True), ("world3", 1, True), ("world3", 2, True),
+    ]  # fmt: skip
+    titles = {
+        (event["pid"], event["args"]["name"].split(" (")[0]) for event in events if event["name"] == "process_name"
+    }
+    assert titles == {(0, "rank 0"), (1, "rank 1"), (2, "rank 2")}
+    ran = {(run.world, run.pid) for run in runs_of(events)}
+    assert ran == {(world, rank) for world, rank, _ in recorded}, "the process that was killed has left its records"
+    marks = sorted((event["name"], event["pid"]) for event in events if event["name"].startswith("WORLD "))
+    assert marks == [(f"WORLD {world[-1]}", rank) for world, rank, _ in recorded]
+    first, second, third = worlds_of(events)
+    assert (first.size, first.lost, first.joined) == (3, (), ())
+    assert (second.size, second.lost, second.joined, second.recomputed) == (2, (1,), (), 1)
+    assert (third.size, third.lost, third.joined, third.recomputed) == (3, (), (1,), 0)
+    assert first.at_s < second.at_s < third.at_s and second.still_s > 0
+    assert f"ddl run: {second.text}\n" in done.stderr and f"ddl run: {third.text}\n" in done.stderr
+    page = tmp_path / "t.html"
+    assert main(["timeline", "summary", str(tmp_path / "t.json"), "--html", str(page)]) == 0
+    for shown in (capsys.readouterr().out, page.read_text()):
+        assert "The job had 3 worlds (ranks lost: 1, joined: 1): " in shown and "Worlds" in shown
+        assert "1 step was computed again" in shown and "The file of rank 1 is incomplete" in shown
 
 
 @pytest.mark.alone
@@ -284,6 +348,48 @@ def test_parts_that_were_left_are_merged_by_hand(tmp_path: Path, capsys: pytest.
     assert main(["timeline", "merge", str(tmp_path / "t.json")]) == 0
     assert "from 1 parts" in capsys.readouterr().out
     assert [event["ts"] for event in read_trace(tmp_path / "t.json")[1]] == [0.0]
+
+
+def part(path: Path, rank: int, world: int, first_us: int) -> None:
+    """Write what ``rank`` records in a world: three periods of one bucket, and no end of its replay."""
+    report = asdict(WorldReport(world, 2, lost=(1,) if world > 1 else (), still_s=0.5, text=f"world {world}"))
+    writer = TraceWriter(rank, rank, "h", lambda set_id, kind: "shm", world=report)
+    file = TraceFile(path)
+    file.add(writer.begin({"rank": rank, "size": 2, "host": "h", "world": f"world{world}"}, first_us * 1000))
+    ring = RingBuffer(64)
+    bucket = Planned(0, Kind.ALLREDUCE, ("x",), (encode(Spec(Kind.ALLREDUCE, DType.F32, (100,))),))
+    ring.put(Code.REPLAY, first_us * 1000, 1, 0, (bucket,), 0)
+    for place in range(3):
+        begin = 1000 * (first_us + 1000 * (place + 1) + 100 * rank)
+        ring.put(Code.BUCKET, begin, begin + 500_000, 100, 100, place, bucket, 400)
+    file.add(writer.write(list(ring.take())))
+    file.close()
+
+
+def test_worlds_are_kept_apart(tmp_path: Path) -> None:
+    """Epochs, schedules and buckets have the same numbers in each. A rank that was killed in mid-write loses one record."""
+    parts = tmp_path / "parts"
+    for rank in range(2):
+        part(parts / f"rank{rank}.json", rank, 1, 0)
+        part(parts / f"rank{rank}.1.json", rank, 2, 1_000_000)
+    whole = (parts / "rank1.json").read_bytes()
+    (parts / "rank1.json").write_bytes(whole[: whole.rindex(b'"SHM_ALLREDUCE"') + 5])
+    (parts / "rank1.2.json").touch()  # a process that was killed before it had written anything
+    assert merge(parts_in(parts), tmp_path / "t.json") == []
+    metadata, events = read_trace(tmp_path / "t.json")
+    assert len(metadata["ranks"]) == 4
+    runs = runs_of(events)
+    assert {(run.world, run.pid): sum(one.pid == run.pid and one.world == run.world for one in runs) for run in runs} == {
+        ("world1", 0): 3, ("world1", 1): 3, ("world2", 0): 3, ("world2", 1): 3,
+    }  # fmt: skip
+    found = summarise(metadata, events)
+    assert [round(row.step_ms, 3) for row in found.ranks] == [1.0, 1.0], "no step reaches from one world into the next"
+    assert [(row.last, round(row.late_ms, 3)) for row in found.ranks] == [(0, 0.0), (6, 0.1)]
+    assert [(row.names, row.count) for row in found.buckets] == [("x", 12)], "the same bucket in both worlds is one row"
+    assert [(one.generation, one.lost, one.still_s) for one in found.worlds] == [(1, (), 0.5), (2, (1,), 0.5)]
+    replays = [(event["pid"], event["ph"]) for event in events if event["name"] == "REPLAY"]
+    for rank in range(2):
+        assert [phase for pid, phase in replays if pid == rank] == ["B", "E", "B"], "the last one may still be going on"
 
 
 HOSTILE = ["w[/]", "[bold red]w", "w[link=x]", "\x1b]0;title\x07\x1b[2J", "half \ud800", "a\nb", "<script>", "\\[/]"]

@@ -13,7 +13,7 @@ import pytest
 import ddlcore as ddl
 from ddlcore import Stats
 from ddlcore.job import Job
-from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.meter import Meter, now_ns, world_stats
 from ddlcore.testing import World
 from ddlcore.types import Kind
 
@@ -29,7 +29,7 @@ def together(size: int, program: Callable[[int, Job], T], backend: str = "thread
 
 
 def test_former_keys_are_read_with_a_warning() -> None:
-    stats = cast("dict[str, object]", Meter().stats(0.0, {}))
+    stats = cast("dict[str, object]", Meter().stats(0.0, {}, 0, world_stats(1, None)))
     assert "batches_void" not in stats
     with pytest.warns(FutureWarning, match="'batches_void'.*'buckets_void'"):
         assert stats["batches_void"] == 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tools.elastic.members import Members, play, simulate_worlds
 from tools.simulate_control import Cost, World, program, simulate, verdict
 
 
@@ -31,6 +34,48 @@ def test_a_small_job_from_its_first_word_to_its_last() -> None:
     assert ranks <= first.requests == first.up <= 8 * 20 * ranks
     left = by_name["a rank leaves: freeze, drain"][0]
     assert (left.up, left.down) == (1 + ranks, 2 * ranks)
+
+
+def test_the_worlds_of_an_elastic_job() -> None:
+    """A rank of 64 dies and comes back. The messages grow with the members, not with their square."""
+    size, victim = 64, 32
+    members = Members(size)
+    seen = []
+    for _, cost in play(members, size):
+        told = {place: [type(message).__name__ for message in messages] for place, messages in members.told.items()}
+        seen.append((cost.up, cost.down, told, dict(members.worlds)))
+        assert cost.cpu_s > 0 and cost.up_bytes > 0 and cost.down_bytes > 0
+    everyone, survivors = set(range(size)), set(range(size)) - {victim}
+    assert [(up, down) for up, down, *_ in seen] == [
+        (size, size), (size, size),
+        (size - 1, 2 * (size - 1)), (size - 1, size - 1),  # a survivor is told of the loss, and of the new world
+        # CountCalls, AgreedCall and Farewell to the survivors, and the world to all
+        (1 + 4 * (size - 1), 3 * (size - 1) + size), (size, size),
+    ]  # fmt: skip
+    for number, present in enumerate((everyone, survivors, everyone)):
+        told, worlds = seen[2 * number][2:]
+        assert told == {place: ["World"] for place in present}
+        assert set(worlds) == present and len(set(worlds.values())) == 1
+        world = worlds[0]
+        assert (world.generation, world.members) == (number + 1, tuple(sorted(present)))
+        assert seen[2 * number + 1][2] == {place: ["Welcome"] for place in present}
+    assert seen[2][3][0].root == 1, "the lowest of those with the most steps"
+    assert [re.sub(r"[0-9.]+ s", "T", text) for text in members.said] == [
+        "world 2: rank 32 died (SIGKILL); 63 ranks go on; step 102 is computed again; they stood still for T",
+        "world 3: rank 32 is back T after the loss; 64 ranks go on after step 200; they stood still for T",
+    ]
+
+
+def test_the_table_of_worlds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which targets are met."""
+    monkeypatch.setattr("tools.elastic.members.DEATH_S", 1e3)
+    monkeypatch.setattr("tools.elastic.members.MEMORY_BYTES", 1 << 50)
+    assert simulate_worlds(8)
+    shown = capsys.readouterr().out
+    assert shown.count(": ok") == 2 and "MISSED" not in shown
+    monkeypatch.setattr("tools.elastic.members.DEATH_S", 0.0)
+    assert not simulate_worlds(8)
+    assert capsys.readouterr().out.count("MISSED") == 1
 
 
 def test_a_cost_beyond_the_target_is_a_miss(

@@ -50,13 +50,13 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 
 
 def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
-    reason = ""
+    reason, again = "", 0
     barren = 0  # see _BARREN
     results: list[R] = []  # of the last call, if it has returned
     while True:
         steps = state.steps
         leave_world(reason or "waits for the next world")
-        job = member.next_job(state.registered_steps, reason)
+        job = member.next_job(state.registered_steps, reason, again)
         if job is None:
             if results:
                 return results[0]
@@ -65,16 +65,19 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
         results.clear()
         world = member.world
         assert world is not None
+        given_up = again  # if this world is lost before the function is called, this still has to be computed again
         try:
             enter_world(job)
             state.enter(world.members.index(world.root), world.before)
+            given_up = 1  # the step in flight, if the function raises an error
             results.append(call())
+            given_up = 0
             _check(job)
             barrier(job=job)  # otherwise a rank could end while another one still needs its state
             member.finished(job)
             return results[0]
         except HostsUpdatedInterrupt:
-            reason = ""
+            reason, again = "", 0
             leave_world("has come to an agreed call")
         except Exception as error:
             cause = _mendable(error, job)
@@ -84,7 +87,9 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
             reason = str(cause).partition("\n")[0]
             log.info("elastic: rank %d leaves its world: %s", job.rank, reason)
             leave_world(f"raised {type(error).__name__}: {reason}")
+            applied = state.steps
             state.restore()
+            again = applied - state.steps + (0 if state.is_between_steps else given_up)
 
 
 def _check(job: Job) -> None:

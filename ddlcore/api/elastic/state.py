@@ -27,6 +27,7 @@ class State(ABC):
     def __init__(self) -> None:
         self.steps = 0  # how many steps the state contains
         self.root = 0  # whose state ``sync`` copies: a rank of the present world
+        self.is_between_steps = False  # whether a failure was noticed by ``commit``: no step was interrupted
         self._entered = False  # whether the state is that of a world; before, it must not count as one
         self._callbacks: list[Callable[..., object]] = []
 
@@ -61,6 +62,7 @@ class State(ABC):
         job = current_job()
         failure = job.failed_with()
         if failure is not None:  # a loop without collectives would not notice it
+            self.is_between_steps = True
             raise failure
         if job.commit_calls.next_is_agreed():
             self.save()  # all ranks are at the same place, so they go on with what is there now
@@ -77,6 +79,7 @@ class State(ABC):
             for callback in self._callbacks:
                 _call_with_sizes(callback, before, size())
         self.root = root
+        self.is_between_steps = False
         self.sync()
         self._entered = True
 

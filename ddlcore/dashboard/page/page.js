@@ -91,6 +91,11 @@ function drawTiles() {
     ["Memory", size(all.memory_most), "of the largest rank"],
     ["Ranks", `${all.running} of ${now.size}`, "are running"],
   ];
+  if (now.world) {
+    const world = now.world;
+    const more = `${plural(world.size, "rank")}; lost: ${world.ranks_lost}, joined: ${world.ranks_joined}; stood still for ${duration(world.seconds_lost)}`;
+    tiles.push(["World", String(world.generation), more]);
+  }
   byId("tiles").replaceChildren(
     ...tiles.map(([name, value, more]) =>
       element("div", { class: "tile" }, element("dl", {}, element("dt", {}, name), element("dd", {}, ...split(value))), element("p", { class: "more" }, more)),

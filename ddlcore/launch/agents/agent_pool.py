@@ -41,6 +41,7 @@ from ddlcore.launch.agents.wire import (
 )
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor
+from ddlcore.observe.timeline import part_of
 
 _SLICE_S = 0.1
 _PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
@@ -62,6 +63,11 @@ class Agent:
     gone: str = ""  # why no more messages will come from it; "": it is not lost
     results: dict[int, bytearray] = field(default_factory=dict)  # by rank: the pickled result, as far as it arrived
     credit: Credit | None = None
+    served: set[int] = field(default_factory=set)  # all ranks that it has ever run
+    parts: dict[tuple[int, str], Path] = field(default_factory=dict)  # of a timeline, by rank and stream
+
+    def __post_init__(self) -> None:
+        self.served.update(self.ranks)
 
     @property
     def over(self) -> bool:
@@ -246,6 +252,7 @@ class AgentPool:
             raise OSError(errno.EHOSTDOWN, "its host is gone", host)
         self.forget(rank)  # it may have run on a host that was lost
         member.ranks.append(rank)
+        member.served.add(rank)
         output.add_fed_later(rank)
         self._tell(member.place.index, Again(RankTask(rank, dict(environ))))
         return RemoteRank(rank, self._teller(member.place.index))
@@ -399,9 +406,13 @@ class AgentPool:
             self._output.feed(piece.rank, piece.stream, piece.data, lambda: self._shown(agent, nbytes))
 
     def _write_part(self, member: Agent, piece: Data) -> None:
-        if self.timeline_dir is None or piece.rank not in member.ranks or not piece.data:
+        if self.timeline_dir is None or piece.rank not in member.served or not piece.data:
             return
-        path = self.timeline_dir / f"rank{piece.rank}{piece.stream[len('timeline') :]}.json"
+        # In an elastic job, processes of one rank may have run on several hosts, each of which numbers its own parts.
+        key = piece.rank, piece.stream
+        if key not in member.parts:
+            member.parts[key] = part_of(self.timeline_dir, piece.rank)
+        path = member.parts[key]
         try:
             with open(path, "ab") as file:
                 file.write(piece.data)

@@ -308,6 +308,8 @@ def _supervised(
         if growth is not None:
             if remote is not None and failure_log.history is not None:
                 failure_log.history.host_of = growth.host_name
+            if remote is not None and page is not None:
+                page.host_of = growth.host_name
             growth.attach(supervisor, placed.discovery)
         ends = supervisor.run()
         if growth is not None:

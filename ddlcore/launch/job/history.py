@@ -1,18 +1,21 @@
-"""Record how the world of an elastic job changes, as lines for the user. It decides nothing.
+"""Record how the world of an elastic job changes, for the user and for the ranks. It decides nothing.
 
 The launcher sees all that it needs: the ends of processes, the registrations for the next world, and the welcome with
-which a world begins.
+which a world begins. The welcome takes what is known of the world to its ranks, for their statistics and timelines.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import FromCoordinator, Register, ToCoordinator, Welcome, World
+from ddlcore.messages import FromCoordinator, Register, ToCoordinator, Welcome, World, WorldReport
 from ddlcore.text.ranks import ranks_text
 
 _MOST_ROWS = 10  # of the summary; the oldest are left out
@@ -26,8 +29,17 @@ class Change:
     text: str
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The end of a rank's process that has failed."""
+
+    at_s: float
+    host: str  # "": there is one host only
+    how: str  # in words that follow the rank, such as "died (SIGKILL)"
+
+
 class History:
-    """The worlds of one elastic job, as they are told to the user.
+    """The worlds of one elastic job, as they are told to the user and to the ranks.
 
     Two threads call it: the supervisor's thread calls ``ended``, and the control server's thread everything else.
     """
@@ -40,9 +52,10 @@ class History:
         self._lock = threading.Lock()
         self._announced: World | None = None  # the world that its members are about to begin
         self._generation = 0  # of the last world that has begun
-        self._members: tuple[int, ...] = ()  # of that world
-        self._steps: dict[int, int] = {}  # by rank: how many steps it had applied when it registered last
-        self._ends: dict[int, tuple[float, str]] = {}  # by rank that is not back: when it failed, and where it ran
+        self._members: dict[int, None] = {}  # of that world, in order; there may be thousands, so it is no tuple
+        self._registered: dict[int, Register] = {}  # by rank: its last registration
+        self._reason: tuple[int, str] | None = None  # the rank that was the first to leave the world, and why
+        self._ends: dict[int, Failure] = {}  # by rank that is not back
         self._known: set[int] = set()  # ranks that were members of some world
         self._stopped_at_s: float | None = None  # since when the training stands still
         self._begun_s = 0.0
@@ -50,6 +63,7 @@ class History:
         self._joins = 0
         self._still_s = 0.0
         self._changes: list[Change] = []
+        self._report: WorldReport | None = None  # on the last world that has begun
 
     # --- what happens
 
@@ -58,7 +72,8 @@ class History:
         with self._lock:
             if end.failed:
                 self._losses += 1
-                self._ends[end.rank] = end.at_s, "" if self.host_of is None else self.host_of(end.rank)
+                host = "" if self.host_of is None else self.host_of(end.rank)
+                self._ends[end.rank] = Failure(end.at_s, host, _how(end))
                 if end.rank in self._members:
                     self._stands_still(end.at_s)
 
@@ -66,21 +81,27 @@ class History:
         """Take a message of ``rank``. Call it before the coordinator gets the message."""
         if isinstance(message, Register):
             with self._lock:
-                self._steps[rank] = message.steps
+                self._registered[rank] = message
                 if message.generation and rank in self._members:
+                    if message.reason and self._reason is None:
+                        self._reason = rank, message.reason
                     self._stands_still(self._clock())
 
-    def told(self, rank: int, message: FromCoordinator) -> None:
-        """Take a message of the coordinator to ``rank``."""
+    def told(self, message: FromCoordinator) -> FromCoordinator:
+        """Take a message of the coordinator to a rank. Returns the message to send: a welcome gets the report on its world."""
         if isinstance(message, World):
             with self._lock:
                 self._announced = message
         elif isinstance(message, Welcome):
             with self._lock:
                 world, self._announced = self._announced, None
-                text = "" if world is None else self._begins(world)
-            if text:
-                self._say(text)
+                if world is not None:
+                    self._report = self._begins(world)
+                report = self._report
+            if world is not None and report is not None and report.text:
+                self._say(report.text)
+            return msgspec.structs.replace(message, report=report)
+        return message
 
     # --- what was
 
@@ -119,59 +140,91 @@ class History:
         if self._stopped_at_s is None:
             self._stopped_at_s = at_s
 
-    def _begins(self, world: World) -> str:
-        """Record that all members of ``world`` are there.
-
-        Returns the line for the user, which is empty for the first world.
-        """
+    def _begins(self, world: World) -> WorldReport:
+        """Record that all members of ``world`` are there. Returns the report on it, whose text is for the user."""
         now_s = self._clock()
-        before, self._members, self._generation = self._members, world.members, world.generation
+        before, self._members, self._generation = self._members, dict.fromkeys(world.members), world.generation
         if not before:
             self._begun_s = now_s
-            self._known.update(world.members)
-            self._forget_ends(world)
-            return ""
-        still_s = 0.0 if self._stopped_at_s is None else now_s - self._stopped_at_s
-        self._still_s += still_s
-        self._stopped_at_s = None
-        parts = self._arrivals(before, world.members, now_s)
-        gone = [rank for rank in before if rank not in world.members]
-        steps = max((self._steps.get(rank, 0) for rank in world.members), default=0)
-        count = len(world.members)
-        parts.append(
-            f"{count} {'rank goes' if count == 1 else 'ranks go'} on"
-            f"{f' without {self._named(gone)}' if gone else ''}{f' after step {steps}' if steps > 0 else ''}"
-        )
-        parts.append(f"{'it' if count == 1 else 'they'} stood still for {still_s:.2f} s")
-        text = f"world {world.generation}: {'; '.join(parts)}"
-        self._changes.append(Change(now_s - self._begun_s, text))
+            report = WorldReport(world.generation, len(world.members), ranks_lost=self._losses)
+        else:
+            report = self._changed(before, world, now_s)
+            self._changes.append(Change(now_s - self._begun_s, report.text))
+        self._stopped_at_s = self._reason = None
         self._known.update(world.members)
-        self._forget_ends(world)
-        return text
+        for rank in world.members:
+            self._ends.pop(rank, None)
+        return report
 
-    def _arrivals(self, before: Sequence[int], members: Sequence[int], now_s: float) -> list[str]:
-        """Return the words about those of ``members`` whose processes were not in the last world.
-
-        ``before`` are the members of the last world.
-        """
+    def _changed(self, before: Collection[int], world: World, now_s: float) -> WorldReport:
+        """Return the report on ``world``, which follows on that of the members ``before``, and add to the totals."""
+        members = self._members
         new = [rank for rank in members if rank not in self._known]
         back = [rank for rank in members if rank in self._known and (rank not in before or rank in self._ends)]
+        lost = [rank for rank in before if rank in self._ends]
+        left = [rank for rank in before if rank not in members and rank not in self._ends]
+        still_s = 0.0 if self._stopped_at_s is None else now_s - self._stopped_at_s
         self._joins += len(new) + len(back)
+        self._still_s += still_s
+        steps, again = self._steps(members)
+        count = len(members)
+        parts = [
+            *self._departures([rank for rank in lost if rank not in members], left),
+            *self._arrivals(new, back, now_s),
+            *([] if lost or left or new or back else self._first_reason()),
+            f"{count} {'rank goes' if count == 1 else 'ranks go'} on{_after(steps, again)}",
+            f"{'it' if count == 1 else 'they'} stood still for {still_s:.2f} s",
+        ]
+        return WorldReport(
+            world.generation,
+            count,
+            tuple(lost),
+            tuple(sorted([*new, *back])),
+            tuple(left),
+            again,
+            still_s,
+            self._losses,
+            self._joins,
+            self._still_s,
+            f"world {world.generation}: {'; '.join(parts)}",
+        )
+
+    def _steps(self, members: Collection[int]) -> tuple[int, int]:
+        """Return how many steps the state of the new world contains, and how many after these are computed again.
+
+        These are the steps that a member had begun, or applied and then given up.
+        """
+        known = [self._registered[rank] for rank in members if rank in self._registered]
+        steps = max((one.steps for one in known), default=0)
+        begun = max((one.steps + one.again for one in known), default=0)
+        return max(0, steps), max(0, begun - steps) if steps >= 0 else 0
+
+    # --- in words
+
+    def _departures(self, lost: Sequence[int], left: Sequence[int]) -> list[str]:
+        """Return the words about members of the last world that have failed, and about those that have left."""
+        alike: dict[str, list[int]] = {}
+        for rank in lost:
+            alike.setdefault(self._ends[rank].how, []).append(rank)
+        words = [f"{_with_hosts(own, [self._ends[rank].host for rank in own])} {how}" for how, own in alike.items()]
+        return words + ([f"{self._placed(left)} {'has' if len(left) == 1 else 'have'} left"] if left else [])
+
+    def _arrivals(self, new: Sequence[int], back: Sequence[int], now_s: float) -> list[str]:
+        """Return the words about members that were in no world before, and about those that are back."""
         words = []
         if back:
-            waits = [now_s - self._ends[rank][0] for rank in back if rank in self._ends]
+            waits = [now_s - self._ends[rank].at_s for rank in back if rank in self._ends]
             since = f" {max(waits):.1f} s after the loss" if waits else ""
             words.append(f"{self._placed(back)} {'is' if len(back) == 1 else 'are'} back{since}")
         if new:
             words.append(f"{self._placed(new)} {'has' if len(new) == 1 else 'have'} joined")
         return words
 
-    def _forget_ends(self, world: World) -> None:
-        for rank in world.members:
-            self._ends.pop(rank, None)
-
-    def _named(self, gone: Sequence[int]) -> str:
-        return _with_hosts(gone, [self._ends.get(rank, (0.0, ""))[1] for rank in gone])
+    def _first_reason(self) -> list[str]:
+        if self._reason is None:
+            return []
+        rank, reason = self._reason
+        return [f"{self._placed([rank])} has left the last one ({reason})"]
 
     def _placed(self, ranks: Sequence[int]) -> str:
         return _with_hosts(ranks, ["" if self.host_of is None else self.host_of(rank) for rank in ranks])
@@ -183,3 +236,25 @@ def _with_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     for rank, host in zip(ranks, hosts, strict=True):
         ranks_on.setdefault(host, []).append(rank)
     return " and ".join(f"{ranks_text(own)}{f' on {host}' if host else ''}" for host, own in ranks_on.items())
+
+
+def _after(steps: int, again: int) -> str:
+    """Return the words about the steps so far, of which ``again`` steps after step ``steps`` are computed again."""
+    if again == 1:
+        return f"; step {steps + 1} is computed again"
+    if again:
+        return f"; steps {steps + 1}-{steps + again} are computed again"
+    return f" after step {steps}" if steps > 0 else ""
+
+
+def _how(end: End) -> str:
+    """Return how a rank has failed, in words that follow the rank."""
+    if end.lost:
+        return f"was lost ({end.lost})"
+    if end.returncode >= 0:
+        return f"died (exit code {end.returncode})"
+    by = " by the launcher" if end.silent else ""
+    try:
+        return f"died ({signal.Signals(-end.returncode).name}{by})"
+    except ValueError:  # real-time signals have no name
+        return f"died (signal {-end.returncode}{by})"

@@ -234,8 +234,8 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         again = None if growth is None else growth.begin
         supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, growth, again)
         if growth is not None:
-            if remote is not None and failure_log.history is not None:
-                failure_log.history.host_of = growth.host_name
+            if remote is not None:
+                _name_hosts(growth, failure_log, page)
             growth.attach(supervisor, launch.placed.discovery)
             stack.callback(growth.close)
         trap.forward(supervisor.deliver, say)
@@ -255,12 +255,20 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             remote.agents.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
-            gathering.finish(lambda text: _show(screens[1], text), launch.places)
+            gathering.finish(lambda text: _show(screens[1], text), launch.size)
     host_of = growth.host_name if growth is not None else launch.placed.host_names().__getitem__
     _conclude(launch, host_of, ends, failure_log, output, screens[1], supervisor, begun_s)
     stopped = bool(failure_log.stopped) and not failure_log.differ
     code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
     return code or int(bool(failure_log.differ))
+
+
+def _name_hosts(growth: Growth, failure_log: FailureLog, page: JobPage | None) -> None:
+    """Let the history and the page of an elastic job of several hosts tell on which host a rank runs now."""
+    if failure_log.history is not None:
+        failure_log.history.host_of = growth.host_name
+    if page is not None:
+        page.host_of = growth.host_name
 
 
 def _prepare(

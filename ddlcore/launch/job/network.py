@@ -12,7 +12,7 @@ from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.launch.job.history import History
-from ddlcore.messages import STOP, AgreedCall, Bye, Differ, Profile, Pulse, ToCoordinator
+from ddlcore.messages import STOP, AgreedCall, Bye, Differ, FromCoordinator, Profile, Pulse, ToCoordinator
 from ddlcore.plug.registry import Registry
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ class FailureLog:
         return self._noted(self._coordinator.dismiss(ranks, reason))
 
     def _noted(self, outgoing: Outgoing) -> Outgoing:
-        for rank, message in outgoing:
-            if self.history is not None:
-                self.history.told(rank, message)
+        if self.history is not None:
+            outgoing = _told(outgoing, self.history)
+        for _, message in outgoing:
             if isinstance(message, Differ):
                 self.differ = message.text
             elif isinstance(message, AgreedCall) and message.kind == STOP and not self.stopped:
@@ -96,6 +96,15 @@ class FailureLog:
                 self._killed.add(rank)
                 self.kill(rank, why)
         return texts
+
+
+def _told(outgoing: Outgoing, history: History) -> Outgoing:
+    """Tell ``history`` of the messages to ranks, and return those to send. Ranks that get the same get the same object."""
+    once: dict[int, FromCoordinator] = {}  # by identity, so that thousands of ranks get a message that is made once
+    for _, message in outgoing:
+        if id(message) not in once:
+            once[id(message)] = history.told(message)
+    return [(rank, once[id(message)]) for rank, message in outgoing]
 
 
 def _is_cause(reason: str) -> bool:

@@ -20,11 +20,11 @@ from ddlcore.config import Settings
 from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.dashboard import records
 from ddlcore.dashboard.place import listen, place_of, require_installed, url_of
-from ddlcore.dashboard.records import Begin, Event, Heard, Over, Record, State, encoded
+from ddlcore.dashboard.records import Begin, Event, Heard, Over, Record, State, World, encoded
 from ddlcore.job import VERSION
 from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.exit_status import End, NotStarted
-from ddlcore.messages import Answer, Bye, Hello, Leave, Profile, Pulse, Resume, ToCoordinator, Welcome
+from ddlcore.messages import Answer, Bye, Hello, Leave, Profile, Pulse, Resume, ToCoordinator, Welcome, WorldReport
 from ddlcore.telemetry import PAGE_PULSE_S
 
 # The first entry of the path is the user's directory, in which a queue.py would hide the one of Python.
@@ -72,7 +72,9 @@ class JobPage:
         self._over = False
         self._epoch = -1
         self._seldom_s = 0.0
+        self._generation = 0  # of the last world that was told
         self.say: Callable[[str], None] = lambda text: None  # shows a line to the user
+        self.host_of: Callable[[int], str] = lambda rank: ""  # the host of a rank's process; "": that of the beginning
         self._tell(Begin(title, tuple(hosts), VERSION, time.time(), token, interval_s))
         self._thread = threading.Thread(target=self._write, name="ddl-page", daemon=True)
         self._thread.start()
@@ -89,7 +91,7 @@ class JobPage:
     def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
         """Take a message of ``rank``, and the messages with which the coordinator answered it."""
         if isinstance(message, Hello):
-            self._tell(State(rank, records.INIT))
+            self._tell(State(rank, records.INIT, host=self.host_of(rank)))
         elif isinstance(message, Bye):
             self._tell(State(rank, records.LEFT, message.reason))
             if message.reason.startswith(("raised ", "init failed")):
@@ -99,11 +101,19 @@ class JobPage:
         for other, answer in outgoing:
             if isinstance(answer, Welcome):
                 self._tell(State(other, records.RUNNING))
+                if answer.report is not None:
+                    self._begins(answer.report)
             elif isinstance(answer, Answer):
                 for item in answer.items:
                     if isinstance(item, Resume) and item.epoch != self._epoch:
                         self._epoch = item.epoch
                         self._seldom("the steps repeat: the ranks run them from memory")
+
+    def _begins(self, report: WorldReport) -> None:
+        if report.generation != self._generation:
+            self._generation = report.generation
+            totals = report.ranks_lost, report.ranks_joined, report.seconds_lost
+            self._tell(World(report.generation, report.size, *totals))
 
     def ended(self, end: End) -> None:
         """Take the end of a rank's process."""

@@ -52,7 +52,7 @@ class Gathering:
     def finish(self, say: Callable[[str], None], size: int) -> None:
         """Merge the parts into the trace. Call it after all ranks have ended, whether or not they failed.
 
-        ``size`` is the number of ranks.
+        ``size`` is the number of ranks that were started at first.
         """
         parts = parts_in(self.directory)
         if not parts:
@@ -67,6 +67,6 @@ class Gathering:
         for problem in problems:
             say(f"timeline: {problem}")
         ranks = {part.name.split(".")[0] for part in parts}
-        some = "" if len(ranks) == size else f" of {len(ranks)} ranks out of {size}"
+        some = "" if len(ranks) >= size else f" of {len(ranks)} ranks out of {size}"
         say(f"timeline{some} in {self.file}; `ddl timeline summary {self.file}` reads it, ui.perfetto.dev shows it")
         self.drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -93,6 +94,43 @@ def test_at_random(seed: int) -> None:
     results = world.play()
     check({place: result for place, result in results.items() if not isinstance(result, SystemExit)}, steps=60)
     assert any(not isinstance(result, SystemExit) for result in results.values())
+
+
+def test_the_interrupted_step_is_told() -> None:
+    """It is the one in flight: the survivors have completed what the dead thread has completed, or compute that again."""
+    world = ElasticThreads(3, trained(lambda place, step: place == 1 and step == 7))
+    check(world.play(), {2})
+    (line,) = world.said
+    assert re.match(
+        r"world 2: rank 1 died \(SIGKILL\); 2 ranks go on; step [78] is computed again; they stood still for [0-9.]+ s$",
+        line,
+    )
+
+
+def test_nothing_is_computed_again_after_a_loss_between_two_steps() -> None:
+    """A loop that notices it in ``commit()`` has nothing in flight."""
+    together = threading.Barrier(3)
+
+    def play(place: int) -> None:
+        calls: list[int] = []
+
+        @run
+        def train(state: Any) -> None:
+            calls.append(1)
+            if len(calls) > 1:
+                return
+            ddl.barrier()
+            together.wait(30.0)
+            if place == 1:
+                raise Killed
+            while True:
+                state.commit()
+
+        train(ObjectState())
+
+    world = ElasticThreads(3, play)
+    assert world.play() == {0: None, 2: None}
+    assert re.match(r"world 2: rank 1 died \(SIGKILL\); 2 ranks go on after step \d+; they stood still ", world.said[0])
 
 
 def test_too_few_are_left() -> None:

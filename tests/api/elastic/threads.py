@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +15,9 @@ from ddlcore.control.local import LocalNetwork
 from ddlcore.elastic_member import ElasticMember, JobBeforeWorld
 from ddlcore.errors import Closed
 from ddlcore.job import Job
+from ddlcore.launch.job.history import History
+from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages import World
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
@@ -45,7 +50,10 @@ class ElasticThreads:
         self.hosts = hosts or (0,) * size
         self.membership = build_membership(self.hosts, self.settings)
         sessions = build_sessions(size, self.settings, self._registry, membership=self.membership)
-        self.network = LocalNetwork(size, sessions)
+        self.said: list[str] = []  # what the user is told about worlds
+        log = FailureLog(sessions, sessions.dead)
+        log.history = self.history = History(self.said.append)
+        self.network = LocalNetwork(size, log)
         self._run = run
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -84,7 +92,8 @@ class ElasticThreads:
 
         def in_world(world: World) -> Job:
             here = Placement(place, world.hosts)
-            return Job(here, world.members, world.generation, network, self._registry, self.settings)
+            given = network, self._registry, self.settings
+            return Job(here, world.members, world.generation, *given, elastic=True)
 
         everyone = tuple(range(len(self.hosts)))
         before = JobBeforeWorld(Placement(place, self.hosts), everyone, 0, network, self._registry, self.settings)
@@ -108,6 +117,7 @@ class ElasticThreads:
                 self.network.rank_ended(place, reason)
                 return
             mute.append(True)  # a process that was killed says nothing any more
+            self.history.ended(End(place, -int(signal.SIGKILL), time.monotonic()))
             self.network.rank_ended(place, reason)
             if again:
                 self.start(place, again=True)
