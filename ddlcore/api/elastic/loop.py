@@ -68,6 +68,7 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
         try:
             enter_world(job)
             state.enter(world.members.index(world.root), world.before)
+            member.began()
             results.append(call())
             _check(job)
             barrier(job=job)  # otherwise a rank could end while another one still needs its state

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import FromCoordinator, Register, ToCoordinator, Welcome, World
+from ddlcore.messages import FromCoordinator, Opened, Register, ToCoordinator, Welcome, World
 from ddlcore.text.ranks import ranks_text
 
 _MOST_ROWS = 10  # of the summary; the oldest are left out
@@ -81,6 +81,14 @@ class History:
                 text = "" if world is None else self._begins(world)
             if text:
                 self._say(text)
+
+    def goes_on(self, world: Opened, running: Sequence[int]) -> None:
+        """Begin with ``world``, the last one of a launcher that is lost. The processes of ``running`` still run."""
+        with self._lock:
+            self._members, self._generation = world.places, world.ballot[0]
+            self._known.update(world.places, running)
+            self._begun_s = self._clock()
+            self._stands_still(self._begun_s)
 
     # --- what was
 
