@@ -66,9 +66,8 @@ from ddlcore.messages import encode as encode_for_rank
 from ddlcore.observe.merge import parts_in
 
 _PART_BYTES = 1 << 24  # read from a file at a time
-_QUIT_S = (
-    1.0  # a launcher that ends sends Quit before it closes the standard input of the command: Quit must be read first
-)
+_STDIN = "its standard input ended"
+_QUIT_S = 1.0  # a launcher that ends sends Quit, and closes this standard input: Quit must be read first
 _FIRST_WORD_S = 20.0  # from the start to the launcher's first message
 _Next = Look | Begin | Quit | None  # None: the launcher is gone
 
@@ -175,7 +174,7 @@ class _Agent:
                 pass
         if self._succession.is_prepared:
             time.sleep(_QUIT_S)
-        self._relay.lose("its standard input ended")
+        self._relay.lose(_STDIN)
 
     def _serve(self) -> int:
         try:
@@ -269,7 +268,7 @@ class _Agent:
                 os.kill(os.getppid(), signal.SIGTERM)
 
     def _lose(self, reason: str) -> None:
-        self._unheard = True
+        self._unheard = reason != _STDIN
         over = self._ending or self._released or self._is_orphan
         if over or self._supervisor is None or not self._succession.is_prepared:
             self._part(reason)
