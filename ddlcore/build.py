@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ddlcore.builtin.by_kind import ByKindTransport
 from ddlcore.config import Settings
 from ddlcore.contracts.transport import Transport
-from ddlcore.coordinator.membership import MemberPatience, Membership
-from ddlcore.coordinator.sessions import Sessions
-from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.routes import Route
+
+if TYPE_CHECKING:
+    from ddlcore.coordinator.membership import Coordinating, Membership
+    from ddlcore.coordinator.quorum import Quorum
+    from ddlcore.coordinator.sessions import Sessions
+    from ddlcore.coordinator.tuning import SearchDriver
 
 
 def build_transport(registry: Registry, route: Route) -> Transport:
@@ -41,12 +45,13 @@ def build_sessions(
     driver: SearchDriver | None = None,
     refuses: str = "",
     membership: Membership | None = None,
+    term: str = "",
 ) -> Sessions:
     """Return the coordinator's side of a launch of ``size`` ranks. The launcher gives it to its control server.
 
     ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: "", or a reason why no world
     can begin in this launch; every rank that calls ``init`` gets that reason. ``membership``: which worlds an elastic job
-    has; None: it is not elastic. Raises ValueError or PluginError, with a
+    has; None: it is not elastic. ``term``: see Sessions. Raises ValueError or PluginError, with a
     message of one line, for invalid settings.
     """
     name = settings.text("fusion_policy")
@@ -55,22 +60,34 @@ def build_sessions(
         raise ValueError(
             f"no fusion policy is called {name!r}; there are {', '.join(sorted(registry.fusion_policies))}"
         )
+    # Imported here: a rank that a launcher has started needs this module for its transports, and never a coordinator.
+    from ddlcore.coordinator.sessions import Sessions
+
     policy = registry.load(provider)()
     compression = settings.text("compression")
     registry.named(Registry.compressors, compression)  # raises an error for an unknown name, before any rank starts
     replay = bool(settings["replay"])
-    return Sessions(size, policy, patience_of(settings), replay, driver, compression, refuses, membership)
+    return Sessions(size, policy, patience_of(settings), replay, driver, compression, refuses, membership, term)
 
 
-def build_membership(hosts: Sequence[int], settings: Settings, places: int = 0, most: int = 0) -> Membership | None:
+def build_membership(
+    hosts: Sequence[int],
+    settings: Settings,
+    places: int = 0,
+    most: int = 0,
+    quorum: Quorum | None = None,
+    coordinator: Coordinating | None = None,
+) -> Membership | None:
     """Return what decides which processes of an elastic job form a world; None if ``settings`` ask for no such job.
 
     ``hosts``: (size,), the host index of each rank of the launch. There may be up to ``places`` ranks later, ``most`` of
-    them at a time; 0: those of ``hosts``.
+    them at a time; 0: those of ``hosts``. ``quorum`` and ``coordinator``: see Membership.
     """
     least = settings.whole("min_np")
     if not least:
         return None
+    from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership
+
     timeout_s, resets = settings.number("elastic_timeout_s"), settings.whole("reset_limit")
     later = (-1,) * (places - len(hosts))
     patience = MemberPatience(
@@ -79,7 +96,9 @@ def build_membership(hosts: Sequence[int], settings: Settings, places: int = 0, 
         settings.number("stall_warning_s"),
         settings.number("evict_after_s"),
     )
-    return Membership((*hosts, *later), least, most or len(hosts), patience, resets)
+    return Membership(
+        (*hosts, *later), least, most or len(hosts), patience, resets, quorum, coordinator or Coordinating()
+    )
 
 
 def patience_of(settings: Settings) -> Patience:

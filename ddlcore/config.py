@@ -422,6 +422,15 @@ SETTINGS: tuple[Setting, ...] = (
         group="faults",
     ),
     Setting(
+        "launcher_loss",
+        str,
+        "continue",
+        "elastic job on several hosts: what happens when the launcher or its host is lost: continue, under a successor on "
+        "another host, if more than half of the ranks are left; or end",
+        choices=("continue", "end"),
+        group="faults",
+    ),
+    Setting(
         "elastic_timeout_s",
         float,
         600.0,

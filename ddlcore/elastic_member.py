@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -9,9 +10,14 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError, NotInitialized
 from ddlcore.job import VERSION, Job, log_at
-from ddlcore.messages import PROTOCOL, Complete, Dismissed, Finished, Refused, Register, World
+from ddlcore.messages import PROTOCOL, Ballot, Complete, CoordinatorLost, Dismissed, Finished, Refused, Register, World
 
+log = logging.getLogger("ddl")
 _SLICE_S = 0.1  # delay at most until a wait notices Ctrl-C
+
+
+class _CoordinatorLost(Exception):
+    """Raised when the coordinator with which a process has registered is lost; the message says why."""
 
 
 class ElasticMember:
@@ -30,6 +36,7 @@ class ElasticMember:
         self._last: Job | None = None  # the job of this process in its newest world
         self.dismissed = ""  # why this process is to leave the training; "": it is not
         self.world: World | None = None  # the newest world of which this process was a member
+        self._effective: Ballot = (0, 0)  # the newest world of which it has seen that all members took over the state
 
     def next_job(self, steps: int, reason: str, again: int = 0) -> Job | None:
         """Wait until this process is a member of the next world, and return its job there, which is not started yet.
@@ -40,10 +47,19 @@ class ElasticMember:
         of steps after ``steps`` that this process has computed, wholly or in part, and has given up. Returns None if the
         training has ended. Raises DdlInternalError if the job cannot go on.
         """
+        while True:
+            try:
+                return self._registered(steps, reason, again)
+            except _CoordinatorLost as lost:
+                log.info("elastic: %s; this process registers with its successor", lost)
+                reason = reason or str(lost)
+
+    def _registered(self, steps: int, reason: str, again: int) -> Job | None:
+        """Register with the present coordinator; see ``next_job``. Raises _CoordinatorLost if it is lost meanwhile."""
         generation = 0 if self.world is None else self.world.generation
         channel, store = self._network()
         try:
-            channel.send(Register(PROTOCOL, VERSION, generation, steps, reason, again))
+            channel.send(Register(PROTOCOL, VERSION, generation, steps, reason, again, self._effective))
             while True:
                 for message in channel.receive(_SLICE_S):
                     if isinstance(message, World):
@@ -54,6 +70,8 @@ class ElasticMember:
                     if isinstance(message, Dismissed):
                         self.dismissed = message.reason
                         return None
+                    if isinstance(message, CoordinatorLost):
+                        raise _CoordinatorLost(message.reason)
                     if isinstance(message, Refused):
                         raise DdlInternalError(f"elastic: {message.text}")
         finally:
@@ -66,6 +84,11 @@ class ElasticMember:
             job.go_on_from(self._last)
         self._last = job
         return job
+
+    def began(self) -> None:
+        """Record that all members of the present world have taken over the state, so each of them is in this world."""
+        assert self.world is not None
+        self._effective = self.world.ballot
 
     def finished(self, job: Job) -> None:
         """Tell the coordinator that all members have reached the end of the training."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ddlcore.build import build_sessions
 from ddlcore.config import Environment
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
-from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.elastic_member import ElasticMember, JobBeforeWorld
 from ddlcore.job import Job
 from ddlcore.messages import World
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
+
+if TYPE_CHECKING:
+    from ddlcore.coordinator.tuning import SearchDriver
 
 
 def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:

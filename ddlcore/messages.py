@@ -340,6 +340,10 @@ class CallCount(msgspec.Struct, frozen=True, array_like=True, tag="call_count"):
     calls: int
 
 
+Process = tuple[int, int]  # a process of an elastic job: its place, and the number of processes there before it
+Ballot = tuple[int, int]  # a world of an elastic job: its generation, and the number of the coordinator that opened it
+
+
 class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     """The message of a process of an elastic job that wants to be a member of the next world.
 
@@ -353,6 +357,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     steps: int  # how many steps its state contains; -1: it has no state yet
     reason: str  # why it has left that world; "" at an agreed call
     again: int = 0  # how many steps after ``steps`` it had computed, wholly or in part, and has given up
+    effective: Ballot = (0, 0)  # the newest world in which all members have taken over the state; (0, 0): none
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
@@ -655,10 +660,42 @@ class World(msgspec.Struct, frozen=True, array_like=True, tag="world"):
     hosts: tuple[int, ...]
     root: int
     before: int  # the number of members of the world before this one; 0 for the first
+    coordinator: int = 0  # the number of the coordinator that opened it; 0: the launcher
+
+    @property
+    def ballot(self) -> Ballot:
+        """The name of this world. Two coordinators may count to the same generation, but their ballots differ."""
+        return self.generation, self.coordinator
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
+    """The news to all agents of an elastic job that a world opens. It is sent before any member gets the world.
+
+    With it, a successor of the coordinator knows of every world that a process of these agents may have received.
+    """
+
+    ballot: Ballot
+    processes: tuple[Process, ...]  # the members; the first one decides between two halves
+    places: tuple[int, ...]  # the members' places, in the order of their ranks
+    hosts: tuple[int, ...]  # the host index of each place of the launch
+    steps: int  # the most steps that a member had applied
+    effective: Ballot  # the newest world that is known to have begun
+    ranks_lost: int = 0  # this and what follows: totals since the beginning of the job
+    ranks_joined: int = 0
+    seconds_lost: float = 0.0
 
 
 class Complete(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
     """The answer to Register if the training has ended: all members of the last world have reached its end."""
+
+
+class CoordinatorLost(msgspec.Struct, frozen=True, array_like=True, tag="coordinatorlost"):
+    """The message of an agent to each rank of its host that the coordinator is lost, and another one takes its place.
+
+    The world of the rank has ended, also if all its members live. The rank registers for the next one on a new connection.
+    """
+
+    reason: str
 
 
 class Dismissed(msgspec.Struct, frozen=True, array_like=True, tag="dismissed"):
@@ -682,6 +719,7 @@ FromCoordinator = (
     | World
     | Complete
     | Dismissed
+    | CoordinatorLost
     | Freeze
     | Drain
     | Welcome

@@ -28,3 +28,7 @@ class GrantedLauncher(Launcher):
     def explain(self, host: str, code: int | None, text: str) -> str:
         """Return what ``SshLauncher.explain`` returns."""
         return self._ssh.explain(host, code, text)
+
+    def proves_end(self, code: int) -> bool:
+        """Return what ``SshLauncher.proves_end`` returns."""
+        return self._ssh.proves_end(code)

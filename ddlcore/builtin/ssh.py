@@ -89,6 +89,10 @@ class SshLauncher(Launcher):
                 return found[1] if found else name
         return name
 
+    def proves_end(self, code: int) -> bool:
+        """Return whether ssh has passed on the exit code of the agent: by 255 it says that the connection has ended."""
+        return code != 255
+
     def explain(self, host: str, code: int | None, text: str) -> str:
         """Return one line that says why the agent of ``host`` did not connect.
 

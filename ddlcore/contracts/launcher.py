@@ -109,3 +109,11 @@ class Launcher(ABC):
         last = text.strip().splitlines()[-1:] or ["it wrote nothing"]
         how = "does not answer" if code is None else f"ended with code {code}"
         return f"{host}: its agent {how}: {last[0].strip()}"
+
+    def proves_end(self, code: int) -> bool:
+        """Return whether ``code``, with which a command has ended that started one agent, proves that the agent has ended.
+
+        An elastic job may then go on at once, also without half of its ranks. If the command may end because it has lost
+        the connection, as every remote shell does, the agent may still run, and another part of the job go on with it.
+        """
+        return False

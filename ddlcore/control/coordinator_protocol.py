@@ -19,10 +19,11 @@ class CoordinatorProtocol(Protocol):
         Raises DdlInternalError if the message is not allowed at this time; the coordinator is then unchanged.
         """
 
-    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
         """Handle the end of the process of ``rank``, clean or not, and return the messages to send because of it.
 
         ``reason`` says how it ended, in words for the user. The coordinator decides whether this end is a failure.
+        ``certain`` is false if the host of the rank is only silent, so that the process may live.
         """
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:

@@ -23,8 +23,11 @@ _NEXT = "start the script by `ddl run`"
 class KeyPair:
     """A CURVE key pair, as Z85 text. Its repr shows neither key."""
 
-    def __init__(self) -> None:
-        self.public, self.secret = (key.decode() for key in zmq.curve_keypair())
+    def __init__(self, public: str = "", secret: str = "") -> None:
+        """Take a pair that another process has made; without one, make a new pair."""
+        if not public:
+            public, secret = (key.decode() for key in zmq.curve_keypair())
+        self.public, self.secret = public, secret
 
     def __repr__(self) -> str:
         return "KeyPair(…)"

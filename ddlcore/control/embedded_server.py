@@ -220,8 +220,8 @@ class _Last:
         self.overdue = coordinator.overdue
         self.due = coordinator.due
 
-    def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        outgoing = self._coordinator.rank_ended(rank, reason)
+    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
+        outgoing = self._coordinator.rank_ended(rank, reason, certain)
         if rank == 0:
             self._told.set()  # the resulting messages are sent in the same turn
         return outgoing

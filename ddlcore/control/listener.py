@@ -40,8 +40,8 @@ class Listener:
     reach the ROUTER: Unix sockets are open to this user only, and TCP connections go through a ``TcpProxy``.
     """
 
-    def __init__(self, *, parts: bool = False) -> None:
-        keys, clients = KeyPair(), KeyPair()
+    def __init__(self, *, parts: bool = False, keys: KeyPair | None = None) -> None:
+        keys, clients = keys or KeyPair(), KeyPair()
         self._access = Access("ipc://nowhere", os.getpid(), keys.public, clients.public, clients.secret)
         self._admitted = {z85.decode(clients.public)}
         self._directory = ""
@@ -111,6 +111,10 @@ class Listener:
             listener = tcp_listener(address)
         except (OSError, ValueError) as error:
             raise _no_listener(address, error) from None
+        return self.bind_to(listener, beats=beats, connections=connections)
+
+    def bind_to(self, listener: socket.socket, *, beats: bool = True, connections: int = 0) -> str:
+        """Take over ``listener``, a TCP socket that listens already, and return its endpoint. See ``bind``."""
         try:
             if beats:
                 keep_alive(self._router)  # for the heartbeats: the proxy, which has the TCP connections, does the rest

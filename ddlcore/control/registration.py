@@ -55,7 +55,7 @@ class Registration:
         self._set_active(self.active - {other for other, told in outgoing if isinstance(told, Refused)})
         return outgoing
 
-    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
         """Handle the end of a rank, as ``CoordinatorProtocol.rank_ended`` does.
 
         Rank 0's end is the last event, because this coordinator runs in the process of rank 0.
@@ -65,7 +65,7 @@ class Registration:
         outgoing: Outgoing = []
         for ranks in [ranks for ranks in self._waiting if rank in ranks]:
             outgoing += [(other, self._lost(ranks)) for other in sorted(self._waiting.pop(ranks) - {rank})]
-        outgoing += self._coordinator.rank_ended(rank, reason)
+        outgoing += self._coordinator.rank_ended(rank, reason, certain)
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:

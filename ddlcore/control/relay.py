@@ -27,6 +27,7 @@ from ddlcore.control.wake import Wake
 
 _LINGER_MS = 1000  # time for the last messages to the launcher
 _AGAIN_S = 0.05
+_MOST_HELD = 1 << 14  # frames of ranks; each sends a few until the successor of a lost launcher has answered
 _MOST_AT_ONCE = 1024  # frames from one side before the other side is served
 
 
@@ -37,7 +38,9 @@ class Relay:
     ``gone`` is called once, with the reason, if the launcher is gone; it counts as gone after ``silence_s`` without a
     message, too. Both are called in the relay's thread. Set ``patient`` if the launcher may not know the agent's key
     yet: the relay then connects again and again until it hears from the launcher. One thread creates, starts and closes
-    the relay; any thread may call ``say``.
+    the relay; any thread may call ``say``, ``lose`` and ``join``.
+
+    An agent whose launcher is gone may ``hold`` what its ranks send, and ``join`` a successor of the launcher.
     """
 
     def __init__(
@@ -56,6 +59,10 @@ class Relay:
         self._said: deque[bytes] = deque()
         self._stopping = False
         self._over = False
+        self._names: set[bytes] = set()  # connections of ranks that have sent something
+        self._stale: set[bytes] = set()  # those of them that belong to a launcher that is gone
+        self._held: list[list[bytes]] | None = None  # what ranks have sent to a successor that has not answered yet
+        self._wishes: deque[Callable[[], None]] = deque()  # of other threads
         self._patient = patient  # until the launcher has sent something
         self._wake = Wake()
         self._listener = Listener()
@@ -78,6 +85,32 @@ class Relay:
     def say(self, data: bytes) -> None:
         """Send ``data`` to the launcher. Any thread may call this; it returns at once."""
         self._said.append(data)
+        self._wake.set()
+
+    def lose(self, reason: str) -> None:
+        """Take it that the launcher is gone, for ``reason``. Any thread may call this; it returns at once."""
+        self._wishes.append(lambda: self._end(reason))
+        self._wake.set()
+
+    def hold(self, farewell: bytes) -> None:
+        """Send ``farewell`` to each rank that is connected to the coordinator, and keep what ranks send from now on.
+
+        Nothing that they send on their present connections counts any more. Call it within ``gone``.
+        """
+        self._held = []
+        for name in self._names:
+            if name.startswith(b"c"):
+                self._listener.send([name, farewell])
+        self._stale |= self._names
+        self._names.clear()
+
+    def join(self, access: Access, first: bytes) -> None:
+        """Connect to a successor of the launcher by ``access``, and send ``first`` before anything else.
+
+        Connects again and again until the successor has sent something; what ranks have sent is passed on then. Any
+        thread may call this, after ``hold``; it returns at once. A further call takes the place of the one before.
+        """
+        self._wishes.append(lambda: self._join(access, first))
         self._wake.set()
 
     def close(self) -> None:
@@ -125,8 +158,22 @@ class Relay:
         self._disconnect()
         time.sleep(_AGAIN_S)  # blocking does no harm: nothing else can happen before the launcher answers
         self._connect()
-        self._said.extendleft(reversed(self._unheard))
-        self._unheard.clear()
+        if self._held is None:
+            self._said.extendleft(reversed(self._unheard))
+            self._unheard.clear()
+        else:
+            for data in self._unheard:
+                self._send_up([OWN, data])
+
+    def _join(self, access: Access, first: bytes) -> None:
+        self._upstream.linger = 0
+        self._disconnect()
+        self._access = access
+        self._beats = Beats(self._beats.silence_s)
+        self._over, self._patient = False, True
+        self._unheard = [first]
+        self._connect()
+        self._send_up([OWN, first])
 
     # --- the thread
 
@@ -135,6 +182,8 @@ class Relay:
             while not self._stopping:
                 self._poller.poll(self._patience_ms())
                 self._wake.clear()
+                while self._wishes:
+                    self._wishes.popleft()()
                 self._listener.let_in()
                 self._downward()
                 self._upward()
@@ -156,6 +205,7 @@ class Relay:
                 frames = self._upstream.recv_multipart(zmq.NOBLOCK)
                 self._beats.heard("launcher", time.monotonic())
                 self._patient = False
+                self._let_go()
                 if frames[0] != OWN:
                     self._listener.send(frames)
                 elif frames[-1]:
@@ -177,21 +227,36 @@ class Relay:
     def _upward(self) -> None:
         with contextlib.suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):
-                self._pass_on(self._listener.receive())
-        while self._said:
+                self._take(self._listener.receive())
+        while self._said and self._held is None:
             said = self._said.popleft()
             if self._patient:
                 self._unheard.append(said)
-            self._pass_on([OWN, said])
+            self._send_up([OWN, said])
 
-    def _pass_on(self, frames: list[bytes]) -> None:
+    def _take(self, frames: list[bytes]) -> None:
+        """Pass on ``frames``, which a rank has sent; while there is no launcher, keep them."""
+        if frames[0] in self._stale:
+            return
+        self._names.add(frames[0])
+        if self._held is None:
+            self._send_up(frames)
+        elif len(self._held) < _MOST_HELD:
+            self._held.append(frames)
+
+    def _let_go(self) -> None:
+        held, self._held = self._held or [], None
+        for frames in held:
+            self._send_up(frames)
+
+    def _send_up(self, frames: list[bytes]) -> None:
         if not self._over:
             with contextlib.suppress(zmq.Again):  # the connection was refused, which the next event will report
                 self._upstream.send_multipart(frames, zmq.NOBLOCK)
 
     def _keep_beat(self, now_s: float) -> None:
         for _ in self._beats.due(now_s):
-            self._pass_on([OWN, b""])
+            self._send_up([OWN, b""])
         for _ in self._beats.silent(now_s):
             self._end(f"no message from it for {self._beats.silence_s:g} s")
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -21,7 +23,7 @@ import zmq
 
 from ddlcore.control.beats import Beats
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
-from ddlcore.control.credentials import Access, JobFile
+from ddlcore.control.credentials import Access, JobFile, KeyPair
 from ddlcore.control.files import allow_files
 from ddlcore.control.line import FLUSHED
 from ddlcore.control.listener import Listener
@@ -61,6 +63,15 @@ class Agents(Protocol):
         """Handle the loss of ``agent``: nothing has arrived from it for ``silence_s``, so the server counts it as lost."""
 
 
+@dataclass(frozen=True)
+class Entrance:
+    """Where a successor of a lost launcher listens, as its agents know since before that: a socket, and keys."""
+
+    listener: socket.socket
+    keys: KeyPair
+    client_public: str  # the key of the agents
+
+
 def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -73,7 +84,7 @@ class Server:
     this host always connect by ipc; server and agents then exchange heartbeats once a second, and an agent counts as
     lost after ``silence_s`` without a message. Set ``by_line`` if nobody watches the processes of the ranks: a
     connection that ends without a goodbye then counts as the end of its rank. ``report`` is called with lines for the
-    user, in the server's thread.
+    user, in the server's thread. With ``entrance``, agents connect there instead of at ``address``.
 
     Raises ValueError for an invalid address, and DdlInternalError if the address is in use or if this process may not
     open enough files for all ranks.
@@ -89,6 +100,7 @@ class Server:
         agents: Agents | None = None,
         silence_s: float = 3.0,
         by_line: bool = False,
+        entrance: Entrance | None = None,
     ) -> None:
         allow_files(size, tcp=address.startswith("tcp:") and agents is None)
         self.size = size
@@ -107,7 +119,7 @@ class Server:
         self._stopping = False
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._listener = Listener(parts=by_line)
+        self._listener = Listener(parts=by_line, keys=None if entrance is None else entrance.keys)
         self._wake = Wake()
         try:
             within = agents is not None or not address
@@ -115,7 +127,11 @@ class Server:
                 self.endpoint = self._listener.bind_within(by_name=by_line)
             else:
                 self.endpoint = self._listener.bind(address, connections=_LINES_A_RANK * size)
-            self.agents_endpoint = self._bind_for_agents(address) if agents is not None else ""
+            if entrance is not None:
+                self.agents_endpoint = self._listener.bind_to(entrance.listener, beats=False, connections=size)
+                self._listener.admit(entrance.client_public)
+            else:
+                self.agents_endpoint = self._bind_for_agents(address) if agents is not None else ""
         except Exception:
             self._listener.release()
             self._wake.close()
@@ -144,9 +160,16 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="ddl-coordinator", daemon=True)
         self._thread.start()
 
-    def rank_ended(self, rank: int, reason: str) -> None:
-        """Report that the process of ``rank`` has ended, cleanly or not. Any thread may call this; it returns at once."""
-        self._changes.append(lambda: self._coordinator.rank_ended(rank, reason))
+    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> None:
+        """Report that the process of ``rank`` has ended, cleanly or not. Any thread may call this; it returns at once.
+
+        ``certain`` is false if its host is only silent, so that the process may live.
+        """
+        self.do(lambda: self._coordinator.rank_ended(rank, reason, certain))
+
+    def do(self, change: Callable[[], Outgoing]) -> None:
+        """Call ``change`` in the server's thread, and send what it returns. Any thread may call this."""
+        self._changes.append(change)
         self._wake.set()
 
     def rank_started(self, rank: int, host: int = -1) -> None:
@@ -155,16 +178,14 @@ class Server:
         ``host`` is the index of its host; -1 stands for the host of the last process. Any thread may call this; it
         returns at once.
         """
-        self._changes.append(lambda: self._coordinator.rank_started(rank, host))
-        self._wake.set()
+        self.do(lambda: self._coordinator.rank_started(rank, host))
 
     def dismiss_ranks(self, ranks: Collection[int], reason: str) -> None:
         """Let ``ranks`` of an elastic job leave the training at its next agreed call, because of ``reason``.
 
         Any thread may call this; it returns at once.
         """
-        self._changes.append(lambda: self._coordinator.dismiss(ranks, reason))
-        self._wake.set()
+        self.do(lambda: self._coordinator.dismiss(ranks, reason))
 
     def tell(self, agent: int, data: bytes) -> None:
         """Send ``data`` to agent number ``agent``. Any thread may call this; it returns at once.
@@ -343,6 +364,7 @@ class Server:
     # --- sending
 
     def _tell(self) -> None:
+        self._tell_agents()  # first: an agent must know of a world before a rank that it serves receives it
         said, self._said = self._said, []
         for rank, data in packed(said):
             if rank in self._lines:

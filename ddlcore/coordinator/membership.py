@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.stall_table import on_ranks
-from ddlcore.messages import Complete, Dismissed, FromCoordinator, Refused, Register, World
+from ddlcore.messages import Complete, Dismissed, FromCoordinator, Opened, Process, Refused, Register, World
 
 Outgoing = list[tuple[int, FromCoordinator]]
 
@@ -28,18 +29,38 @@ class MemberPatience:
     evict_s: float = 0.0  # until these ranks are killed, so that the others go on; 0: never
 
 
+@dataclass(frozen=True)
+class Coordinating:
+    """Which coordinator this is."""
+
+    number: int = 0  # 0: the launcher; else it is a successor, and 1 + the number of the agent on whose host it runs
+    host: int = -1  # index of the host on which it runs; -1: on none of the hosts that run ranks
+
+
 class Membership:
     """The members of one elastic job. Its users call it in one thread."""
 
     def __init__(
-        self, hosts: Sequence[int], least: int, most: int, patience: MemberPatience, reset_limit: int = 0
+        self,
+        hosts: Sequence[int],
+        least: int,
+        most: int,
+        patience: MemberPatience,
+        reset_limit: int = 0,
+        quorum: Quorum | None = None,
+        coordinator: Coordinating = Coordinating(),  # it is frozen
     ) -> None:
         """Begin without a world.
 
         ``hosts`` has the index of the host for each place; -1 means that no process runs there. A world has ``least``
         members or more, and at most ``most``. ``reset_limit`` is how many worlds may follow the first one; 0 means any
-        number. ``patience`` says how long members may take to register.
+        number. ``patience`` says how long members may take to register. ``quorum`` is given if another ``coordinator``
+        may take the place of this one while this one lives, as when the network is split.
         """
+        self._quorum = quorum
+        self._coordinator = coordinator
+        self._waits_for_agents = coordinator.number > 0  # until ``adopt``
+        self._starts = [0] * len(hosts)  # by place: how many processes were there before the present one
         self._hosts = list(hosts)
         self._least = least
         self._most = most
@@ -68,12 +89,43 @@ class Membership:
         """Take the registration of the process at ``place``, and return the messages to send."""
         if self.over:
             return [(place, Refused(self.over))]
+        if self._quorum is not None:
+            self._quorum.began(message.effective)
         self._leave(place, message.reason or "it has left for the next world")
         self._waiting[place] = message
         return self._decide()
 
-    def ended(self, place: int, reason: str) -> Outgoing:
-        """Record that the process at ``place`` has ended for ``reason``, and return the messages to send."""
+    def adopt(self, world: Opened, running: Collection[Process], ended: Collection[Process]) -> Outgoing:
+        """Take over a job whose coordinator is lost, and return the messages to send. Before this, no world opens.
+
+        ``world`` is the newest one that an agent has been told of. ``running`` are the processes that run on the hosts of
+        these agents, and ``ended`` those that have ended there.
+        """
+        self._waits_for_agents = False
+        self._hosts = list(world.hosts)
+        self._steps = world.steps
+        self._world = World(world.ballot[0], world.places, world.hosts, world.places[0], 0, world.ballot[1])
+        self._members = frozenset(world.places)
+        for place, start in (*world.processes, *running, *ended):
+            self._starts[place] = max(self._starts[place], start)
+        if self._quorum is not None:
+            for process in ended:
+                self._quorum.died(process)
+        self._alive = {place for place, _ in running}
+        for place, start in world.processes:
+            if (place, start) not in running:
+                self._gone.setdefault(place, "it has ended" if (place, start) in ended else "its host is lost")
+        for place in self._waiting:
+            self._leave(place, "it has lost the coordinator")
+        return self._decide()
+
+    def ended(self, place: int, reason: str, certain: bool = True) -> Outgoing:
+        """Record that the process at ``place`` has ended for ``reason``, and return the messages to send.
+
+        ``certain`` is false if its host is only silent, so that the process may live.
+        """
+        if certain and self._quorum is not None:
+            self._quorum.died((place, self._starts[place]))
         self._alive.discard(place)
         self._leaving.pop(place, None)
         self._waiting.pop(place, None)
@@ -88,6 +140,7 @@ class Membership:
         """
         if host >= 0:
             self._hosts[place] = host
+        self._starts[place] += 1
         self.evicted.pop(place, None)
         self._without.discard(place)
         self._alive.add(place)
@@ -198,6 +251,20 @@ class Membership:
         coming = len(self._waiting.keys() - self._leaving.keys())
         return leaving if staying + coming >= self._least and staying > 0 else []
 
+    def opened(self) -> Opened | None:
+        """Return what agents are to know of the world that opened last; None if no successor could use it."""
+        if self._quorum is None or self._world is None:
+            return None
+        world, at_home = self._world, self._coordinator.host
+        # Where two parts of the job have half of it each, the one with the coordinator goes on.
+        order = sorted(world.members, key=lambda place: (world.hosts[place] != at_home, place))
+        processes = tuple(self._process(place) for place in order)
+        return Opened(world.ballot, processes, world.members, world.hosts, self._steps, self._quorum.effective)
+
+    def start_of(self, place: int) -> int:
+        """Return how many processes ran at ``place`` before the present or last one."""
+        return self._starts[place]
+
     def missing(self) -> list[int]:
         """Return the places whose processes must register before the next world opens; empty if nobody waits."""
         if not self._waiting or (self._world is not None and not self._gone):
@@ -224,8 +291,11 @@ class Membership:
             return any(one not in self._waiting and one not in self._without for one in self._alive)
         return len(self._gone) < len(self._members)
 
+    def _process(self, place: int) -> Process:
+        return place, self._starts[place]
+
     def _decide(self) -> Outgoing:
-        if self.over:
+        if self.over or self._waits_for_agents:
             return []
         if self.complete:
             done = [(place, Complete()) for place in sorted(self._waiting)]
@@ -238,6 +308,11 @@ class Membership:
                 return self._end(f"all ranks that had the state of the training have ended{self._causes()}")
             if max(one.steps for one in self._waiting.values()) < self._steps:
                 return self._end(f"the ranks with the newest state of the training have ended{self._causes()}")
+            objection = (
+                "" if self._quorum is None else self._quorum.objection({self._process(p) for p in self._waiting})
+            )
+            if objection:
+                return self._end(objection)
         if len(self._waiting) < self._least:
             return []
         dismissed = self._let_go()
@@ -266,9 +341,13 @@ class Membership:
         self._steps = max(self._waiting[one].steps for one in members)
         root = min(one for one in members if self._waiting[one].steps == self._steps)
         number = 1 + (0 if before is None else before.generation)
-        world = World(number, members, tuple(self._hosts), root, 0 if before is None else len(before.members))
+        count = 0 if before is None else len(before.members)
+        world = World(number, members, tuple(self._hosts), root, count, self._coordinator.number)
         self._world = world
         self._members = frozenset(members)
+        opened = self.opened()
+        if self._quorum is not None and opened is not None:
+            self._quorum.opened(opened)
         self._gone = {}
         self._short_s = None
         for one in members:

@@ -151,11 +151,13 @@ class Sessions:
         compression: str = "none",
         refuses: str = "",
         membership: Membership | None = None,
+        term: str = "",
     ) -> None:
         """Create the sessions of a launch in which no world exists yet.
 
         ``driver`` searches for better settings, in one world at a time. ``refuses``: "", or why no world can begin.
-        ``membership`` decides which worlds there are, if the launch is elastic.
+        ``membership`` decides which worlds there are, if the launch is elastic. ``term`` tells the sessions of this
+        coordinator from those of one that it succeeds.
         """
         self.size = size
         self._refuses = refuses
@@ -173,6 +175,7 @@ class Sessions:
         self._ended: dict[int, str] = {}
         self._lost: dict[int, str] = {}
         self._made = 0
+        self._term = term
         self._time = WatchedTime()
         self._init_watches: dict[WorldKey, StallWatch] = {}
         self._dead: dict[int, str] = {}
@@ -216,17 +219,18 @@ class Sessions:
             return told + world.outward(world.coordinator.handle(world.inward[rank], message))
         return world.outward(world.coordinator.handle(world.inward[rank], message))
 
-    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
         """Record that the process of ``rank`` has ended, and return the messages to send.
 
-        This is a failure, unless the rank had sent Done or no world will need it.
+        This is a failure, unless the rank had sent Done or no world will need it. ``certain`` is false if the host of the
+        rank is only silent.
         """
         self._ended[rank] = reason
         if any(rank in key[0] for key in self._gathering) or rank in self._worlds:
             self._lost.setdefault(rank, reason)
         outgoing = self._detach(rank, reason, f"{reason}, before init was complete")
         if self._membership is not None:
-            outgoing += self._membership.ended(rank, reason)
+            outgoing += self._membership.ended(rank, reason, certain)
         return outgoing
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:
@@ -464,7 +468,7 @@ class Sessions:
         for rank in key[0]:
             self._worlds[rank] = world
         report = None if self._membership is None else WorldReport(key[1], len(key[0]))
-        welcome = Welcome(f"world{self._made}", report)  # one object, so that it is encoded once
+        welcome = Welcome(f"world{self._term}{self._made}", report)  # one object, so that it is encoded once
         told: Outgoing = [(rank, welcome) for rank in key[0]]
         again = world.asked(STOP, self._stop_reason) if self._membership is not None and self._stop_reason else []
         return told + again + self._let_in()

@@ -27,6 +27,7 @@ from ddlcore.messages import (
     Arranged,
     Bucket,
     Busy,
+    CoordinatorLost,
     CountCalls,
     Differ,
     Digests,
@@ -289,6 +290,12 @@ class ControlThread:
             ranks, reason = message.ranks, message.reason
             self._broken(lambda during: PeerLost(ranks, reason, during))
             self.welcomed.set()
+            self.parted.set()
+        elif isinstance(message, CoordinatorLost):
+            reason = message.reason
+            self._broken(lambda during: DdlInternalError(f"{reason} (during {during})" if during else reason))
+            self.welcomed.set()
+            self.settled.set()
             self.parted.set()
         elif isinstance(message, Stalled):
             text = message.text

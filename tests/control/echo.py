@@ -66,7 +66,7 @@ class EchoCoordinator:
         answer = Answer(message.epoch, message.serial, ())
         return [*((1, answer) for _ in range(self._flood if rank == 0 else 0)), (rank, answer)]
 
-    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
         self.present.discard(rank)
         if reason == "exited with code 0":
             return []

@@ -20,7 +20,7 @@ from ddlcore.control.relay import Relay
 from ddlcore.control.server import Server
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Answer, Lost, Welcome
+from ddlcore.messages import Answer, CoordinatorLost, Lost, Welcome, encode
 from tests.control.echo import PATIENCE_S, EchoCoordinator, greet, hello, request
 
 SILENCE_S = 1.6
@@ -384,3 +384,73 @@ def test_a_line_that_ends_is_a_rank_that_ends(goodbye: bool) -> None:
         channel.close()
         store.close()
         server.close()
+
+
+def test_a_successor_takes_over_the_ranks_of_an_agent(tcp: Side) -> None:
+    """What ranks say on the connections of the lost launcher is void; what they say on new ones waits for the successor."""
+    held = threading.Event()
+
+    def part(reason: str) -> None:
+        relay.hold(encode(CoordinatorLost(reason)))
+        held.set()
+
+    access = tcp.server.agent_access(tcp.server.agents_endpoint)
+    words: list[bytes] = []
+    relay = Relay(access, 0, heard=words.append, gone=part, silence_s=SILENCE_S)
+    tcp.relays.append(relay)
+    relay.start()
+    relay.say(b"here")
+    tcp.until(lambda: (0, b"here") in tcp.told)
+    channel, store = tcp.join(relay, 1)
+    greet(channel, 1)
+    store.set("key", b"of the first launcher")
+    tcp.server.close()
+    (lost,) = channel.receive(PATIENCE_S)
+    assert isinstance(lost, CoordinatorLost) and "closed the connection" in lost.reason and held.is_set()
+    channel.send(request(5))
+    again, new_store = tcp.join(relay, 1)
+    again.send(hello(1))
+    relay.say(b"afterwards")
+    heir = Side("tcp://127.0.0.1:0")
+    try:
+        relay.join(heir.server.agent_access(heir.server.agents_endpoint), b"adopt me")
+        heir.until(lambda: (0, b"adopt me") in heir.told)
+        assert heir.told == [(0, b"adopt me")] and heir.coordinator.heard == []
+        heir.server.tell(0, b"adopted")
+        assert again.receive(PATIENCE_S) == [Welcome("for 1")]
+        assert heir.coordinator.heard == [(1, hello(1))]
+        new_store.set("key", b"of the second")
+        assert new_store.get("key", 1.0) == b"of the second"
+        heir.until(lambda: (0, b"afterwards") in heir.told)
+        assert words == [b"adopted"]
+    finally:
+        heir.close()
+
+
+def test_a_successor_that_is_not_there_yet(tcp: Side) -> None:
+    """The agent tries again and again, and goes to another one if it is told to."""
+    relay = tcp.agent(0)
+    lost: list[str] = []
+
+    def part(reason: str) -> None:
+        relay.hold(encode(CoordinatorLost(reason)))
+        lost.append(reason)
+
+    relay._gone = part
+    nowhere = Side("tcp://127.0.0.1:0")
+    access = nowhere.server.agent_access(nowhere.server.agents_endpoint)
+    nowhere.close()
+    relay.lose("standard input ended")
+    until_s = time.monotonic() + PATIENCE_S
+    while not lost and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert lost == ["standard input ended"]
+    relay.join(access, b"adopt me")
+    time.sleep(0.5)
+    heir = Side("tcp://127.0.0.1:0")
+    try:
+        relay.join(heir.server.agent_access(heir.server.agents_endpoint), b"and me")
+        heir.until(lambda: (0, b"and me") in heir.told)
+        assert (0, b"adopt me") not in heir.told
+    finally:
+        heir.close()

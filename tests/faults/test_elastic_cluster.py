@@ -78,6 +78,32 @@ class Job:
         assert "total True" in text and "total False" not in text, text
         return text
 
+    def await_step(self, size: int, since_s: float, limit_s: float = 90.0) -> Step:
+        """Return the first step after ``since_s`` that ``size`` ranks have applied, whether the launcher lives or not."""
+        until_s = time.monotonic() + limit_s
+        while True:
+            for step in self.steps():
+                if step.size == size and step.at_s > since_s:
+                    return step
+            assert time.monotonic() < until_s, f"no step of {size} ranks; {self.continued()}"
+            time.sleep(0.1)
+
+    def continued(self) -> str:
+        """What a successor of the launcher has written; "" if there is none."""
+        return "".join(file.read_text() for file in self.folder.glob("ddl-continued-*/output"))
+
+    def end_continued(self) -> str:
+        """End the training, and return what the successor has written, which must say that the job has succeeded."""
+        (self.folder / "enough").touch()
+        until_s = time.monotonic() + 60.0
+        while not (codes := list(self.folder.glob("ddl-continued-*/exit_code"))) or not codes[0].read_text():
+            assert time.monotonic() < until_s, self.continued()
+            time.sleep(0.1)
+        text = self.continued()
+        assert codes[0].read_text() == "0\n", text
+        assert "total True" in text and "total False" not in text, text
+        return text
+
 
 Start = Callable[..., Job]
 
@@ -147,3 +173,55 @@ def test_hosts_are_added_by_a_script(new_cluster: NewCluster, start: Start, tmp_
     assert "rank 1 is started on server2" in text and "server2 leaves the job: ranks 1-2" in text
     job.check_steps()
     assert all(cluster.leftovers(name) == [] for name in cluster.names)
+
+
+def test_the_host_of_the_launcher_loses_power(new_cluster: NewCluster, start: Start) -> None:
+    """Rank 0 is lost with it. An agent takes its place; when it is lost, too, another one does."""
+    cluster = new_cluster(5)
+    hosts = ",".join(f"{name}:1" for name in cluster.names)
+    job = start(cluster, "-H", hosts, "--min-np", "2")
+    job.await_size(5)
+    time.sleep(2.0)  # the agents learn what a successor needs within a second
+    cut_s = time.time()
+    cluster.kill_host("server1")
+    job.await_step(4, cut_s)
+    time.sleep(2.0)
+    again_s = time.time()
+    cluster.kill_host("server2")
+    job.await_step(3, again_s)
+    text = job.end_continued()
+    assert "this process on server2 takes the place of the launcher" in text
+    assert "this process on server3 takes the place of the launcher" in text
+    job.check_steps()
+    assert all(cluster.leftovers(name, 20.0) == [] for name in ("server3", "server4", "server5"))
+
+
+def test_a_network_is_split(new_cluster: NewCluster, start: Start) -> None:
+    """The host of the launcher is cut off. It has the smaller part, and ends with an error; the others go on."""
+    cluster = new_cluster(4)
+    hosts = ",".join(f"{name}:1" for name in cluster.names)
+    job = start(cluster, "-H", hosts, "--min-np", "1")
+    job.await_size(4)
+    time.sleep(2.0)
+    cut_s = time.time()
+    cluster.link("server1", up=False)
+    text: str = job.process.communicate(timeout=60.0)[0]
+    assert job.process.returncode not in (0, None), text
+    assert "only 1 of 4 ranks of world 1" in text, text
+    job.await_step(3, cut_s)
+    alone = [step for step in job.steps() if step.size == 1]
+    assert alone == [], "the smaller part does not train on"
+    job.end_continued()
+    job.check_steps()
+    assert all(cluster.leftovers(name, 20.0) == [] for name in cluster.names)
+
+
+def test_without_a_successor_the_job_ends_with_its_launcher(new_cluster: NewCluster, start: Start) -> None:
+    cluster = new_cluster(3)
+    hosts = ",".join(f"{name}:1" for name in cluster.names)
+    job = start(cluster, "-H", hosts, "--min-np", "1", "--launcher-loss", "end")
+    job.await_size(3)
+    time.sleep(2.0)
+    cluster.kill_host("server1")
+    assert all(cluster.leftovers(name, 20.0) == [] for name in ("server2", "server3"))
+    assert job.continued() == ""

@@ -69,6 +69,7 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
         try:
             enter_world(job)
             state.enter(world.members.index(world.root), world.before)
+            member.began()
             given_up = 1  # the step in flight, if the function raises an error
             results.append(call())
             given_up = 0

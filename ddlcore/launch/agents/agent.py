@@ -1,6 +1,7 @@
 """The agent: a process that starts the ranks of one host for a launcher on another host, watches them, and reports.
 
-It decides nothing by itself. When it loses its launcher, for whatever reason, it kills its ranks and ends.
+It decides nothing by itself. When it loses its launcher, for whatever reason, it kills its ranks and ends; in an elastic
+job, it goes on under a successor of the launcher, if there can be one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +23,18 @@ from types import FrameType
 
 from msgspec.structs import replace
 
+from ddlcore.control.credentials import Access
 from ddlcore.control.files import allow_files
 from ddlcore.control.relay import Relay
 from ddlcore.errors import DdlInternalError
 from ddlcore.launch.agents.bootstrap import ANSWER, VARIABLE, AgentTask, read_task
 from ddlcore.launch.agents.forward import Forward, Input
+from ddlcore.launch.agents.succession import Succession
 from ddlcore.launch.agents.survey import survey
 from ddlcore.launch.agents.wire import (
     Ack,
+    Adopt,
+    Adopted,
     Again,
     Begin,
     Begun,
@@ -37,6 +43,7 @@ from ddlcore.launch.agents.wire import (
     Ended,
     Finished,
     FromAgent,
+    Handover,
     Here,
     Leaves,
     Look,
@@ -54,9 +61,13 @@ from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.messages import CoordinatorLost, Opened, Process
+from ddlcore.messages import encode as encode_for_rank
 from ddlcore.observe.merge import parts_in
 
 _PART_BYTES = 1 << 24  # read from a file at a time
+_STDIN = "its standard input ended"
+_QUIT_S = 1.0  # a launcher that ends sends Quit, and closes this standard input: Quit must be read first
 _FIRST_WORD_S = 20.0  # from the start to the launcher's first message
 _Next = Look | Begin | Quit | None  # None: the launcher is gone
 
@@ -124,6 +135,11 @@ class _Agent:
         self._stays = False  # the job is elastic
         self._released = False  # no rank will be started again
         self._ending = False  # the ranks are to be killed, or not to be started
+        self._address = ""  # of this host, on the route to the launcher
+        self._running: dict[Process, int] = {}  # the processes that run here, with their ids
+        self._ended: set[Process] = set()
+        self._succession = Succession(index)
+        self._is_orphan = False  # the launcher is lost, and a successor is sought
         self._relay = Relay(
             task.access,
             index,
@@ -144,6 +160,7 @@ class _Agent:
             return self._serve()
         finally:
             self._relay.close()
+            self._succession.close()
             if self._parts is not None:
                 shutil.rmtree(self._parts, ignore_errors=True)
 
@@ -155,7 +172,9 @@ class _Agent:
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
-        self._part("its standard input ended")
+        if self._succession.is_prepared:
+            time.sleep(_QUIT_S)
+        self._relay.lose(_STDIN)
 
     def _serve(self) -> int:
         try:
@@ -168,7 +187,9 @@ class _Agent:
             )
             return 1
         while isinstance(message, Look):
-            self._say(survey(message, self._endpoint))
+            report = survey(message, self._endpoint)
+            self._address = report.address
+            self._say(report)
             message = self._next.get()
         if not isinstance(message, Begin):
             if self._gone:
@@ -202,6 +223,14 @@ class _Agent:
                 self._supervisor.release()
         elif isinstance(message, Data):
             self._take(message)
+        elif isinstance(message, Opened):
+            self._succession.hears_of(message)
+        elif isinstance(message, Handover):
+            self._succession.take(message)
+        elif isinstance(message, Adopted):
+            self._is_orphan = False
+            self._credit.renew()
+            self._succession.adopted()
         else:
             if isinstance(message, Quit):
                 self._end()
@@ -239,8 +268,25 @@ class _Agent:
                 os.kill(os.getppid(), signal.SIGTERM)
 
     def _lose(self, reason: str) -> None:
-        self._unheard = True
-        self._part(reason)
+        self._unheard = reason != _STDIN
+        over = self._ending or self._released or self._is_orphan
+        if over or self._supervisor is None or not self._succession.is_prepared:
+            self._part(reason)
+            return
+        self._is_orphan = True
+        self._relay.hold(encode_for_rank(CoordinatorLost(f"the launcher is lost ({reason})")))
+        threading.Thread(target=self._go_on, args=(reason,), name="ddl-succession", daemon=True).start()
+
+    def _go_on(self, reason: str) -> None:
+        why = self._succession.go_on(reason, self._endpoint, self._join, lambda: list(self._running))
+        if why:
+            self._part(f"{reason}; {why}")
+
+    def _join(self, access: Access) -> None:
+        self._endpoint = access.endpoint
+        running = tuple(self._running.items())
+        first = Adopt(os.getpid(), running, tuple(self._ended), self._succession.worlds)
+        self._relay.join(access, encode(first))
 
     def _part(self, reason: str) -> None:
         self._gone = self._gone or reason
@@ -249,6 +295,7 @@ class _Agent:
 
     def _end(self) -> None:
         self._ending = True
+        self._succession.give_up()
         self._credit.close()
         if self._supervisor is not None:
             self._supervisor.abandon()
@@ -295,10 +342,15 @@ class _Agent:
             begin=lambda rank: self._begin_again(begin, rank, shared),
             stays=begin.stays and not self._released,
         )
-        self._say(Begun(tuple(process.process.pid for process in processes)))
+        place = self._succession.open(self._address) if begin.succession else ("", "")
+        self._say(Begun(tuple(process.process.pid for process in processes), "", *place))
         return processes
 
     def _tell_end(self, end: End) -> None:
+        process = next((one for one in self._running if one[0] == end.rank), None)
+        if process is not None:
+            self._ended.add(process)
+            del self._running[process]
         if not self._gone:  # otherwise the launcher would take it for the cause that this agent has killed its ranks
             self._say(Ended(end.rank, end.returncode, end.lost))
 
@@ -343,6 +395,7 @@ class _Agent:
         )
         if stdin != subprocess.DEVNULL:
             os.close(stdin)
+        self._running[rank.rank, rank.start] = process.process.pid
         return process
 
     def _watch(self, processes: Sequence[RankProcess]) -> None:

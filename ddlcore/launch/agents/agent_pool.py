@@ -6,7 +6,7 @@ import errno
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from ddlcore.launch.agents.bootstrap import AgentTask, task_text
 from ddlcore.launch.agents.started import Started
 from ddlcore.launch.agents.wire import (
     Ack,
+    Adopt,
+    Adopted,
     Again,
     Begin,
     Begun,
@@ -26,6 +28,7 @@ from ddlcore.launch.agents.wire import (
     Data,
     Ended,
     Finished,
+    Handover,
     Here,
     Leaves,
     Look,
@@ -41,6 +44,7 @@ from ddlcore.launch.agents.wire import (
 )
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor
+from ddlcore.messages import Opened
 from ddlcore.observe.timeline import part_of
 
 _SLICE_S = 0.1
@@ -65,6 +69,8 @@ class Agent:
     credit: Credit | None = None
     served: set[int] = field(default_factory=set)  # all ranks that it has ever run
     parts: dict[tuple[int, str], Path] = field(default_factory=dict)  # of a timeline, by rank and stream
+
+    adopted: Adopt | None = None  # what it has told this successor of its launcher
 
     def __post_init__(self) -> None:
         self.served.update(self.ranks)
@@ -119,7 +125,8 @@ class AgentPool:
         self._environ: Mapping[str, str] = {}
         self._silence_s = 0.0
         self._function = b""  # that the ranks call; b"": they run a command
-        self._early: list[tuple[int, int, str]] = []  # ends of ranks that arrived before there was a supervisor
+        self._adopts = False  # this pool belongs to a successor of the launcher, which waits for the agents
+        self._early: list[tuple[int, int, str, bool]] = []  # ends of ranks that arrived before there was a supervisor
         self._feeding = 0  # pieces of output that are not yet shown
         self._arrived = 0  # bytes of streams received so far
         # Called when an agent that was called late has reported, and when any agent is lost; in any thread.
@@ -231,6 +238,40 @@ class AgentPool:
                 problems.append(f"{member.place.host}: the ranks cannot be started: {member.begun.error}")
         return problems if not done or problems else []
 
+    def adopt(self, server: Server, expected: Collection[int], timeout_s: float, output: Output) -> list[Agent]:
+        """Wait until the agents with the numbers ``expected`` have come to ``server``, and return those that have come.
+
+        This is for the pool of a successor of the launcher, instead of ``call`` and ``begin``. Waits at most ``timeout_s``
+        seconds. All other agents count as lost, and are told to end if they come later. ``output`` shows what ranks write.
+        """
+        self._server, self._output = server, output
+        for member in self.members:
+            member.credit = Credit(self._sender(member.place.index))
+            if member.place.index not in expected:
+                member.gone = "its host does not answer"
+        with self._changed:
+            self._adopts = True
+        server.start()
+        self._wait(lambda m: m.adopted is not None or bool(m.gone), time.monotonic() + timeout_s, lambda: False)
+        with self._changed:
+            self._adopts = False
+            for member in self.members:
+                if member.adopted is None and not member.gone:
+                    member.gone = f"its agent has not come within {timeout_s:g} s"
+        return [member for member in self.members if member.adopted is not None]
+
+    def hand_over(self, handover: Handover) -> None:
+        """Tell all agents what a successor of this launcher needs. Any thread may call this."""
+        for member in self.members:
+            if not member.over and member.begun is not None:
+                self._tell(member.place.index, handover)
+
+    def tell_of_world(self, world: Opened) -> None:
+        """Tell all agents that ``world`` opens. Call it in the server's thread, before the ranks are told."""
+        for member in self.members:
+            if not member.over and member.here:
+                self._tell(member.place.index, world)
+
     # --- while ranks run
 
     def ranks(self) -> list[RemoteRank]:
@@ -241,10 +282,11 @@ class AgentPool:
         """Return whether the agent of ``rank`` can start another process of it. Any thread may call this."""
         return any(rank in member.ranks and not member.over for member in self.members)
 
-    def again(self, host: str, rank: int, environ: Mapping[str, str], output: Output) -> RemoteRank:
+    def again(self, host: str, rank: int, environ: Mapping[str, str], output: Output, start: int = 0) -> RemoteRank:
         """Start another process of ``rank``, whose process has ended, and return what a supervisor can watch.
 
-        ``environ`` are the variables that only this rank gets, and ``output`` takes its lines. Raises OSError if no
+        ``environ`` are the variables that only this rank gets, ``output`` takes its lines, and ``start`` is the number of
+        processes that it had before. Raises OSError if no
         agent serves ``host``. If the agent is lost meanwhile, the supervisor learns that the rank is lost.
         """
         member = next((member for member in self.members if member.place.host == host and not member.over), None)
@@ -254,7 +296,7 @@ class AgentPool:
         member.ranks.append(rank)
         member.served.add(rank)
         output.add_fed_later(rank)
-        self._tell(member.place.index, Again(RankTask(rank, dict(environ))))
+        self._tell(member.place.index, Again(RankTask(rank, dict(environ), start)))
         return RemoteRank(rank, self._teller(member.place.index))
 
     def release(self) -> None:
@@ -286,8 +328,8 @@ class AgentPool:
         with self._changed:
             self._supervisor = supervisor
             early, self._early = self._early, []
-        for rank, returncode, lost in early:
-            supervisor.ended_on_host(rank, returncode, lost)
+        for rank, returncode, lost, certain in early:
+            supervisor.ended_on_host(rank, returncode, lost, certain)
 
     def credit_of(self, rank: int) -> Credit:
         """Return the Credit object through which streams are sent to the agent that runs ``rank``."""
@@ -356,6 +398,8 @@ class AgentPool:
             member.credit.give(message.nbytes)
         elif isinstance(message, Said):
             self._say(f"{member.place.host}: {message.text}")
+        elif isinstance(message, Adopt):
+            self._take_over(agent, member, message)
         else:
             self._note(agent, member, message)
 
@@ -390,6 +434,19 @@ class AgentPool:
         if isinstance(message, Begun) and message.error:  # otherwise a supervisor would wait forever for their ends
             for rank in list(member.ranks):
                 self._end(rank, LOST, f"it could not be started: {message.error}")
+
+    def _take_over(self, agent: int, member: Agent, message: Adopt) -> None:
+        with self._changed:
+            late = not self._adopts or bool(member.gone)
+            if not late:
+                member.adopted, member.here = message, True
+                member.ranks = [place for (place, _), _ in message.running]
+                member.begun = Begun(tuple(pid for _, pid in message.running))
+                assert self._output is not None
+                for rank in member.ranks:
+                    self._output.add_fed_later(rank)
+                self._changed.notify_all()
+        self._tell(agent, Quit() if late else Adopted())
 
     def _take(self, agent: int, member: Agent, piece: Data) -> None:
         nbytes = len(piece.data)
@@ -431,7 +488,8 @@ class AgentPool:
         for index in started.command.agents:
             member = self.members[index]
             if not member.over:
-                self._lose(member, self._explain(member, started, code))
+                certain = len(started.command.agents) == 1 and self._launcher.proves_end(code)
+                self._lose(member, self._explain(member, started, code), certain)
 
     def _explain(self, member: Agent, started: Started, code: int | None) -> str:
         if member.here:
@@ -439,7 +497,7 @@ class AgentPool:
             return f"its agent ended{f': {last[0]}' if last else ''}"
         return self._launcher.explain(member.place.host, code, started.text)
 
-    def _lose(self, member: Agent, reason: str) -> None:
+    def _lose(self, member: Agent, reason: str, certain: bool = False) -> None:
         with self._changed:
             if member.over:
                 return
@@ -449,14 +507,14 @@ class AgentPool:
             member.credit.close()
         self.changed(member)
         for rank in list(member.ranks):
-            self._end(rank, LOST, f"its host {member.place.host} is gone ({reason})")
+            self._end(rank, LOST, f"its host {member.place.host} is gone ({reason})", certain)
 
-    def _end(self, rank: int, returncode: int, lost: str) -> None:
+    def _end(self, rank: int, returncode: int, lost: str, certain: bool = True) -> None:
         with self._changed:
             if self._supervisor is None:
-                self._early.append((rank, returncode, lost))
+                self._early.append((rank, returncode, lost, certain))
                 return
-        self._supervisor.ended_on_host(rank, returncode, lost)
+        self._supervisor.ended_on_host(rank, returncode, lost, certain)
 
     def _tell(self, agent: int, message: ToAgent) -> None:
         assert self._server is not None

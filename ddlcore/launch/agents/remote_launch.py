@@ -10,13 +10,14 @@ from pathlib import Path
 
 from ddlcore.config import Settings
 from ddlcore.contracts.launcher import AgentPlace
+from ddlcore.control.credentials import KeyPair
 from ddlcore.control.ports import free_ports
 from ddlcore.control.server import Server
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
 from ddlcore.launch.agents.preflight import HostCheck, compared_packages, judge
 from ddlcore.launch.agents.preflight import show as table_of
 from ddlcore.launch.agents.remote_plan import RemotePlan, route_for
-from ddlcore.launch.agents.wire import CHUNK_BYTES, Begin, Credit, Look, RankTask
+from ddlcore.launch.agents.wire import CHUNK_BYTES, Begin, Credit, Handover, Heir, Look, RankTask
 from ddlcore.launch.ranks.command import may_run_python
 from ddlcore.launch.ranks.environment import (
     HostPlace,
@@ -34,6 +35,14 @@ from ddlcore.types import Placement
 
 _BEGIN_S = 30.0  # how long agents may take to start their ranks
 _COMPILE_S = 300.0  # added if an agent first compiles the CPU kernels
+
+
+def goes_on_without_launcher(settings: Settings, command: Sequence[str]) -> bool:
+    """Return whether agents of a job that runs ``command`` go on when their launcher is lost.
+
+    Nobody could return the results of a function (``command`` is empty then), so its job ends.
+    """
+    return bool(settings.whole("min_np") and command and settings.text("launcher_loss") == "continue")
 
 
 @dataclass
@@ -62,6 +71,7 @@ class RemoteLaunch:
         self._job: _Job | None = None
         self._own: set[str] = set()
         self._descriptors: set[str] = set()
+        self._successor_keys = KeyPair()  # with which agents connect to a successor of this launcher
 
     # --- before
 
@@ -250,6 +260,37 @@ class RemoteLaunch:
         first = self._places[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]]
         return late_environment(Placement(rank, tuple(hosts)), self._places[host], first.address, self._port, torch_env)
 
+    def handover(self, hosts: Sequence[tuple[str, int]], places: int, most: int, directory: Path) -> Handover:
+        """Return what a successor of this launcher needs, as things are now.
+
+        ``hosts`` are all hosts by their index, with their slots. There are ``places`` numbers of ranks, and ``most`` ranks
+        at the same time. ``directory`` is where the successor writes the output.
+        """
+        assert self._job is not None
+        heirs = []
+        for member in self.agents.members:
+            begun, place = member.begun, self._places.get(member.place.host)
+            if begun is not None and begun.endpoint and not member.over and place is not None:
+                ports = tuple(int(port) for port in place.ports)
+                where = (member.place.index, member.place.host, begun.endpoint, begun.server_public)
+                heirs.append(Heir(*where, ports, place.address, place.cores))
+        ours = {name: value for name, value in carried(self._job.environ).items() if name.startswith("DDL_")}
+        return Handover(
+            heirs=tuple(heirs),
+            client_public=self._successor_keys.public,
+            client_secret=self._successor_keys.secret,
+            variables={**ours, **setting_variables(self._job.settings)},
+            hosts=tuple(hosts),
+            places=places,
+            most=most,
+            launcher=self.remote_plan.provider.name,
+            master=(
+                self._places[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]].address,
+                int(self._port),
+            ),
+            directory=str(directory),
+        )
+
     def _begin(self, name: str, ranks: Sequence[int], job: _Job, slots: int) -> Begin:
         layout = self.remote_plan.layout
         host = layout.hosts.index(name) if name in layout.hosts else len(layout.hosts)
@@ -268,6 +309,7 @@ class RemoteLaunch:
             and (not job.command or may_run_python(job.command)),
             cache_dir=job.settings.text("cache_dir"),
             stays=job.settings.whole("min_np") > 0,
+            succession=goes_on_without_launcher(job.settings, job.command),
             timeline=job.timeline,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import encodable
+from ddlcore.messages import Opened, Process, encodable
 
 CHUNK_BYTES = 1 << 16  # largest piece of a stream in one message
 _CREDIT_BYTES = 1 << 20  # limit for stream bytes sent in one direction and not yet acknowledged by the other end
@@ -51,6 +51,7 @@ class RankTask(msgspec.Struct, frozen=True, array_like=True):
 
     rank: int
     environ: dict[str, str]
+    start: int = 0  # how many processes of this rank there were before, on any host
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
@@ -65,6 +66,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     kernels: bool = False  # compile missing CPU kernels first: otherwise each rank would compile them
     cache_dir: str = ""  # the setting of this name
     stays: bool = False  # when all ranks have ended, wait for Again, until Release
+    succession: bool = False  # another coordinator may take the place of the launcher: open a port for that
     timeline: bool = False  # send the ranks' parts of a timeline, as the streams "timeline", "timeline.1", …
 
 
@@ -89,11 +91,42 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
     """The news for an agent that ``stays`` that no rank will be started again."""
 
 
+class Heir(msgspec.Struct, frozen=True, array_like=True):
+    """An agent on whose host a successor of the launcher may run, and how other agents reach that successor."""
+
+    agent: int
+    host: str
+    endpoint: str
+    server_public: str
+    ports: tuple[int, ...]  # free ports there
+    address: str
+    cores: int
+
+
+class Handover(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
+    """What a successor of the launcher needs to go on with the job, sent to all agents. The last one counts."""
+
+    heirs: tuple[Heir, ...]  # in the order in which they are to be tried
+    client_public: str  # the keys with which agents connect to a successor
+    client_secret: str
+    variables: dict[str, str]  # the settings, as environment variables
+    hosts: tuple[tuple[str, int], ...]  # by host index: name, slots
+    places: int  # how many numbers of ranks there may be
+    most: int  # ranks at the same time
+    launcher: str  # the name of the launcher that has started the agents
+    master: tuple[str, int]  # MASTER_ADDR and MASTER_PORT
+    directory: str  # where the successor writes the output
+
+
+class Adopted(msgspec.Struct, frozen=True, array_like=True, tag="adopted"):
+    """The answer to Adopt: the agent belongs to the successor of the launcher now."""
+
+
 class Quit(msgspec.Struct, frozen=True, array_like=True, tag="quit"):
     """The request to an agent to kill its ranks and to end."""
 
 
-ToAgent = Look | Begin | Signal | Again | Release | Data | Ack | Quit
+ToAgent = Look | Begin | Signal | Again | Release | Opened | Handover | Adopted | Data | Ack | Quit
 
 
 # --- from an agent
@@ -123,6 +156,8 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
 
     pids: tuple[int, ...]
     error: str = ""
+    endpoint: str = ""  # where a successor of the launcher would listen on this host; "": none can run there
+    server_public: str = ""  # its public key
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
@@ -143,11 +178,20 @@ class Leaves(msgspec.Struct, frozen=True, array_like=True, tag="leaves"):
     """The news that the agent has got SIGTERM: its host is to leave an elastic job."""
 
 
+class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
+    """The first message of an agent to a successor of the launcher: what is on its host, and what it knows."""
+
+    pid: int
+    running: tuple[tuple[Process, int], ...]  # with the id of each process
+    ended: tuple[Process, ...]
+    worlds: tuple[Opened, ...]  # those that may live, as far as it was told
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """The last message of an agent: its ranks and what they left behind have ended, and all their output was sent."""
 
 
-FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Leaves | Finished
+FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Leaves | Adopt | Finished
 
 _encoder = msgspec.msgpack.Encoder()
 _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
@@ -224,6 +268,12 @@ class Credit:
         """Restore ``nbytes`` of credit, because the other end has processed as many bytes."""
         with self._changed:
             self._left += nbytes
+            self._changed.notify_all()
+
+    def renew(self) -> None:
+        """Restore all credit, because another receiver has taken the place of the one that has it not acknowledged."""
+        with self._changed:
+            self._left = _CREDIT_BYTES
             self._changed.notify_all()
 
     def close(self) -> None:

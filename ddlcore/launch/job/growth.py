@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ddlcore.contracts.discovery import HostDiscovery
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ddlcore.config import Settings
     from ddlcore.control.server import Server
     from ddlcore.coordinator.membership import Membership
-    from ddlcore.launch.agents.agent_pool import Agent
+    from ddlcore.launch.agents.agent_pool import Agent, AgentPool
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
     from ddlcore.launch.job.placement import Placed
     from ddlcore.launch.output.output import Output
@@ -49,7 +50,13 @@ def growth_of(
     most = max(layout.size, placed.most)
     cooldown_s = cooldown_range(settings.text("host_cooldown_s"))
     table = HostTable(hosts, layout.ranks, placed.places, most, cooldown_s, here)
-    revival = Revival(
+    revival = revival_of(table, membership, settings)
+    return Growth(table, revival, here, begin_here, server, remote, output, registry, say)
+
+
+def revival_of(table: HostTable, membership: Membership, settings: Settings) -> Revival:
+    """Return the rules by which processes of an elastic job are started again on the hosts of ``table``."""
+    return Revival(
         settings.whole("restarts"),
         settings.number("restart_delay_s"),
         lambda rank: table.hosts[table.host_of(rank)].reached,
@@ -57,7 +64,22 @@ def growth_of(
         lambda: membership.complete,
         lambda: (membership.generation, membership.members),
     )
-    return Growth(table, revival, here, begin_here, server, remote, output, registry, say)
+
+
+class Remote(Protocol):
+    """The part of a remote launch that an elastic job needs while it runs."""
+
+    @property
+    def agents(self) -> AgentPool: ...
+
+    def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
+        """Return the variables of its own of a process that is started at ``rank`` on ``host`` while others train."""
+
+    def call_late(self, host: str) -> None:
+        """Start the agent of ``host``. Raises OSError or ValueError if there is no way."""
+
+    def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
+        """Tell an agent that was called late what it needs. Returns the problems for which it cannot take part."""
 
 
 class BeginHere(Protocol):
@@ -81,16 +103,19 @@ class Growth:
         here: int,
         begin_here: BeginHere,
         server: Server,
-        remote: RemoteLaunch | None,
+        remote: Remote | None,
         output: Output,
         registry: Registry,
         say: Callable[[str], None],
+        starts: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
         """Begin with the ranks that were started at first.
 
         ``here`` is the index in ``table`` of the host whose processes ``begin_here`` starts; -1 means that there is no
-        such host.
+        such host. ``starts`` has the number of processes that each rank had before its present or last one, if not 0.
         """
+        self.hand_over: Callable[[HostTable], None] = lambda table: None  # called once a second
+        self._starts = dict(starts)
         self._table = table
         self._revival = revival
         self._here = here
@@ -128,6 +153,7 @@ class Growth:
     def begin(self, rank: int) -> Watched:
         """Start another process of ``rank`` where the table says. Raises OSError if that fails."""
         host = self._table.host_of(rank)
+        self._starts[rank] = self._starts.get(rank, 0) + 1
         self._server.rank_started(rank, host)  # before the process can say anything
         if host == self._here:
             if self._remote is not None:
@@ -136,7 +162,7 @@ class Growth:
         assert self._remote is not None
         name = self._table.name_of(rank)
         variables = self._remote.own_variables(rank, name, self._hosts(rank))
-        return self._remote.agents.again(name, rank, variables, self._output)
+        return self._remote.agents.again(name, rank, variables, self._output, self._starts[rank])
 
     def delay_s(self, end: End) -> float | None:
         """Return after how many seconds the supervisor starts the rank that has ended again, where it was.
@@ -221,6 +247,7 @@ class Growth:
         """Carry out what the table decides now."""
         if self._revival.over:
             return
+        self.hand_over(self._table)
         for decision in self._table.decide(time.monotonic()):
             if isinstance(decision, Dismiss):
                 self._say(f"{decision.reason}: {ranks_text(decision.places)} will leave the training")

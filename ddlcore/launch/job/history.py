@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import FromCoordinator, Register, ToCoordinator, Welcome, World, WorldReport
+from ddlcore.messages import FromCoordinator, Opened, Register, ToCoordinator, Welcome, World, WorldReport
 from ddlcore.text.ranks import ranks_text
 
 _MOST_ROWS = 10  # of the summary; the oldest are left out
@@ -102,6 +102,27 @@ class History:
                 self._say(report.text)
             return msgspec.structs.replace(message, report=report)
         return message
+
+    def goes_on(self, world: Opened, running: Collection[int]) -> None:
+        """Begin with ``world``, the last one of a launcher that is lost. The processes of ``running`` still run."""
+        with self._lock:
+            self._members, self._generation = dict.fromkeys(world.places), world.ballot[0]
+            self._known.update(world.places, running)
+            self._begun_s = self._clock()
+            lost = [rank for rank in world.places if rank not in running]
+            for rank in lost:
+                host = "" if self.host_of is None else self.host_of(rank)
+                self._ends[rank] = Failure(self._begun_s, host, "lost with the launcher or before it")
+            self._losses, self._joins = world.ranks_lost + len(lost), world.ranks_joined
+            self._still_s = world.seconds_lost
+            self._stands_still(self._begun_s)
+
+    def add_totals(self, world: Opened) -> Opened:
+        """Return ``world`` with the totals of this history, for the case that a successor goes on with it."""
+        with self._lock:
+            return msgspec.structs.replace(
+                world, ranks_lost=self._losses, ranks_joined=self._joins, seconds_lost=self._still_s
+            )
 
     # --- what was
 

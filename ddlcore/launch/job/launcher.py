@@ -10,15 +10,19 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlcore.build import build_membership
 from ddlcore.config import Settings
 from ddlcore.control.server import Server
+from ddlcore.coordinator.membership import Coordinating
+from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
 from ddlcore.launch.job.growth import BeginHere, Growth, growth_of
+from ddlcore.launch.job.handover import HandingOver, directory_of_successors, tell_of_world
 from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
 from ddlcore.launch.job.page import JobPage, page_of
@@ -201,13 +205,19 @@ def _run(launch: Launch, page: JobPage | None) -> int:
 
             remote = RemoteLaunch(launch.remote_plan, say)
         try:
-            membership = build_membership(launch.layout.ranks, launch.settings, launch.places, launch.placed.most)
+            quorum = _quorum(launch, remote)
+            home = Coordinating(host=launch.layout.here)
+            membership = build_membership(
+                launch.layout.ranks, launch.settings, launch.places, launch.placed.most, quorum, home
+            )
             server, failure_log = open_network(
                 launch.places, launch.settings, launch.registry, say, remote, launch.driver, membership
             )
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
         stack.callback(server.close)
+        if remote is not None and membership is not None:
+            failure_log.opened = partial(tell_of_world, remote.agents, membership, failure_log)
         failure_log.told_stop = lambda reason: say(f"asked to stop ({reason}): the ranks stop at the same step")
         if page is not None:
             failure_log.listeners.append(page.heard)
@@ -236,6 +246,9 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         if growth is not None:
             if remote is not None:
                 _name_hosts(growth, failure_log, page)
+            if remote is not None and quorum is not None:
+                most = max(launch.size, launch.placed.most)
+                growth.hand_over = HandingOver(remote, most, directory_of_successors(launch.output_dir))
             growth.attach(supervisor, launch.placed.discovery)
             stack.callback(growth.close)
         trap.forward(supervisor.deliver, say)
@@ -269,6 +282,15 @@ def _name_hosts(growth: Growth, failure_log: FailureLog, page: JobPage | None) -
         failure_log.history.host_of = growth.host_name
     if page is not None:
         page.host_of = growth.host_name
+
+
+def _quorum(launch: Launch, remote: RemoteLaunch | None) -> Quorum | None:
+    """Return what keeps two parts of the job from going on beside each other; None if only the launcher's part can."""
+    if remote is None:
+        return None
+    from ddlcore.launch.agents.remote_launch import goes_on_without_launcher
+
+    return Quorum() if goes_on_without_launcher(launch.settings, launch.command) else None
 
 
 def _prepare(

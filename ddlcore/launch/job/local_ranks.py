@@ -110,7 +110,7 @@ def supervise(
     def ended(end: End) -> None:
         if failure_log.history is not None:
             failure_log.history.ended(end)  # first: the world that follows may begin at once
-        server.rank_ended(end.rank, end.reason)
+        server.rank_ended(end.rank, end.reason, end.certain)
         noted(end)
 
     supervisor = Supervisor(

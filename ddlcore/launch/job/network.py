@@ -12,7 +12,20 @@ from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.launch.job.history import History
-from ddlcore.messages import STOP, AgreedCall, Bye, Differ, FromCoordinator, Profile, Pulse, ToCoordinator
+from ddlcore.messages import (
+    STOP,
+    AgreedCall,
+    Ballot,
+    Bye,
+    Differ,
+    FromCoordinator,
+    Profile,
+    Pulse,
+    ToCoordinator,
+    Welcome,
+    World,
+    WorldReport,
+)
 from ddlcore.plug.registry import Registry
 
 if TYPE_CHECKING:
@@ -44,6 +57,10 @@ class FailureLog:
         self.listeners: list[Callable[[int, Pulse | Profile], None]] = []
         self.observers: list[Callable[[int, ToCoordinator, Outgoing], None]] = []
         self.history: History | None = None  # of the worlds of an elastic job
+        # Called when a world opens, and again when all its members are there, before they are told.
+        self.opened: Callable[[], None] = lambda: None
+        self._opened: Ballot = (0, 0)
+        self._report: WorldReport | None = None
         self._coordinator = coordinator
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
@@ -55,13 +72,13 @@ class FailureLog:
             self.raised.append(rank)
         if self.history is not None:
             self.history.heard(rank, message)
-        outgoing = self._noted(self._coordinator.handle(rank, message))
+        outgoing = self.noted(self._coordinator.handle(rank, message))
         for observer in self.observers:
             observer(rank, message, outgoing)
         return outgoing
 
-    def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        return self._noted(self._coordinator.rank_ended(rank, reason))
+    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
+        return self.noted(self._coordinator.rank_ended(rank, reason, certain))
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:
         if rank in self.raised:
@@ -70,12 +87,19 @@ class FailureLog:
         return self._coordinator.rank_started(rank, host)
 
     def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
-        return self._noted(self._coordinator.dismiss(ranks, reason))
+        return self.noted(self._coordinator.dismiss(ranks, reason))
 
-    def _noted(self, outgoing: Outgoing) -> Outgoing:
+    def noted(self, outgoing: Outgoing) -> Outgoing:
+        """Take note of ``outgoing``, messages of the coordinator, and return them."""
         if self.history is not None:
             outgoing = _told(outgoing, self.history)
         for _, message in outgoing:
+            if isinstance(message, World) and message.ballot != self._opened:
+                self._opened = message.ballot
+                self.opened()
+            elif isinstance(message, Welcome) and message.report is not None and message.report is not self._report:
+                self._report = message.report
+                self.opened()  # with new totals
             if isinstance(message, Differ):
                 self.differ = message.text
             elif isinstance(message, AgreedCall) and message.kind == STOP and not self.stopped:
@@ -87,7 +111,7 @@ class FailureLog:
         return self._coordinator.lost()
 
     def due(self) -> Outgoing:
-        return self._noted(self._coordinator.due())
+        return self.noted(self._coordinator.due())
 
     def overdue(self, now_s: float) -> list[str]:
         texts = self._coordinator.overdue(now_s)

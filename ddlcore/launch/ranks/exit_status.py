@@ -36,6 +36,7 @@ class End:
     stopped: bool = False  # the launcher had told it to end, so its return code says nothing about the job
     lost: str = ""  # why the rank counts as lost although its end was not seen; "": it was seen
     silent: str = ""  # what is known of a rank that was killed because it did not answer after a stall
+    certain: bool = True  # false if its host is only silent, so that the process may live
 
     @property
     def failed(self) -> bool:

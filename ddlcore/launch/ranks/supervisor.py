@@ -104,7 +104,9 @@ class Supervisor:
         self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether it goes to the rank's whole group
         self._silent: deque[tuple[int, str]] = deque()  # rank, what is known of it
         self._killed_silent: dict[int, str] = {}
-        self._remote_ends: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
+        self._remote_ends: deque[tuple[int, int, str, bool]] = (
+            deque()
+        )  # rank, return code, why it is lost, is it certain
         self._tasks: deque[Callable[[], None]] = deque()
         self._abandoned = False
         self._finished = False
@@ -143,13 +145,13 @@ class Supervisor:
         self._silent.append((rank, why))
         self._watcher.wake()
 
-    def ended_on_host(self, rank: int, returncode: int, lost: str = "") -> None:
+    def ended_on_host(self, rank: int, returncode: int, lost: str = "", certain: bool = True) -> None:
         """Record that a rank that an agent runs has ended. Any thread may call this.
 
         If ``lost`` is not empty, it says why the rank counts as ended although its end was not seen. Only the first
-        report on a rank counts.
+        report on a rank counts. ``certain`` is false if the host is only silent, so that the process may live.
         """
-        self._remote_ends.append((rank, returncode, lost))
+        self._remote_ends.append((rank, returncode, lost, certain))
         self._watcher.wake()
 
     def do(self, task: Callable[[], None]) -> None:
@@ -189,9 +191,9 @@ class Supervisor:
                 for rank, returncode in self._watcher.wait(self._patience_s()):
                     self._note(rank, returncode)
                 while self._remote_ends:
-                    rank, returncode, lost = self._remote_ends.popleft()
+                    rank, returncode, lost, certain = self._remote_ends.popleft()
                     if rank in self._running:
-                        self._note(rank, returncode, lost)
+                        self._note(rank, returncode, lost, certain)
                 while self._silent:
                     self._end_silent(*self._silent.popleft())
                 while self._orders:
@@ -231,11 +233,11 @@ class Supervisor:
 
     # --- what happened
 
-    def _note(self, rank: int, returncode: int, lost: str = "") -> None:
+    def _note(self, rank: int, returncode: int, lost: str = "", certain: bool = True) -> None:
         now_s = time.monotonic()
         process = self._running.pop(rank)
         silent = self._killed_silent.pop(rank, "") if returncode == -signal.SIGKILL else ""
-        self._conclude(End(rank, returncode, now_s, rank in self._stopped, lost, silent))
+        self._conclude(End(rank, returncode, now_s, rank in self._stopped, lost, silent, certain))
         if process.leaves_group():
             process.signal_group(signal.SIGTERM)
             self._left_behind[process] = now_s

@@ -1,0 +1,254 @@
+"""Takes the place of a launcher that is lost: coordinates the ranks that its agents still run, to the end of the job.
+
+An agent starts this program on its own host. It calls no further hosts, shows nothing on a screen, and takes no signals:
+what ranks write and how the job ends is found in files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ddlcore.build import build_membership, build_sessions
+from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
+from ddlcore.control.credentials import KeyPair
+from ddlcore.control.server import Entrance, Server
+from ddlcore.coordinator.membership import Coordinating, Membership
+from ddlcore.coordinator.quorum import Quorum
+from ddlcore.launch.agents.agent_pool import Agent, AgentPool
+from ddlcore.launch.agents.succession import ANSWER_S, SuccessorTask, task_in
+from ddlcore.launch.agents.wire import Handover, Heir
+from ddlcore.launch.job.growth import Growth, revival_of
+from ddlcore.launch.job.handover import HandingOver, tell_of_world
+from ddlcore.launch.job.history import History
+from ddlcore.launch.job.host_table import HostTable, cooldown_range
+from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.output.output import Output
+from ddlcore.launch.output.screen import Screen, file_writer
+from ddlcore.launch.ranks.environment import HostPlace, late_environment
+from ddlcore.launch.ranks.exit_status import End, exit_code, first_failure, summary
+from ddlcore.launch.ranks.supervisor import Supervisor, Watched
+from ddlcore.messages import Opened, Process
+from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import settings_of
+from ddlcore.types import Placement
+
+_ADOPTION_S = ANSWER_S / 2  # an agent waits longer for this process than this process waits for agents
+
+
+class _NoLauncher(Launcher):
+    """Starts no agents: those of the lost launcher go on."""
+
+    def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
+        return ()
+
+
+class _Adopted:
+    """The agents that have come to this successor, in the part of a remote launch."""
+
+    def __init__(self, agents: AgentPool, handover: Handover, torch_env: bool) -> None:
+        self.agents = agents
+        self._handover = handover
+        self._torch_env = torch_env
+        self._heirs = {heir.host: heir for heir in handover.heirs}
+
+    def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
+        heir = self._heirs[host]
+        place = HostPlace("", heir.address, heir.ports, heir.cores, self._handover.launcher)
+        return late_environment(Placement(rank, tuple(hosts)), place, *self._handover.master, self._torch_env)
+
+    def call_late(self, host: str) -> None:
+        raise ValueError("the launcher that could call hosts is lost")
+
+    def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
+        return ("the launcher that could take in hosts is lost",)
+
+    def handover(self, hosts: Sequence[tuple[str, int]], places: int, most: int, directory: Path) -> Handover:
+        there = {member.place.index for member in self.agents.members if not member.over}
+        heirs = tuple(heir for heir in self._handover.heirs if heir.agent in there and heir.host != self.host)
+        return _replaced(self._handover, heirs, tuple(hosts))
+
+    host = ""  # of this process
+
+
+def _replaced(handover: Handover, heirs: tuple[Heir, ...], hosts: tuple[tuple[str, int], ...]) -> Handover:
+    return Handover(
+        heirs,
+        handover.client_public,
+        handover.client_secret,
+        handover.variables,
+        hosts,
+        handover.places,
+        handover.most,
+        handover.launcher,
+        handover.master,
+        handover.directory,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a successor to the end of the job. ``arguments``: the numbers of two files, the task and a listening socket."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    task = task_in(int(arguments[0]))
+    listener = socket.socket(fileno=int(arguments[1]))
+    directory = Path(task.handover.directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(directory / "output", flags, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = _Successor(task, listener, log).run()
+    (directory / "exit_code").write_text(f"{code}\n")
+    return 0
+
+
+class _Successor:
+    """One successor, from the adoption of the agents to the end of the job."""
+
+    def __init__(self, task: SuccessorTask, listener: socket.socket, log: int) -> None:
+        handover = self._handover = task.handover
+        self._task = task
+        self._settings, self._registry = settings_of(os.environ, warns=False)
+        names = [name for name, _ in handover.hosts]
+        self._host = next(heir.host for heir in handover.heirs if heir.agent == task.agent)
+        self._here = names.index(self._host)
+        screen = Screen(file_writer(log), is_terminal=False, colour=False)
+        self._output = Output((screen, screen), handover.places)
+        self._begun_s = time.monotonic()
+        self._quorum = Quorum()
+        number = 1 + task.agent
+        membership = build_membership(
+            (), self._settings, handover.places, handover.most, self._quorum, Coordinating(number, self._here)
+        )
+        assert membership is not None
+        self._membership: Membership = membership
+        sessions = build_sessions(
+            handover.places, self._settings, self._registry, membership=membership, term=f"{number}."
+        )
+        self._failure_log = FailureLog(sessions, sessions.dead)
+        self._failure_log.history = History(self._say)
+        hosts = {heir.agent: heir.host for heir in handover.heirs}
+        places = [AgentPlace(index, hosts.get(index, ""), ()) for index in range(1 + max(hosts))]
+        self._agents = AgentPool(places, _NoLauncher(), self._say)
+        keys = KeyPair(task.server_public, task.server_secret)
+        self._server = Server(
+            handover.places,
+            self._failure_log,
+            report=self._say,
+            agents=self._agents,
+            silence_s=self._settings.number("silence_s"),
+            entrance=Entrance(listener, keys, handover.client_public),
+        )
+
+    def _say(self, text: str) -> None:
+        self._output.say(f"ddl run: {text}")
+
+    def run(self) -> int:
+        """Coordinate the job to its end, and return its exit code."""
+        self._output.start()
+        self._say(f"{self._task.reason}: this process on {self._host} takes the place of the launcher")
+        try:
+            adopted = self._agents.adopt(self._server, self._task.expected, _ADOPTION_S, self._output)
+            worlds = {world.ballot: world for member in adopted if member.adopted for world in member.adopted.worlds}
+            if not worlds:
+                self._say("no agent has come that knows of a world of this job")
+                return 1
+            return self._supervise(adopted, worlds[max(worlds)], list(worlds.values()))
+        finally:
+            self._agents.close()
+            self._server.close()
+            self._output.drain()
+
+    def _supervise(self, adopted: Sequence[Agent], newest: Opened, worlds: Sequence[Opened]) -> int:
+        told = [member.adopted for member in adopted if member.adopted is not None]
+        running = [process for one in told for process, _ in one.running]
+        ended = [process for one in told for process in one.ended]
+        table = self._table(adopted, newest, running)
+        remote = _Adopted(self._agents, self._handover, bool(self._settings["torch_env"]))
+        remote.host = self._host
+        revival = revival_of(table, self._membership, self._settings)
+        starts: dict[int, int] = {}
+        for place, start in (*newest.processes, *running, *ended):
+            starts[place] = max(start, starts.get(place, 0))
+        parts = (self._server, remote, self._output, self._registry, self._say)
+        growth = Growth(table, revival, -1, _starts_nothing, *parts, starts)
+        supervisor = Supervisor(
+            self._agents.ranks(),
+            grace_s=self._settings.number("grace_s"),
+            ended=self._ended,
+            say=self._say,
+            revival=growth,
+            begin=growth.begin,
+        )
+        self._agents.attach(supervisor)
+        self._failure_log.kill = supervisor.kill_silent
+        self._failure_log.opened = partial(tell_of_world, self._agents, self._membership, self._failure_log)
+        history = self._failure_log.history
+        assert history is not None
+        history.host_of = growth.host_name
+        history.goes_on(newest, [place for place, _ in running])
+        growth.hand_over = HandingOver(remote, self._handover.most, Path(self._handover.directory))
+        growth.attach(supervisor, None)
+        for world in worlds:
+            self._quorum.opened(world)
+        self._quorum.began(max(world.effective for world in worlds))
+        self._server.do(lambda: self._failure_log.noted(self._membership.adopt(newest, running, ended)))
+        supervisor.run()
+        growth.close()
+        ends = growth.relevant()
+        self._agents.release()
+        self._agents.finish(lambda: False)
+        return self._conclude(ends, supervisor, growth)
+
+    def _table(self, adopted: Sequence[Agent], newest: Opened, running: Sequence[Process]) -> HostTable:
+        """Return the host table with the hosts of ``adopted``; processes are ``running`` at their places."""
+        there = {member.place.host for member in adopted}
+        hosts = [HostSlots(name, slots if name in there else 0) for name, slots in self._handover.hosts]
+        at = {place: host for member in adopted for place in member.ranks for host in [self._index_of(member)]}
+        count = 1 + max(place for place, host in enumerate(newest.hosts) if host >= 0 or place in at)
+        assigned = [at.get(place, newest.hosts[place]) for place in range(count)]
+        cooldown_s = cooldown_range(self._settings.text("host_cooldown_s"))
+        table = HostTable(hosts, assigned, self._handover.places, self._handover.most, cooldown_s)
+        for host in table.hosts:
+            host.reached = host.name in there
+        live = {place for place, _ in running}
+        for place in range(count):
+            if place not in live:
+                table.ended(place, False)
+        return table
+
+    def _index_of(self, member: Agent) -> int:
+        return [name for name, _ in self._handover.hosts].index(member.place.host)
+
+    def _ended(self, end: End) -> None:
+        history = self._failure_log.history
+        assert history is not None
+        history.ended(end)
+        self._server.rank_ended(end.rank, end.reason, end.certain)
+
+    def _conclude(self, ends: Sequence[End], supervisor: Supervisor, growth: Growth) -> int:
+        """Say how the job has ended, and return its exit code."""
+        failure_log = self._failure_log
+        history = failure_log.history.summary() if failure_log.history is not None else ""
+        first = first_failure(ends, failure_log.raised)
+        if history:
+            self._say(history)
+        if first is not None:
+            lines, after_s = self._output.last_lines(first.rank), first.at_s - self._begun_s
+            wrote = self._output.wrote(first.rank)
+            self._say(summary(ends, first, growth.host_name(first.rank), lines, after_s, wrote))
+        elif failure_log.differ:
+            self._say(failure_log.differ)
+        stopped = bool(failure_log.stopped) and not failure_log.differ
+        code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
+        return code or int(bool(failure_log.differ)) or int(not ends)
+
+
+def _starts_nothing(rank: int, hosts: Sequence[int]) -> Watched:
+    raise OSError("a successor starts processes by agents only")

@@ -1,0 +1,141 @@
+"""Which agents go on when their launcher is lost, and where they go."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ddlcore.control.credentials import Access
+from ddlcore.launch.agents.succession import Succession, reachable
+from ddlcore.launch.agents.wire import Handover, Heir
+from ddlcore.messages import Opened, Process
+
+PATIENCE_S = 40.0
+
+
+class Port:
+    """A port of this machine that accepts connections, as that of an heir does; or one that does not any more."""
+
+    def __init__(self, open_: bool = True) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self.socket.getsockname()[1]}"
+        if not open_:
+            self.socket.close()
+
+
+@pytest.fixture
+def ports() -> Iterator[list[Port]]:
+    made = [Port(), Port(), Port(False)]
+    yield made
+    for port in made:
+        port.socket.close()
+
+
+def heir(agent: int, endpoint: str) -> Heir:
+    return Heir(agent, f"host{agent + 1}", endpoint, "s" * 40, (), "127.0.0.1", 1)
+
+
+def handover(*heirs: Heir) -> Handover:
+    hosts = tuple((f"host{number}", 1) for number in range(4))
+    return Handover(heirs, "c" * 40, "k" * 40, {}, hosts, 4, 4, "ssh", ("127.0.0.1", 1), "/nowhere")
+
+
+def opened(generation: int = 1, effective: int = 0) -> Opened:
+    processes: tuple[Process, ...] = ((0, 0), (1, 0), (2, 0), (3, 0))
+    return Opened((generation, 0), processes, (0, 1, 2, 3), (0, 1, 2, 3), 5, (effective, 0))
+
+
+def prepared(agent: int, *heirs: Heir) -> Succession:
+    one = Succession(agent)
+    one.take(handover(*heirs))
+    one.hears_of(opened())
+    return one
+
+
+def test_who_accepts_connections(ports: list[Port]) -> None:
+    assert reachable([port.endpoint for port in ports]) == {ports[0].endpoint, ports[1].endpoint}
+    assert reachable(["tcp://nowhere", ports[1].endpoint]) == {ports[1].endpoint}
+
+
+def test_an_agent_that_was_told_too_little_cannot_go_on() -> None:
+    one = Succession(0)
+    assert not one.is_prepared
+    one.hears_of(opened())
+    assert not one.is_prepared
+    one.take(handover())
+    assert not one.is_prepared, "there is no heir"
+    one.take(handover(heir(1, "tcp://127.0.0.1:1")))
+    assert one.is_prepared
+
+
+def test_older_worlds_are_forgotten() -> None:
+    """Only worlds that may live count when the launcher is lost."""
+    one = Succession(0)
+    for generation in (1, 2, 3):
+        one.hears_of(opened(generation))
+    assert len(one.worlds) == 3
+    one.hears_of(opened(4, 3))
+    assert [world.ballot for world in one.worlds] == [(3, 0), (4, 0)]
+
+
+def test_an_agent_goes_to_the_first_heir_that_answers(ports: list[Port]) -> None:
+    """The first one is lost with the launcher."""
+    first, second, third = heir(0, ports[2].endpoint), heir(1, ports[0].endpoint), heir(2, ports[1].endpoint)
+    one = prepared(2, first, second, third)
+    joined: queue.SimpleQueue[Access] = queue.SimpleQueue()
+
+    def join(access: Access) -> None:
+        joined.put(access)
+        one.adopted()
+
+    # Hosts 2 and 3 answer: with host 1 silent and host 0 lost, they would be half without the first.
+    one.hears_of(Opened((2, 0), ((0, 0), (2, 0), (3, 0)), (0, 2, 3), (0, 1, 2, 3), 5, (2, 0)))
+    assert one.go_on("it is gone", ports[2].endpoint, join, lambda: [(3, 0)]) == ""
+    access = joined.get()
+    assert (access.endpoint, access.client_secret) == (second.endpoint, "k" * 40) and joined.empty()
+
+
+def test_an_agent_that_alone_was_cut_off_ends(ports: list[Port]) -> None:
+    """The launcher still answers, so the others go on with it."""
+    one = prepared(1, heir(1, ports[0].endpoint))
+    why = one.go_on("silence", ports[1].endpoint, _never, lambda: [(2, 0)])
+    assert why == "the launcher lives, but has given up the connection to this host"
+
+
+def test_a_part_without_a_quorum_ends_at_once(ports: list[Port]) -> None:
+    one = prepared(1, heir(0, ports[2].endpoint), heir(1, ports[0].endpoint), heir(2, ports[2].endpoint))
+    why = one.go_on("silence", ports[2].endpoint, _never, lambda: [(2, 0)])
+    assert "only 1 of 4 ranks of world 1" in why
+
+
+def test_a_wait_for_an_heir_can_be_given_up(ports: list[Port]) -> None:
+    heirs = [heir(agent, ports[0].endpoint) for agent in (0, 1, 2)]
+    one = prepared(2, *heirs)
+    asked = threading.Event()
+    ends: list[str] = []
+    join = lambda access: asked.set()  # noqa: E731
+    thread = threading.Thread(target=lambda: ends.append(one.go_on("silence", ports[2].endpoint, join, list)))
+    thread.start()
+    assert asked.wait(PATIENCE_S)
+    for _ in range(2):
+        one.give_up()
+    thread.join(PATIENCE_S)
+    assert ends == ["no successor of the launcher has answered"]
+
+
+def test_a_host_without_an_address_has_no_successor() -> None:
+    one = Succession(0)
+    assert one.open("") == ("", "") and one.open("192.0.2.1") == ("", "")
+    endpoint, key = one.open("127.0.0.1")
+    assert endpoint.startswith("tcp://127.0.0.1:") and len(key) == 40
+    assert reachable([endpoint]) == {endpoint}
+    one.close()
+    assert reachable([endpoint]) == set()
+
+
+def _never(access: Access) -> None:
+    raise AssertionError(f"nobody is to be asked, {access!r} was")
