@@ -339,17 +339,27 @@ class Reducer:
     def _complete(self) -> None:
         """Wait for all results of the round, put them into ``.grad``, and end the round."""
         wait(self._sender)
-        scale = 1.0 if self.weights is None else self._scale_of_results(self.weights)
-        place(self.round, self.slots, self._repeatable, scale)
-        if self.weights is not None and scale != 1.0:
-            reduced = [slot for slot in self.slots if slot.round == self.round.number]
-            grads = [slot.param.grad for slot in reduced if slot not in self.round.divided]
-            self.weights.divide([grad for grad in grads if grad is not None], scale)
+        if self.weights is None:
+            place(self.round, self.slots, self._repeatable)
+        else:
+            self._place_averages(self.weights)
         self.round.settled = True
         self._end_round()
 
-    def _scale_of_results(self, weights: Weights) -> float:
-        """Return by what the sums of the round are multiplied to be averages; keep an error for the end of the round."""
+    def _place_averages(self, weights: Weights) -> None:
+        """Put the results of an average with weights, which are sums over the ranks, into ``.grad``, and divide them."""
+        scale = self._scale_of_results(weights)
+        place(self.round, self.slots, self._repeatable, 1.0 if scale is None else scale)
+        if scale is None:
+            weights.restore_earlier()
+        elif scale != 1.0:
+            reduced = [slot for slot in self.slots if slot.round == self.round.number]
+            grads = [slot.param.grad for slot in reduced if slot not in self.round.divided]
+            weights.divide([grad for grad in grads if grad is not None], scale)
+        weights.fill_originals()
+
+    def _scale_of_results(self, weights: Weights) -> float | None:
+        """Return ``Weights.scale_of`` for this round. Keep an error for the end of the round, and return 1 then."""
         round = self.round
         if round.failure is not None or not self.active or not weights.counts:
             return 1.0
@@ -375,6 +385,7 @@ class Reducer:
         if not self._repeatable:
             for slot in self.slots:
                 slot.holds_result = slot.round == round.number
+                slot.holds_sum = False
         round.clear(self.groups)
         passes.round_ended()
         exponent = 0
@@ -394,7 +405,7 @@ class Reducer:
         passes.current = None
         if weights is not None:
             weights.exponent, weights.turn = exponent, weights.turn + 1
-            weights.accumulated, weights.passed, weights.current = False, 0.0, 0.0
+            weights.accumulated, weights.passed, weights.current, weights.computed = False, 0.0, 0.0, False
         round.failure = None
         round.entered = round.open = round.ended = round.settled = self.touched = False
         passes.incomplete = passes.incomplete and failure is not None

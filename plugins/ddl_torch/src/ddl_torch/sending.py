@@ -21,7 +21,7 @@ from ddl_torch.rounds import Attempt, Result, Round
 from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
 from ddl_torch.sparse import SparseHandle, start_sparse
 from ddl_torch.usual import UsualGradients, address_of, address_of_storage, storage_of
-from ddl_torch.weighting import Weights
+from ddl_torch.weighting import OF_A_SUM, Weights
 from ddlcore.api import Mapped, UserCompressor, average_by
 from ddlcore.contracts import PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError, MismatchError
@@ -91,7 +91,7 @@ class Sender:
         if request is None:
             if self.weight_sum is None:  # of the gradients' type, so that they can share a bucket
                 single = all(slot.param.dtype is torch.float32 for slot in self.slots)
-                self.weight_sum = torch.zeros(3, dtype=torch.float32 if single else torch.float64)
+                self.weight_sum = torch.zeros(OF_A_SUM, dtype=torch.float32 if single else torch.float64)
             request = self._weight_requests[round.turn] = OPERATIONS.persistent_allreduce(
                 self.weight_sum,
                 name=round.name_of(self.binding.prefix.replace("gradient", "weight of gradient", 1)),

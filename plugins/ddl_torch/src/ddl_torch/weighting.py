@@ -26,6 +26,11 @@ OTHER_KIND = (
     "the weight of this optimizer is {now} and was {before}; use one kind for all steps of an optimizer: a Share, of which all "
     "ranks know the total, or a plain number"
 )
+NO_PASS = (
+    "optimizer.step() was called without backward(), and this rank has {share} of the batch: the shares of the others do not "
+    "add up to 1; call backward() on all ranks that have rows, or pass the number of rows as the weight"
+)
+OF_A_SUM = 4  # elements of the tensor that carries the sum of the weights
 OUT_OF_STEP = (
     "the ranks disagree about the last sum of their weights, so this step cannot be divided; did a rank catch an error of "
     "the last step that the others have not seen?"
@@ -42,6 +47,7 @@ class Weights:
         self.accumulated = False  # whether a pass since the last round has only accumulated gradients
         self.passed = 0.0  # the sum of the weights of such passes
         self.current: float | Share = 0.0  # the weight of the last pass, unless it is in ``passed``
+        self.computed = False  # whether a pass has begun since the last round
         self.by_share: bool | None = None  # None: not known before the first pass
         self.sent = 0  # ``starts`` of the request before it was started in turn ``sent_in``
         self.sent_in = -1
@@ -51,6 +57,10 @@ class Weights:
         self._batch_turn = self._batch_version = -1
         self._results: list[torch.Tensor] = []  # the same for the results
         self._results_turn = self._results_version = -1
+        self._originals: dict[Slot, torch.Tensor] = {}  # gradients whose memory other code uses, until the round ends
+        # Gradients of earlier steps, in a round of turn ``_earlier_turn`` for which this rank has computed none.
+        self._earlier: list[tuple[Slot, torch.Tensor]] = []
+        self._earlier_turn = -1
         self.set(given)
 
     def set(self, given: Any) -> None:
@@ -68,6 +78,7 @@ class Weights:
         if self._unkept is not None:
             raise IncompleteGradients(INCOMPLETE)
         self.current = self._asked()
+        self.computed = True
         self.turn += 1
 
     def _asked(self) -> float | Share:
@@ -121,13 +132,16 @@ class Weights:
         if grad is not slot.raw or grad._version != slot.version:
             return
         factor, summed = self.factor(), slot.summed
-        # Autograd may give two gradients the same memory: then multiplying in place would change both. It has just
-        # made those of version 0; code of the user that shares memory with other gradients expects results in it.
-        if summed is None and (grad.is_sparse or grad._version or is_alone(grad.untyped_storage())):
+        # Autograd may give two gradients the same memory, or still read it: multiplying in place would change more than
+        # this gradient. Of version 0 are gradients that autograd has made in this pass; for others, other code may expect
+        # the result in their memory.
+        alone = grad.is_sparse or is_alone(grad.untyped_storage())
+        if summed is None and alone:
             _multiply([grad], factor)
         else:
-            with torch.no_grad():
-                weighed = _sum(summed, grad, factor)
+            weighed = _sum(summed, grad.detach(), factor)
+            if grad._version and not alone:
+                self._originals.setdefault(slot, grad)
             slot.param.grad, slot.summed = weighed, None
         slot.raw = None
 
@@ -139,6 +153,8 @@ class Weights:
         """
         if self._unkept is not None:
             self._keep()
+        if not self.computed and self._earlier_turn != self.turn:
+            self._keep_earlier(slots)
         if self._batch_turn != self.turn:
             grads = [grad for slot in slots if slot.param.requires_grad and (grad := slot.param.grad) is not None]
             if together and not any(map(is_sparse, grads)) and _are_alone(grads):
@@ -153,26 +169,58 @@ class Weights:
         elif self._batch[0]._version == self._batch_version:
             _multiply(self._batch, self.factor())
 
+    def fill_originals(self) -> None:
+        """Put results into the memory where other code expects them. An interrupt may come at any call."""
+        for slot, original in self._originals.items():
+            grad = slot.param.grad
+            if grad is not None and grad is not original and not grad.is_sparse:
+                original.detach().copy_(grad.detach())
+                slot.param.grad = original
+
+    def _keep_earlier(self, slots: Sequence[Slot]) -> None:
+        """Copy the gradients of earlier steps: they count nothing, but stay if no rank has computed new ones.
+
+        Raises InvalidArgument if the weights are shares and this rank has one: the others would not add up to 1.
+        """
+        given = self._asked()
+        if isinstance(given, Share) and given.rows and not self.accumulated:
+            raise InvalidArgument(NO_PASS.format(share=given))
+        grads = [(slot, slot.param.grad) for slot in slots if not (slot.holds_result or slot.holds_sum)]
+        earlier = [
+            (slot, grad.detach().clone()) for slot, grad in grads if grad is not None and slot.param.requires_grad
+        ]
+        self._earlier, self._earlier_turn = earlier, self.turn
+
+    def restore_earlier(self) -> None:
+        """Put the gradients of earlier steps back into ``.grad``. An interrupt may come at any call."""
+        for slot, earlier in self._earlier:
+            grad = slot.param.grad
+            if grad is None or grad.is_sparse:
+                slot.param.grad = earlier
+            else:
+                grad.detach().copy_(earlier)
+
     # --- the sum of the weights
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Write what this rank contributes to the sum of the weights, see ``divisor``, into ``tensor`` of 3 elements."""
+        """Write what this rank contributes to the sum of the weights into ``tensor``, of ``OF_A_SUM`` elements."""
         mine = ldexp(self.passed + _rows(self.current), -self.exponent)
-        tensor.copy_(torch.tensor([mine, float(self.exponent), 1.0], dtype=torch.float64))
+        facts = [mine, float(self.exponent), 1.0, float(self.computed)]
+        tensor.copy_(torch.tensor(facts, dtype=torch.float64))
 
-    def scale_of(self, reduced: torch.Tensor) -> float:
-        """Return by what results are multiplied, and choose the exponent of the next round.
+    def scale_of(self, reduced: torch.Tensor) -> float | None:
+        """Return by what results are multiplied; None if no rank has computed a gradient.
 
-        Raises InvalidArgument if all weights were 0, on all ranks, and DdlInternalError if the ranks have different
-        exponents.
+        ``reduced`` is the sum of what all ranks have written by ``fill``. Raises InvalidArgument if all weights were 0,
+        on all ranks, and DdlInternalError if the ranks have different exponents.
         """
-        total, exponents, ranks = reduced.tolist()
+        total, exponents, ranks, computed = reduced.tolist()
         if exponents != self.exponent * ranks:
             raise DdlInternalError(OUT_OF_STEP)
-        return reciprocal_of(total, "gradient")
+        return reciprocal_of(total, "gradient") if computed else None
 
     def next_exponent(self, reduced: torch.Tensor) -> int:
-        """Return the exponent of the next round, after that of ``scale_of(reduced)``."""
+        """Return the exponent of the round after that whose sum of the weights is ``reduced``."""
         total = reduced[0].item()
         return self.exponent + frexp(total)[1] if total > 0 else self.exponent
 
@@ -187,11 +235,13 @@ class Weights:
 
     def forget(self) -> None:
         """Forget the passes since the last round, because their gradients have been cleared."""
-        self.accumulated, self.passed, self.current, self._unkept = False, 0.0, 0.0, None
+        self.accumulated, self.passed, self.current, self.computed = False, 0.0, 0.0, False
+        self._unkept = None
+        self._originals = {}
 
     def drop_lists(self) -> None:
         """Drop the gradients that are held for an interrupted call."""
-        self._batch, self._results = None, []
+        self._batch, self._results, self._earlier, self._originals = None, [], [], {}
 
     def begin_anew(self, slots: Sequence[Slot], members: int) -> None:
         """Begin in another job, whose ranks know nothing of the last sum of the weights."""
@@ -214,12 +264,13 @@ def _multiply(tensors: list[torch.Tensor], factor: float) -> None:
     """Multiply all ``tensors`` in one call. A factor of 0 gives 0, also for NaN: such values count nothing."""
     if not tensors:  # torch refuses an empty list
         return
+    # Not within ``torch.no_grad()``: an interrupt at its beginning would leave autograd off for the rest of the program.
+    # What ``detach`` returns shares the memory and the version of the gradient.
+    plain = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
     if factor == 0.0:
-        with torch.no_grad():
-            torch._foreach_zero_(tensors)
+        torch._foreach_zero_(plain)
     elif factor != 1.0:
-        with torch.no_grad():
-            torch._foreach_mul_(tensors, factor)
+        torch._foreach_mul_(plain, factor)
 
 
 def _sum(summed: torch.Tensor | None, grad: torch.Tensor, factor: float) -> torch.Tensor:
@@ -227,7 +278,7 @@ def _sum(summed: torch.Tensor | None, grad: torch.Tensor, factor: float) -> torc
     if factor == 0.0:
         return torch.zeros_like(grad) if summed is None else summed
     if summed is None:
-        return grad.detach() * factor
+        return grad * factor
     if summed.is_sparse and not grad.is_sparse:
-        return torch.add(grad.detach() * factor, summed)
-    return torch.add(summed, grad.detach(), alpha=factor)
+        return torch.add(grad * factor, summed)
+    return torch.add(summed, grad, alpha=factor)
