@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddlcore.api import (
     Handle,
     ProcessSet,
+    Share,
     Stats,
     add_process_set,
     allgather_object,
@@ -109,6 +110,7 @@ __all__ = [
     "ReduceOp",
     "ReentrantCall",
     "ReplicasDiffer",
+    "Share",
     "Stats",
     "Sum",
     "TransportError",

@@ -333,6 +333,15 @@ SETTINGS: tuple[Setting, ...] = (
         group="faults",
     ),
     Setting(
+        "join_average",
+        str,
+        "contributors",
+        "by what an average is divided while some ranks have joined: by the number of ranks that contribute values, or "
+        "by the size of the process set, as in Horovod",
+        choices=("contributors", "size"),
+        group="job",
+    ),
+    Setting(
         "stall_stacks",
         bool,
         False,

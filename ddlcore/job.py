@@ -378,7 +378,8 @@ class Job:
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_bucket_bytes")
         place = (self.launched.rank, () if self._elastic else self._ranks, self._ordinal)
-        hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
+        sizes = (fusion_bytes, os.getpid(), first_bytes)
+        hello = Hello(*place, PROTOCOL, VERSION, *sizes, self.overlaps, self.settings.text("join_average"))
         self._outbox.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
         if not self._control_thread.welcomed.wait(timeout_s):

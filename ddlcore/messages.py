@@ -15,6 +15,8 @@ from ddlcore.types import CPU, DType, Kind, ReduceOp
 PROTOCOL = 7  # version of the protocol; ranks and coordinator must have the same
 STOP, COMMIT = "stop", "commit"  # kinds of calls that all ranks make equally often, see CountCalls
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
+# Values of Spec.part_of: the ranks average by weights, whose sum they reduce beside the tensor, or by shares of 1.
+BY_WEIGHT, BY_SHARE = "an average by weights", "an average by shares"
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True):
@@ -96,6 +98,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     pid: int = 0
     first_bucket_bytes: int = 0  # only the value of the world's rank 0 is used
     overlap: bool = True  # only the value of the world's rank 0 is used
+    join_average: str = "contributors"  # only the value of the world's rank 0 is used
 
 
 class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
@@ -456,6 +459,7 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
     specs: tuple[bytes, ...] = ()  # only if a member has joined: that member needs them to take part with zeros
     result: int = -1  # ADD_SET: id of the new set; JOIN: the last rank that joined
     compressor: str = ""  # compressor of the bucket, if the compressor of its specs is BY_SETTING
+    contributors: int = 0  # by how many members an average divides, if not by all of them, as some have joined
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

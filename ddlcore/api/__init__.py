@@ -14,6 +14,8 @@ from ddlcore.api.reductions import Membership, check_predivide, find_process_set
 from ddlcore.api.replicas import Replica, Verifier, array_replica, named, verify, verify_replicas
 from ddlcore.api.stopping import request_stop, should_stop
 from ddlcore.api.transports import built, built_version, enabled, threads_supported
+from ddlcore.api.weighted import Arithmetic, Weighed, weigh
+from ddlcore.api.weights import Share, Weight, average_by, check_weighted, checked_weight, reciprocal_of
 from ddlcore.api.world import (
     ProcessSet,
     add_process_set,
@@ -42,6 +44,7 @@ from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 
 __all__ = [
+    "Arithmetic",
     "BuildQuestions",
     "CollectiveCall",
     "Companion",
@@ -55,18 +58,24 @@ __all__ = [
     "Operations",
     "ProcessSet",
     "Replica",
+    "Share",
     "Stats",
     "UserCompressor",
     "Verifier",
     "Waitable",
+    "Weighed",
+    "Weight",
     "add_process_set",
     "allgather_object",
     "array_replica",
+    "average_by",
     "barrier",
     "broadcast_object",
     "built",
     "built_version",
     "check_predivide",
+    "check_weighted",
+    "checked_weight",
     "cross_rank",
     "cross_size",
     "current_job",
@@ -89,6 +98,7 @@ __all__ = [
     "poll",
     "process_sets",
     "rank",
+    "reciprocal_of",
     "remove_process_set",
     "request_stop",
     "resolve_op",
@@ -105,5 +115,6 @@ __all__ = [
     "verify_replicas",
     "visible_gpus",
     "wait_for_all",
+    "weigh",
     "wire_compression",
 ]

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ddlcore.api.operations import Operations
-from ddlcore.api.world import ProcessSet, global_process_set
+from ddlcore.api.weighted import weigh
+from ddlcore.api.weights import check_weighted, checked_weight
+from ddlcore.api.world import ProcessSet, current_job, global_process_set
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.runtime.handle import Handle
-from ddlcore.types import Average, ReduceOp
+from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = [
     "allgather",
@@ -64,6 +68,63 @@ def _start(
     )
 
 
+class _Arithmetic:
+    """What an average with weights computes with numpy arrays, see ``Arithmetic``."""
+
+    def multiplied(self, tensor: Array, factor: float, wide: bool) -> Array:
+        if factor == 0.0:
+            return np.zeros(tensor.shape, np.float32 if wide else tensor.dtype)
+        array = tensor.astype(np.float32) if wide else tensor
+        return array * array.dtype.type(factor)
+
+    def number(self, value: float, like: Array) -> Array:
+        return np.array([value], np.float64)
+
+    def value(self, number: Array) -> float:
+        return float(number[0])
+
+    def result(self, total: Array, factor: float, like: Array) -> Array:
+        return (total * total.dtype.type(factor)).astype(like.dtype, copy=False)
+
+
+def _weighted(
+    tensors: Sequence[Array],
+    outputs: Sequence[Array] | None,
+    single: bool,
+    name: str | None,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    compression: str,
+    weight: Any,
+) -> Handle:
+    """Start an average with weights. Its result is a list, or if ``single`` the only array. It is put in ``outputs``."""
+    check_weighted(op, prescale_factor, postscale_factor)
+    job = current_job()
+    given = checked_weight(weight, len(process_set.resolve(job)[1]))
+    for output in outputs or ():
+        _ops.adapter.require_writable(output)
+    mine = weigh(tensors, given, compression, _ops.adapter, _Arithmetic())
+
+    def placed(sums: list[Array]) -> Any:
+        results = mine.results(sums)
+        if outputs is not None:
+            for output, result in zip(outputs, results):
+                output[...] = result
+            results = list(outputs)
+        return results[0] if single else results
+
+    how: Any = {
+        "name": name,
+        "process_set": process_set,
+        "compression": compression,
+        "part_of": mine.part_of,
+        "job": job,
+    }
+    return _ops.grouped_allreduce_async(mine.sent, op=Sum, then=placed, **how)
+
+
 def allreduce_async(
     tensor: Array,
     name: str | None = None,
@@ -72,11 +133,20 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
+    weight: Any = None,
 ) -> Handle:
     """Start an allreduce of the ranks' arrays with ``op`` into a new array, and return its handle.
 
     ``prescale_factor`` multiplies the values before the reduction, and ``postscale_factor`` the result after it.
+    ``weight`` is what this rank's values count for in an average, which is then sum(weight * tensor) / sum(weight): a
+    number (the handle raises InvalidArgument on all ranks if it is 0 on all of them), or a ``Share``. All ranks must pass
+    one, of the same kind. Raises InvalidArgument for a weight that is negative, infinite, NaN or no number, and for a
+    weight together with another op, with factors, or with arrays that are not of floating point.
     """
+    if weight is not None:
+        return _weighted(
+            [tensor], None, True, name, op, prescale_factor, postscale_factor, process_set, compression, weight
+        )
     return _start(tensor, None, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
@@ -88,13 +158,25 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
+    weight: Any = None,
 ) -> Handle:
-    """Start an allreduce that writes its result to ``tensor``, and return its handle."""
+    """Start an allreduce that writes its result to ``tensor``, and return its handle.
+
+    With a ``weight``, ``tensor`` has the result when ``synchronize`` has returned.
+    """
+    if weight is not None:
+        into = [tensor]
+        return _weighted(
+            into, into, True, name, op, prescale_factor, postscale_factor, process_set, compression, weight
+        )
     return _start(tensor, tensor, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
 def allreduce(tensor: Array, *args: Any, **kwargs: Any) -> Array:
     """Run ``allreduce_async`` with these arguments, wait for it, and return its result."""
+    if len(args) > 6 or kwargs.get("weight") is not None:
+        return allreduce_async(tensor, *args, **kwargs).wait()
+    kwargs.pop("weight", None)
     return _start(tensor, None, True, *args, **kwargs).wait()
 
 
@@ -112,7 +194,13 @@ def _reduce_in_place(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
+    weight: Any = None,
 ) -> None:
+    if weight is not None:
+        into = [tensor]
+        how = (name, op, prescale_factor, postscale_factor, process_set, compression, weight)
+        _weighted(into, into, True, *how).wait()
+        return
     _ops.allreduce_in_place(
         tensor,
         name=name,
@@ -132,11 +220,15 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
+    weight: Any = None,
 ) -> Handle:
     """Start an allreduce of several arrays; none is reduced before all are ready. Return its handle.
 
-    The result of the handle is a list of new arrays.
+    The result of the handle is a list of new arrays. ``weight``: see ``allreduce_async``.
     """
+    if weight is not None:
+        how = (name, op, prescale_factor, postscale_factor, process_set, compression, weight)
+        return _weighted(tensors, None, False, *how)
     return _ops.grouped_allreduce_async(
         tensors,
         name=name,
@@ -156,11 +248,15 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
+    weight: Any = None,
 ) -> Handle:
     """Start an allreduce of several arrays that writes the results to them, and return its handle.
 
-    No array is reduced before all are ready.
+    No array is reduced before all are ready. ``weight``: see ``allreduce_async``.
     """
+    if weight is not None:
+        how = (name, op, prescale_factor, postscale_factor, process_set, compression, weight)
+        return _weighted(tensors, tensors, False, *how)
     return _ops.grouped_allreduce_async(
         tensors,
         outputs=tensors,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from ddlcore.api.world import ProcessSet
@@ -35,6 +35,7 @@ class CollectiveCall:
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
     compression: str = "none"
+    part_of: str = field(default="", kw_only=True)  # of an allreduce, see ``Operations.persistent_allreduce``
 
     advice: ClassVar[str] = "use Average or Sum"  # what to do about an op that has no gradient
 
@@ -70,6 +71,7 @@ class CollectiveCall:
             "prescale_factor": self.prescale_factor,
             "postscale_factor": self.postscale_factor,
             "compression": self.compression,
+            **({"part_of": self.part_of} if self.part_of else {}),
         }
 
     def gathered_scale(self) -> float:

@@ -61,8 +61,9 @@ def join(device: int = -1, job: JobService | None = None) -> int:
     """Declare that this rank has no more data. Wait until all ranks have joined; return the rank that joined last.
 
     Until then, this rank takes part in the operations of the other ranks with values that do not change the result,
-    such as zeros for a sum. Averages still divide by the number of all ranks. ``device`` is accepted for compatibility
-    with Horovod.
+    such as zeros for a sum. An average divides by the number of ranks that contribute values; with the setting
+    ``join_average=size``, by the number of all ranks of the process set, as in Horovod. ``device`` is accepted for
+    compatibility with Horovod.
     """
     job = job or current_job()
     last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())

@@ -67,6 +67,7 @@ class Operations:
         job: JobService | None = None,
         waits: bool = False,
         stage_on_host: bool = False,
+        part_of: str = "",
     ) -> Handle:
         """Start an allreduce of the ranks' tensors with ``op``, and return its handle.
 
@@ -85,6 +86,7 @@ class Operations:
             job=job,
             waits=waits,
             stage_on_host=stage_on_host,
+            part_of=part_of,
             _single=True,
         )
         return handle
@@ -103,9 +105,15 @@ class Operations:
         job: JobService | None = None,
         waits: bool = False,
         stage_on_host: bool = False,
+        part_of: str = "",
+        then: Callable[[list[Any]], Any] | None = None,
         _single: bool = False,
     ) -> Handle:
-        """Start an allreduce of several tensors. None of them is reduced before all of them are ready on all ranks."""
+        """Start an allreduce of several tensors. None of them is reduced before all of them are ready on all ranks.
+
+        The handle's result is the list of outputs, or what ``then`` returns for it. ``part_of``: see
+        ``persistent_allreduce``.
+        """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         job.compressor(compression)
@@ -119,11 +127,11 @@ class Operations:
         ops = [_reduce_op(op, source.dtype) for source in sources]
         names, group = self._names(Kind.ALLREDUCE, name, len(tensors), _single)
         specs = [
-            _allreduce_spec(source, reduce_op, prescale_factor, postscale_factor, compression, group, device)
+            _allreduce_spec(source, reduce_op, prescale_factor, postscale_factor, compression, group, device, part_of)
             for source, reduce_op in zip(sources, ops)
         ]
         given = list(outputs)
-        finish = (lambda _: given[0]) if _single else (lambda _: given)
+        finish = (lambda _: given[0]) if _single else (lambda _: given if then is None else then(given))
         handle = self._handle(job, sources, finish, [*tensors, *given])
         self._submit(job, handle, set_id, names, specs, sources, targets, waits=waits)
         return handle

@@ -64,7 +64,7 @@ class Agents(Protocol):
 
 
 @dataclass(frozen=True)
-class Entrance:
+class PreparedListener:
     """Where a successor of a lost launcher listens, as its agents know since before that: a socket, and keys."""
 
     listener: socket.socket
@@ -84,7 +84,7 @@ class Server:
     this host always connect by ipc; server and agents then exchange heartbeats once a second, and an agent counts as
     lost after ``silence_s`` without a message. Set ``by_line`` if nobody watches the processes of the ranks: a
     connection that ends without a goodbye then counts as the end of its rank. ``report`` is called with lines for the
-    user, in the server's thread. With ``entrance``, agents connect there instead of at ``address``.
+    user, in the server's thread. With ``prepared``, agents connect there instead of at ``address``.
 
     Raises ValueError for an invalid address, and DdlInternalError if the address is in use or if this process may not
     open enough files for all ranks.
@@ -100,7 +100,7 @@ class Server:
         agents: Agents | None = None,
         silence_s: float = 3.0,
         by_line: bool = False,
-        entrance: Entrance | None = None,
+        prepared: PreparedListener | None = None,
     ) -> None:
         allow_files(size, tcp=address.startswith("tcp:") and agents is None)
         self.size = size
@@ -119,7 +119,7 @@ class Server:
         self._stopping = False
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._listener = Listener(parts=by_line, keys=None if entrance is None else entrance.keys)
+        self._listener = Listener(parts=by_line, keys=None if prepared is None else prepared.keys)
         self._wake = Wake()
         try:
             within = agents is not None or not address
@@ -127,9 +127,9 @@ class Server:
                 self.endpoint = self._listener.bind_within(by_name=by_line)
             else:
                 self.endpoint = self._listener.bind(address, connections=_LINES_A_RANK * size)
-            if entrance is not None:
-                self.agents_endpoint = self._listener.bind_to(entrance.listener, beats=False, connections=size)
-                self._listener.admit(entrance.client_public)
+            if prepared is not None:
+                self.agents_endpoint = self._listener.bind_to(prepared.listener, beats=False, connections=size)
+                self._listener.admit(prepared.client_public)
             else:
                 self.agents_endpoint = self._bind_for_agents(address) if agents is not None else ""
         except Exception:

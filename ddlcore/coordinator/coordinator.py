@@ -65,9 +65,11 @@ class Coordinator:
         overlap: bool = True,
         driver: SearchDriver | None = None,
         compression: str = "none",
+        join_average: str = "contributors",
     ) -> None:
         """Create the coordinator of a world from which no message has come yet.
 
+        ``join_average``: by what averages are divided while some ranks have joined: "contributors" or "size".
         ``compression``: the setting, which applies to tensors whose spec leaves the compressor to it, see
         ``Spec.compressor_by``. ``driver`` searches for better settings while the world runs.
         """
@@ -76,6 +78,7 @@ class Coordinator:
         self.epoch = 0  # grows with each change from negotiation to replay or back
         self.params: dict[str, float] = {"fusion_bytes": fusion_bytes}
         self._policy = policy
+        self._divides_by_size = join_average == "size"
         self.table = RequestTable()
         self._left: dict[int, str] = {}  # ranks that have left, with their reason
         self._has_told_loss = False  # then all ranks know that the job has failed
@@ -495,6 +498,7 @@ class Coordinator:
             digests=tuple(self.table.digests(pending, members) for pending in bucket) if ragged else (),
             specs=tuple(pending.spec for pending in bucket) if short else (),
             compressor=spec.compressor_by(self.replay_controller.compression) if by_setting else "",
+            contributors=bucket[0].asked.bit_count() if short and not self._divides_by_size else 0,
         )
 
     def _add_set(self, pending: PendingRequest, spec: Spec) -> tuple[Iterable[int], Item]:

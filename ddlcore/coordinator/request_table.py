@@ -11,7 +11,7 @@ from math import prod
 from ddlcore.contracts.fusion import Ready
 from ddlcore.coordinator.pending_request import PendingRequest, bits_of, ranks_of
 from ddlcore.coordinator.replay_controller import tensor_key
-from ddlcore.messages import Ask, Spec, decode_spec
+from ddlcore.messages import BY_SHARE, Ask, Spec, decode_spec
 from ddlcore.runtime.checks import describe, mismatch_table
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.types import Kind
@@ -130,7 +130,18 @@ class RequestTable:
         """Return the facts about the tensor that the fusion policy needs. ``compression`` is the job's setting."""
         spec = self.spec_of(pending)
         compressor = spec.compressor_by(compression)
-        key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, compressor)
+        # While ranks join, averages of other numbers of contributors are divided by other numbers.
+        contributors = pending.asked.bit_count()
+        key = (
+            pending.set_id,
+            spec.dtype,
+            spec.op,
+            spec.prescale,
+            spec.postscale,
+            spec.device,
+            compressor,
+            contributors,
+        )
         group = f"{pending.set_id}.{_call(pending.name)}" if spec.group else None
         return Ready(pending.name, key, prod(spec.shape) * spec.dtype.itemsize, group=group)
 
@@ -144,6 +155,13 @@ class RequestTable:
             return (
                 f"broadcast {describe([pending.name], pending.set_id)}: its root, rank {spec.root}, has joined; "
                 "choose another root"
+            )
+        if spec.part_of == BY_SHARE and pending.asked != pending.members:
+            absent = ranks_of(pending.members & ~pending.asked)
+            return (
+                f"allreduce {describe([pending.name], pending.set_id)}: rank {', '.join(map(str, absent))} has joined, so "
+                "the shares of the other ranks do not add up to 1; pass plain numbers as weights, or let all ranks make "
+                "equally many calls"
             )
         return ""
 

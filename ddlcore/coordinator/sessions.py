@@ -461,6 +461,7 @@ class Sessions:
             first.overlap,
             self._driver if free else None,
             self._compression,
+            first.join_average,
         )
         world = _World(key, coordinator, self._patience, set(key[0]))
         if free:

@@ -75,6 +75,11 @@ class Unserved(TransportError):
     """The transport cannot do this operation, on any of the ranks. The operation fails and the job continues."""
 
 
+def divisor_of(communicator: Communicator, bucket: Bucket) -> int:
+    """Return by how many ranks an average of the negotiated ``bucket`` divides: fewer than all while some have joined."""
+    return bucket.contributors or len(communicator.ranks)
+
+
 def reducescatter_rows(rows: int, size: int) -> list[int]:
     """Return how many of ``rows`` each of ``size`` ranks gets: the first ``rows % size`` ranks get one row more."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
@@ -151,7 +156,8 @@ class HostExecutor:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
         if planned.kind is Kind.ALLREDUCE:
-            deliver = self._allreduce_packed(communicator, planned.names, entries, specs, use)
+            divisor = len(communicator.ranks)  # no schedule runs while a rank has joined
+            deliver = self._allreduce_packed(communicator, planned.names, entries, specs, use, divisor)
             if any(prod(spec.shape) for spec in specs):
                 return deliver  # no rank has the sum before all ranks have entered
         elif planned.kind is Kind.BROADCAST:
@@ -190,13 +196,14 @@ class HostExecutor:
         entries: Sequence[Entry | None],
         specs: Sequence[Spec],
         use: str,
+        divisor: int,
     ) -> Staged:
         """Run an allreduce with a compressor whose encoded values cannot be added.
 
         Each rank decodes and adds one share of the values, and then all exchange the results. Raises Unserved unless
         the reduction is a sum or an average.
         """
-        op, postscale = reduction(specs[0], len(communicator.ranks))
+        op, postscale = reduction(specs[0], divisor)
         name = specs[0].compressor
         if op is not ReduceOp.Sum:
             raise Unserved(f"compression {name!r} is for sums and averages, not for {op.name.lower()}; use another one")
@@ -245,16 +252,16 @@ class HostExecutor:
     def _allreduce(
         self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
-        spec = specs[0]
-        op, postscale = reduction(spec, len(communicator.ranks))
-        compressor = self._traveling(spec, len(communicator.ranks))
+        spec, divisor = specs[0], divisor_of(communicator, bucket)
+        op, postscale = reduction(spec, divisor)
+        compressor = self._traveling(spec, divisor)
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         unscaled = spec.prescale == 1.0 and postscale == 1.0
         plain = compressor.wire_dtype(spec.dtype) is spec.dtype and not isinstance(compressor, Exact)
         # A rank that has joined contributes the identity element, which a prescale inside the transport would change.
         # So such a bucket is packed, and the identity is written after the scaling.
         if not (capabilities.vectored and plain and (unscaled or (capabilities.scales and not bucket.specs))):
-            return self._allreduce_packed(communicator, bucket.names, entries, specs, "fusion", joined=True)()
+            return self._allreduce_packed(communicator, bucket.names, entries, specs, "fusion", divisor, joined=True)()
         _require(communicator, Kind.ALLREDUCE, spec.dtype, op)
         pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)]
         plan = Plan(tuple(source.count for source, _ in pairs), spec.dtype, op, spec.prescale, postscale)
@@ -283,21 +290,23 @@ class HostExecutor:
         entries: Sequence[Entry | None],
         specs: Sequence[Spec],
         use: str,
+        divisor: int,
         joined: bool = False,
     ) -> Deliver:
         """Run an allreduce in transport memory, and return the function that delivers its results.
 
-        ``use`` names the transport buffer. ``joined`` says that some of the ranks may have joined.
+        ``use`` names the transport buffer. An average divides by ``divisor``. ``joined`` says that some of the ranks may
+        have joined.
         """
-        op, _ = reduction(specs[0], len(communicator.ranks))
-        compressor = self._traveling(specs[0], len(communicator.ranks))
+        op, _ = reduction(specs[0], divisor)
+        compressor = self._traveling(specs[0], divisor)
         wire = compressor.wire_dtype(specs[0].dtype)
         if not compressor.summable and wire is not specs[0].dtype:
-            return self._sharded(communicator, names, entries, specs, use)
+            return self._sharded(communicator, names, entries, specs, use, divisor)
         _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
-        scales = _scaling(compressor, capabilities, specs[0], len(communicator.ranks), joined)
+        scales = _scaling(compressor, capabilities, specs[0], divisor, joined)
         parts = self._reduce_packed(communicator, compressor, entries, pairs, scales, op, use)
 
         def deliver() -> list[Outcome | None]:
@@ -410,11 +419,12 @@ class HostExecutor:
         self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = []
+        divisor = divisor_of(communicator, bucket)
         for entry, spec in zip(entries, specs):
-            op, _ = reduction(spec, len(communicator.ranks))
-            compressor = self._traveling(spec, len(communicator.ranks))
+            op, _ = reduction(spec, divisor)
+            compressor = self._traveling(spec, divisor)
             wire = compressor.wire_dtype(spec.dtype)
-            scales = _scaling(compressor, None, spec, len(communicator.ranks))
+            scales = _scaling(compressor, None, spec, divisor)
             _require(communicator, Kind.REDUCESCATTER, wire, op)
             words = compressor.words if isinstance(compressor, Exact) else 1
             plain = wire is spec.dtype and not isinstance(compressor, Exact)
@@ -483,7 +493,8 @@ def _owner(buffer: Buffer) -> Memory:
 
 
 def _outcome(bucket: Bucket, i: int, target: Buffer) -> Outcome:
-    return Outcome(_owner(target), rows=bucket.rows[i], digests=bucket.digests[i] if bucket.digests else ())
+    digests = bucket.digests[i] if bucket.digests else ()
+    return Outcome(_owner(target), rows=bucket.rows[i], digests=digests, contributors=bucket.contributors)
 
 
 def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:

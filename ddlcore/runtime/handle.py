@@ -27,6 +27,7 @@ class Handle:
         "_result",
         "_then",
         "_waiter",
+        "contributors",
         "submitted",
     )
 
@@ -34,6 +35,7 @@ class Handle:
         self._waiter = waiter
         self._completion = waiter.completion
         self.submitted = False  # set at the moment of submission, so that an interrupted caller can tell
+        self.contributors = 0  # how many members took part with real data, known after ``wait``; 0: all of them
         self._left = entries
         self._outcomes: list[Outcome | None] = [_OPEN] * entries
         self._finish: Callable[[Sequence[Outcome | None]], Any] | None = finish
@@ -79,6 +81,9 @@ class Handle:
         self._finishing.refuse("wait()")
         with self._finishing:  # a waiting thread makes the outputs, and only one does
             if self._finish is not None:
+                first = self._outcomes[0]
+                if first is not None:
+                    self.contributors = first.contributors
                 self._result = self._finish(self._outcomes)
                 self._finish = None
                 self._outcomes = []

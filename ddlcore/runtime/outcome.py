@@ -16,4 +16,5 @@ class Outcome:
     rows: tuple[tuple[int, ...], ...] = ()  # for ragged kinds: the rows of each member
     digests: tuple[bytes, ...] = ()
     result: int = -1  # ADD_SET: the set's id; JOIN: the last rank
+    contributors: int = 0  # how many members took part with real data; 0: all of them
     event: Event | None = None  # on a device: the event after which the values are complete

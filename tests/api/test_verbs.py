@@ -232,6 +232,47 @@ def test_ranks_that_add_different_sets_are_told() -> None:
     run_world(2, program)
 
 
+@pytest.mark.parametrize("setting", ["contributors", "size"])
+def test_averages_after_join(setting: str, backend: str) -> None:
+    """They divide by the ranks that contribute, within process sets too, or by all, as the setting says."""
+
+    def program(rank: int, job: Job) -> None:
+        pair = ddl.add_process_set([0, 3])
+        trio = ddl.add_process_set([1, 2, 3])
+        early = ddl.allreduce_async(np.full(2, float(rank or 6)), name="early")
+        if rank > 1:  # ranks 0 and 1 have joined, but all four had asked for "early"
+            names = ["a", "b"]
+            handles = [ddl.allreduce_async(np.full(3, 10.0 * rank), name=name) for name in names]
+            wanted = 25.0 if setting == "contributors" else 12.5
+            assert [handle.wait().tolist() for handle in handles] == [[wanted] * 3] * 2
+            assert ddl.reducescatter(np.full(8, 2.0), name="s")[0] == (2.0 if setting == "contributors" else 1.0)
+            found = ddl.allreduce(np.full(3, 3.0 * rank), name="t", process_set=trio)[0]
+            assert found == (7.5 if setting == "contributors" else 5.0)
+            assert ddl.allreduce(np.full(3, 8.0), name="sum", op=ddl.Sum)[0] == 16.0
+            one = ddl.allreduce_async(np.full(3, 8.0), name="p", process_set=pair) if rank == 3 else None
+            if one is not None:
+                assert one.wait()[0] == (8.0 if setting == "contributors" else 4.0)
+        assert early.wait().tolist() == [3.0, 3.0]
+        ddl.join()
+        assert ddl.allreduce(np.full(3, float(rank)), name="after")[0] == 1.5, "all contribute again"
+
+    run_world(4, program, backend=backend, settings={"join_average": setting})
+
+
+def test_tensors_of_other_contributors_share_no_bucket(backend: str) -> None:
+    """All ranks asked for one tensor before a rank joined, and only some for the other; both become ready at once."""
+
+    def program(rank: int, job: Job) -> None:
+        all_of_them = ddl.allreduce_async(np.full(2, 3.0 * rank), name="x")
+        some = ddl.allreduce_async(np.full(2, 4.0 * rank), name="y") if rank else None
+        assert ddl.join() in range(3)
+        assert all_of_them.wait().tolist() == [3.0, 3.0]
+        if some is not None:
+            assert some.wait().tolist() == [6.0, 6.0]
+
+    run_world(3, program, backend=backend)
+
+
 def test_join_with_uneven_work(backend: str) -> None:
     """A rank with less data joins; the others go on with all kinds; anonymous calls pair up again afterwards."""
 

@@ -155,7 +155,7 @@ def test_a_cable_is_pulled_and_plugged_in_again(new_cluster: NewCluster, start: 
     alone = [step for step in job.steps() if step.host == "server3" and cut_s + 1.0 < step.at_s < back.at_s - 1.0]
     assert alone == [], "a host that is cut off does not train on"
     job.check_steps()
-    assert all(cluster.leftovers(name) == [] for name in cluster.names)
+    assert all(cluster.leftovers(name, 20.0) == [] for name in cluster.names)
 
 
 def test_hosts_are_added_by_a_script(new_cluster: NewCluster, start: Start, tmp_path: Path) -> None:

@@ -174,7 +174,8 @@ def test_a_rank_that_has_joined_stands_in(way: tuple[str, str]) -> None:
             assert ddl.join() >= 0
             return 0
         two = filled(2)
-        assert (PRETEND.allreduce_async(two, name="a", op=ddl.Average, prescale_factor=3.0).wait().numpy() == 3).all()
+        assert (PRETEND.allreduce_async(two, name="a", op=ddl.Average, prescale_factor=3.0).wait().numpy() == 6).all()
+        assert (PRETEND.reducescatter_async(two, name="v", op=ddl.Average).wait().numpy() == 2).all()
         assert (PRETEND.allreduce_async(two, name="p", op=ddl.Product).wait().numpy() == 2).all()
         group = PRETEND.grouped_allreduce_async([filled(1), filled(5)], name="g", op=ddl.Max).wait()
         assert [one.numpy()[0] for one in group] == [1, 5]

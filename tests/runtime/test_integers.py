@@ -91,18 +91,32 @@ def test_a_world_of_one_has_the_same_factors() -> None:
 
 
 def test_a_rank_that_has_joined_brings_zeros(backend: str) -> None:
-    """And the divisor stays: negative numbers are truncated toward zero."""
+    """Averages are exact: divided by the number of all ranks if the setting says so, else by that of the contributors."""
 
     def program(rank: int, job: Job) -> None:
         if rank == 0:
             for dtype in (np.int8, np.int64):
                 ends = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, -1, 1], dtype)
-                wanted = [truncated(int(end), 2) for end in ends]
+                divisor = 3 if job.settings.text("join_average") == "size" else 1
+                wanted = [truncated(int(end), divisor) for end in ends]
                 assert ddl.allreduce(ends, name=f"x{ends.itemsize}").tolist() == wanted
                 assert ddl.reducescatter(ends, name=f"y{ends.itemsize}").tolist() == wanted[:2]
         ddl.join()
 
-    run_world(2, program, backend=backend)
+    for setting in ("contributors", "size"):
+        run_world(3, program, backend=backend, settings={"join_average": setting})
+
+
+def test_two_of_three_contribute(backend: str) -> None:
+    """Their average is exact and truncated, and that of the third is not in it."""
+
+    def program(rank: int, job: Job) -> None:
+        if rank:
+            assert ddl.allreduce(np.array([3 * rank, -3 * rank]), name="x").tolist() == [4, -4]
+            assert ddl.allreduce(np.full(2, np.iinfo(np.int64).max), name="y").tolist() == [np.iinfo(np.int64).max] * 2
+        ddl.join()
+
+    run_world(3, program, backend=backend)
 
 
 def test_empty_and_large(backend: str) -> None:

@@ -52,7 +52,7 @@ def optimizer(part: Part, params: Sequence[nn.Parameter]) -> torch.optim.Optimiz
     if part.optimizer == "sparse adam":
         return torch.optim.SparseAdam(list(params), lr=0.01, eps=1e-3)
     return torch.optim.SGD(
-        params, lr=0.01 if part.op == "average" else 0.001, momentum=0.9 if part.optimizer == "momentum" else 0.0
+        params, lr=0.001 if part.op == "sum" else 0.01, momentum=0.9 if part.optimizer == "momentum" else 0.0
     )
 
 

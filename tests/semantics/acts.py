@@ -28,7 +28,7 @@ from tests.semantics.acting import (
     values,
 )
 from tests.semantics.models import Raised
-from tests.semantics.program import Between, Failure, Pass, Program, Step
+from tests.semantics.program import Between, Failure, Pass, Program, Step, weight
 
 __all__ = ["act"]
 
@@ -73,7 +73,8 @@ class _Actor:
                 optimizer(part, list(self.models[p].parameters())),
                 named_parameters=named,
                 backward_passes_per_step=part.passes,
-                op=ddl.Average if part.op == "average" else ddl.Sum,
+                op=ddl.Sum if part.op == "sum" else ddl.Average,
+                weight=1 if part.op == "weighted" else None,
                 gradient_predivide_factor=part.predivide,
                 groups=part.groups or None,
                 sparse_as_dense=part.sparse_as_dense,
@@ -160,6 +161,9 @@ class _Actor:
                 for p in one.no_sync:
                     stack.enter_context(self.optimizers[p].no_sync())
                 after_us = dict(one.interrupted).get(self.rank, 0)
+                for p in one.touched:
+                    if self.program.parts[p].op == "weighted":
+                        self.optimizers[p].weight = weight(one, self.rank)
                 try:
                     _through(functools.partial(backward, loss, one.way, retain), self._settle, after_us)
                 except ddl.IncompleteGradients:

@@ -25,7 +25,7 @@ from tests.semantics.acting import (
     values,
 )
 from tests.semantics.models import Raised
-from tests.semantics.program import Between, Part, Pass, Program, Step
+from tests.semantics.program import Between, Part, Pass, Program, Step, weight
 
 __all__ = ["expected"]
 
@@ -42,6 +42,7 @@ class _Replica:
         self.params = list(model.parameters())
         self.optimizer = optimizer(part, self.params)
         self.pending: list[torch.Tensor | None] = [None] * len(self.params)  # computed here and not reduced
+        self.weight = 0  # of what is pending, where the average has weights
 
 
 class _Oracle:
@@ -88,7 +89,7 @@ class _Oracle:
         for rank in self.ranks:
             replica = self.replicas[rank][p]
             replica.optimizer.zero_grad(set_to_none=zero.endswith("none"))
-            replica.pending = [None] * len(replica.params)
+            replica.pending, replica.weight = [None] * len(replica.params), 0
 
     def _pass(self, one: Pass, label: str) -> None:
         computed = [losses(self.program, self.models[rank], one, rank) for rank in self.ranks]
@@ -110,10 +111,12 @@ class _Oracle:
             for param in replica.params if is_active else ():
                 param.grad = None
         backward(loss, one.way, retain)
-        for replica, grads, is_active in zip(self.replicas[rank], before, active):
+        for p, (replica, grads, is_active) in enumerate(zip(self.replicas[rank], before, active)):
+            factor = weight(one, rank) if self.program.parts[p].op == "weighted" and p in one.touched else 1
+            replica.weight += factor if p in one.touched else 0
             for k, (param, grad) in enumerate(zip(replica.params, grads)) if is_active else ():
-                if param.grad is not None:
-                    replica.pending[k] = _added(replica.pending[k], param.grad.clone())
+                if param.grad is not None and factor:  # rows of a sparse gradient of weight 0 are not there at all
+                    replica.pending[k] = _added(replica.pending[k], factor * param.grad)
                 param.grad = grad
 
     def _reduce_pending(self, p: int) -> None:
@@ -124,12 +127,15 @@ class _Oracle:
         part = self.program.parts[p]
         self.counts[p] = 0
         members = [rank for rank in self.ranks if self._is_active(p, rank)]
+        divisors = {"average": len(members), "sum": 1, "weighted": sum(self.replicas[r][p].weight for r in members)}
+        for rank in members:
+            self.replicas[rank][p].weight = 0
         for k in range(len(self.replicas[0][p].params)):
             total: torch.Tensor | None = None
             for rank in members:
                 total = _added(total, self.replicas[rank][p].pending[k])
-            if total is not None and part.op == "average":
-                total = total / len(members)
+            if total is not None and divisors[part.op] != 1:
+                total = total / divisors[part.op]
             for rank in members:
                 replica = self.replicas[rank][p]
                 param = replica.params[k]
@@ -169,10 +175,9 @@ class _Oracle:
             tensors: list[torch.Tensor | None] = list(replica.params)
             if what != "parameters":
                 tensors = [_added(param.grad, pending) for param, pending in zip(replica.params, replica.pending)]
-            if (
-                what == "pending"
-                and self.program.parts[p].op == "sum"
-                and any(p.grad is not None for p in replica.params)
+            if what == "pending" and (
+                self.program.parts[p].op == "weighted"
+                or (self.program.parts[p].op == "sum" and any(p.grad is not None for p in replica.params))
             ):
                 tensors = []  # what was summed before may be kept elsewhere until all is: only what is new goes again
             alike = members if what != "pending" and rank in members else ()

@@ -10,7 +10,7 @@ import torch
 from tests.semantics.choices import Choices
 from tests.semantics.models import KINDS, SPARSE, VOCABULARY, WIDTH, BlockSpec
 
-__all__ = ["Between", "Failure", "Part", "Pass", "Program", "Step", "Surroundings", "batch", "make"]
+__all__ = ["Between", "Failure", "Part", "Pass", "Program", "Step", "Surroundings", "batch", "make", "weight"]
 
 ZEROS = ("optimizer, none", "optimizer, zeros", "model, none", "model, zeros")
 STEPS_OF_A_STEADY_PROGRAM = 12
@@ -35,7 +35,7 @@ class Part:
 
     blocks: tuple[BlockSpec, ...]
     optimizer: str = "sgd"  # or "momentum", "adam", "sparse adam"
-    op: str = "average"  # or "sum"
+    op: str = "average"  # or "sum", or "weighted": an average with weights, see ``weight``
     passes: int = 1
     groups: int = 0
     predivide: float = 1.0
@@ -140,6 +140,11 @@ def batch(seed: int, rank: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, 
     return x, ids, torch.randn(rows, WIDTH, generator=random, dtype=torch.float64)
 
 
+def weight(one: Pass, rank: int) -> int:
+    """Return what the gradients of ``rank`` count for in this pass, of a part whose op is "weighted"; not 0 on all ranks."""
+    return (3 * one.seed + rank) % 4
+
+
 # --- making one
 
 
@@ -155,6 +160,11 @@ class _Maker:
     def seed(self) -> int:
         self.seeds += 1
         return self.seeds
+
+    @property
+    def weighted(self) -> tuple[str, ...]:
+        """The op of an average with weights; () where one rank is alone, and may have the weight 0."""
+        return ("weighted",) if self.where.size > 1 else ()
 
 
 def make(choices: Choices, where: Surroundings) -> Program:
@@ -214,7 +224,7 @@ def _part(maker: _Maker, parts: int, names: str) -> Part:
             spec = replace(spec, checkpoint=choices.pick(ways))
         blocks.append(spec)
     is_sparse = any(spec.kind == SPARSE for spec in blocks)
-    op = choices.pick(("average", "average", "sum"))
+    op = choices.pick(("average", "average", "sum", *maker.weighted))
     members: tuple[int, ...] = ()
     if where.size > 2 and choices.chance(15):
         members = choices.pick(((0, 1), (0, where.size - 1), (1, 2)))
@@ -237,7 +247,7 @@ def _tables(maker: _Maker, names: str) -> Part:
     return Part(
         (BlockSpec(SPARSE), BlockSpec(SPARSE, gated=choices.chance(50))),
         optimizer="sparse adam",
-        op=choices.pick(("average", "sum")),
+        op=choices.pick(("average", "sum", *maker.weighted)),
         groups=choices.pick((0, 0, 1)),
         names=names,
         sparse_as_dense=choices.chance(40),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ddlcore.api.elastic.global_batches import GlobalBatchSampler
 from ddlcore.api.elastic.loop import run
 from ddlcore.api.elastic.sampler import Positions
 from ddlcore.api.elastic.state import ObjectState, State
 from ddlcore.errors import HostsUpdatedInterrupt
 
-__all__ = ["HostsUpdatedInterrupt", "ObjectState", "Positions", "State", "run"]
+__all__ = ["GlobalBatchSampler", "HostsUpdatedInterrupt", "ObjectState", "Positions", "State", "run"]

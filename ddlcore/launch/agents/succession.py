@@ -46,10 +46,12 @@ class SuccessorTask(msgspec.Struct, frozen=True):
 
 
 def encode_task(task: SuccessorTask) -> bytes:
+    """Return ``task`` as bytes. They contain a secret key."""
     return msgspec.msgpack.encode(task)
 
 
 def decode_task(data: bytes) -> SuccessorTask:
+    """Return the task that ``encode_task`` has made ``data`` of."""
     return msgspec.msgpack.decode(data, type=SuccessorTask)
 
 

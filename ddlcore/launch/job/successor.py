@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from ddlcore.build import build_membership, build_sessions
+from ddlcore.config import Settings
 from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
 from ddlcore.control.credentials import KeyPair
-from ddlcore.control.server import Entrance, Server
+from ddlcore.control.server import PreparedListener, Server
 from ddlcore.coordinator.membership import Coordinating, Membership
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
@@ -38,7 +39,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 
-_ADOPTION_S = ANSWER_S / 2  # an agent waits longer for this process than this process waits for agents
+_GATHER_S = ANSWER_S / 2  # an agent waits longer for this process than this process waits for agents
 
 
 class _NoLauncher(Launcher):
@@ -51,16 +52,17 @@ class _NoLauncher(Launcher):
 class _Adopted:
     """The agents that have come to this successor, in the part of a remote launch."""
 
-    def __init__(self, agents: AgentPool, handover: Handover, torch_env: bool) -> None:
+    def __init__(self, agents: AgentPool, handover: Handover, settings: Settings) -> None:
         self.agents = agents
         self._handover = handover
-        self._torch_env = torch_env
+        self._settings = settings
         self._heirs = {heir.host: heir for heir in handover.heirs}
 
     def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
         heir = self._heirs[host]
         place = HostPlace("", heir.address, heir.ports, heir.cores, self._handover.launcher)
-        return late_environment(Placement(rank, tuple(hosts)), place, *self._handover.master, self._torch_env)
+        torch_env = bool(self._settings["torch_env"])
+        return late_environment(Placement(rank, tuple(hosts)), place, *self._handover.master, torch_env)
 
     def call_late(self, host: str) -> None:
         raise ValueError("the launcher that could call hosts is lost")
@@ -143,7 +145,7 @@ class _Successor:
             report=self._say,
             agents=self._agents,
             silence_s=self._settings.number("silence_s"),
-            entrance=Entrance(listener, keys, handover.client_public),
+            prepared=PreparedListener(listener, keys, handover.client_public),
         )
 
     def _say(self, text: str) -> None:
@@ -154,7 +156,7 @@ class _Successor:
         self._output.start()
         self._say(f"{self._task.reason}: this process on {self._host} takes the place of the launcher")
         try:
-            adopted = self._agents.adopt(self._server, self._task.expected, _ADOPTION_S, self._output)
+            adopted = self._agents.adopt(self._server, self._task.expected, _GATHER_S, self._output)
             worlds = {world.ballot: world for member in adopted if member.adopted for world in member.adopted.worlds}
             if not worlds:
                 self._say("no agent has come that knows of a world of this job")
@@ -170,7 +172,7 @@ class _Successor:
         running = [process for one in told for process, _ in one.running]
         ended = [process for one in told for process in one.ended]
         table = self._table(adopted, newest, running)
-        remote = _Adopted(self._agents, self._handover, bool(self._settings["torch_env"]))
+        remote = _Adopted(self._agents, self._handover, self._settings)
         remote.host = self._host
         revival = revival_of(table, self._membership, self._settings)
         starts: dict[int, int] = {}

@@ -21,7 +21,7 @@ from ddlcore.messages import Bucket, Spec
 from ddlcore.runtime.device.devices import DeviceStream, Pool
 from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.encoding import encode, encode_once, settle
-from ddlcore.runtime.executor import Later, Staged, prepared, reducescatter_rows
+from ddlcore.runtime.executor import Later, Staged, divisor_of, prepared, reducescatter_rows
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import Entry
 from ddlcore.runtime.scaling import reduction
@@ -129,11 +129,18 @@ class _Allreduce(Queued):
     """An allreduce on a device's queue.
 
     ``again`` says that this object is used in each period of a schedule. ``joined`` says that some of the ranks may
-    have joined: such a rank contributes the identity element, which scaling inside the transport would change.
+    have joined: such a rank contributes the identity element, which scaling inside the transport would change. An average
+    divides by ``divisor``.
     """
 
     def __init__(
-        self, route: OnDevice, specs: Sequence[Spec], compressor: Compressor, again: bool, joined: bool
+        self,
+        route: OnDevice,
+        specs: Sequence[Spec],
+        compressor: Compressor,
+        again: bool,
+        joined: bool,
+        divisor: int,
     ) -> None:
         super().__init__(route, specs)
         spec, capabilities = specs[0], self.transport.capabilities_for(Kind.ALLREDUCE)
@@ -141,7 +148,7 @@ class _Allreduce(Queued):
         self.count = sum(self.counts)
         self.compressor = compressor
         self.wire = compressor.wire_dtype(spec.dtype)
-        self.op, self.post = reduction(spec, len(route.host.ranks))
+        self.op, self.post = reduction(spec, divisor)
         self.pre = spec.prescale
         self._fused: Buffer | None = None
         self._prepared: Prepared | None = None
@@ -151,10 +158,11 @@ class _Allreduce(Queued):
             plan = Plan(tuple(self.counts), self.wire, self.op, self.pre, self.post)
             self._prepared = prepared(route.prepared, plan, self.transport, plan)
         elif spec.op is ReduceOp.Average:
-            if self.wire.is_float and ReduceOp.Average in capabilities.ops:
+            averages = ReduceOp.Average in capabilities.ops and divisor == len(route.host.ranks)
+            if self.wire.is_float and averages:
                 self.op, self.post = ReduceOp.Average, spec.postscale
             elif self.wire in HALVES:  # divide first, so that the sum cannot overflow
-                self.pre, self.post = self.pre / len(route.host.ranks), spec.postscale
+                self.pre, self.post = self.pre / divisor, spec.postscale
         self._single = len(specs) == 1 and same_type and self.pre == 1.0
         self._packed = self._prepared is None and not self._single
         if self._packed and compressor.casts and again:
@@ -329,27 +337,30 @@ class _Ragged(Queued):
                 self.transport.alltoallv(source, target, sent)
             assert isinstance(target.owner, Memory)
             event = self._done(source, target).event
-            outcomes.append(Outcome(target.owner, bucket.rows[i], bucket.digests[i], event=event))
+            contributors = bucket.contributors
+            outcomes.append(Outcome(target.owner, bucket.rows[i], bucket.digests[i], -1, contributors, event))
         return outcomes
 
 
 class _Reducescatter(Queued):
-    def __init__(self, route: OnDevice, specs: Sequence[Spec], compressor: Compressor) -> None:
+    def __init__(self, route: OnDevice, specs: Sequence[Spec], compressor: Compressor, divisor: int) -> None:
         super().__init__(route, specs)
         self.compressor = compressor
+        self.divisor = divisor  # of an average
 
     def run(self, entries: Entries) -> Outcomes:
         return [self._scatter(entry, spec) for entry, spec in zip(entries, self.specs)]
 
     def _scatter(self, entry: Entry | None, spec: Spec) -> Outcome:
         size, compressor = len(self.route.host.ranks), self.compressor
-        op, post = reduction(spec, size)
+        op, post = reduction(spec, self.divisor)
         pre, wire = spec.prescale, compressor.wire_dtype(spec.dtype)
         capabilities = self.transport.capabilities_for(Kind.REDUCESCATTER)
-        if spec.op is ReduceOp.Average and wire.is_float and ReduceOp.Average in capabilities.ops:
+        averages = ReduceOp.Average in capabilities.ops and self.divisor == size
+        if spec.op is ReduceOp.Average and wire.is_float and averages:
             op, post = ReduceOp.Average, spec.postscale
         elif spec.op is ReduceOp.Average and wire in HALVES:
-            pre, post = pre / size, spec.postscale
+            pre, post = pre / self.divisor, spec.postscale
         row = prod(spec.shape[1:])
         counts = [rows * row for rows in reducescatter_rows(spec.shape[0], size)]
         target = self._fresh(counts[self.route.host.rank], spec.dtype)
@@ -386,12 +397,13 @@ def queued(
     ``bucket`` is the negotiated bucket, or None for a bucket of a schedule whose sizes are fixed. ``again`` says that
     the returned object is used in each period of a schedule.
     """
+    divisor = len(route.host.ranks) if bucket is None else divisor_of(route.host, bucket)
     if kind is Kind.ALLREDUCE:
-        return _Allreduce(route, specs, compressor, again, joined=bucket is not None and bool(bucket.specs))
+        return _Allreduce(route, specs, compressor, again, bucket is not None and bool(bucket.specs), divisor)
     if kind is Kind.BROADCAST:
         return _Broadcast(route, specs)
     if kind is Kind.REDUCESCATTER:
-        return _Reducescatter(route, specs, compressor)
+        return _Reducescatter(route, specs, compressor, divisor)
     assert bucket is not None
     return _Ragged(route, specs, bucket)
 

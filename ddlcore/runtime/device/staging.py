@@ -145,7 +145,7 @@ class Staging:
             stream.queue.copy(pinned.address, lifted.address, nbytes)
         event = stream.mark([pinned, lifted])
         stream.pinned.give(pinned, event)
-        return Outcome(lifted, outcome.rows, outcome.digests, event=event)
+        return Outcome(lifted, outcome.rows, outcome.digests, -1, outcome.contributors, event)
 
 
 def _present(below: _Below) -> list[Entry]:

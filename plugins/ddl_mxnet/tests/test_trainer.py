@@ -456,3 +456,78 @@ def test_before_init() -> None:
     """Creating a trainer before ``init`` raises a named error."""
     with pytest.raises(ValueError, match="call init"):
         ddl.DistributedTrainer(Network().collect_params(), "sgd")
+
+
+UNEVEN = (3, 5)  # rows of the ranks
+
+
+@pytest.mark.parametrize("way", ["number", "function", "share"])
+def test_weights_of_rows(way: str) -> None:
+    """Ranks with 3 and 5 rows: the average is that over the 8 rows of one process."""
+
+    def train(part: Part) -> None:
+        rows = UNEVEN[part.rank]
+        options: dict[str, Any] = {
+            "weight": {"number": 1, "function": lambda: rows, "share": ddl.Share(rows, 8, 2)}[way]
+        }
+        trainer = part.trainer(**(options if part.size > 1 else {}))
+        for step in range(STEPS):
+            ((_, x, y),) = part.shards(step, 1)
+            if part.size > 1:
+                own = slice(0, 3) if part.rank == 0 else slice(3, 8)
+                x, y = x[own], y[own]
+                if way == "number":
+                    trainer.weight = rows
+            with autograd.record():
+                loss = ((part.net(x) - y) ** 2).sum() / len(x)
+            loss.backward()
+            trainer.step(1)
+
+    agree(train)
+
+
+def test_values_of_weight_zero_count_nothing() -> None:
+    """Even NaN; if all weights are 0, all ranks are told, and the next step is as usual."""
+
+    def play(rank: int, job: Any) -> None:
+        net = gluon.nn.Dense(1, in_units=2, use_bias=False)
+        net.initialize(mx.init.One())
+        trainer: Any = ddl.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, weight=rank)
+
+        def step(factor: float) -> list[float]:
+            with autograd.record():
+                loss = (net(mx.nd.ones((1, 2))) * factor).sum()
+            loss.backward()
+            trainer.step(1)
+            found: list[float] = net.weight.data().asnumpy().ravel().tolist()
+            return found
+
+        assert step(2.0 if rank else float("nan")) == [-1.0, -1.0]
+        trainer.weight = 0
+        with pytest.raises(ValueError, match="weights of all ranks are 0"):
+            step(1.0)
+        trainer.weight = 3
+        assert step(1.0) == [-2.0, -2.0]
+
+    run_world(2, play)
+
+
+def test_wrong_weights_are_told() -> None:
+    """By name, where they are given."""
+
+    def play(rank: int, job: Any) -> None:
+        params = Network().collect_params()
+        for options, text in (
+            ({"weight": -1}, "not negative"),
+            ({"weight": "1"}, "is a str"),
+            ({"weight": 1, "gradient_predivide_factor": 2.0}, "prescale_factor=0.5"),
+            ({"weight": ddl.Share(1, 2, 5)}, "for 5 ranks"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                ddl.DistributedTrainer(params, "sgd", **options)
+        plain: Any = ddl.DistributedTrainer(params, "sgd")
+        assert plain.weight is None
+        with pytest.raises(ValueError, match="averages without weights"):
+            plain.weight = 2
+
+    run_world(2, play)

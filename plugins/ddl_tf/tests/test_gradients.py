@@ -17,6 +17,9 @@ PROGRAM = Path(__file__).parent / "programs" / "gradients.py"
 CHECKS = (
     "tape_eager",
     "tape_function",
+    "weights_of_rows",
+    "weights_that_are_none",
+    "weights_in_replay",
     "v1_optimizer",
     "v1_passes",
     "replay",

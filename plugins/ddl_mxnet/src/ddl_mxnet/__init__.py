@@ -54,6 +54,7 @@ from ddl_mxnet.replicas import verify
 from ddl_mxnet.trainer import DistributedTrainer
 from ddlcore.api import (
     ProcessSet,
+    Share,
     Stats,
     add_process_set,
     barrier,
@@ -93,6 +94,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "ReplicasDiffer",
+    "Share",
     "Stats",
     "Sum",
     "add_process_set",

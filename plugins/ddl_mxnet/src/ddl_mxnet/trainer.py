@@ -16,8 +16,18 @@ from mxnet.base import _LIB, check_call
 from ddl_mxnet.optimizer import undistributed
 from ddl_mxnet.reducer import OPERATIONS, Plan, Reducer, Reduction
 from ddl_mxnet.replicas import trainer_verifier
-from ddlcore.api import ProcessSet, global_process_set, gradient_compression
-from ddlcore.errors import DdlInternalError
+from ddlcore.api import (
+    ProcessSet,
+    Share,
+    check_weighted,
+    checked_weight,
+    global_process_set,
+    gradient_compression,
+    reciprocal_of,
+)
+from ddlcore.api.arrays import allreduce
+from ddlcore.errors import DdlInternalError, InvalidArgument
+from ddlcore.types import Average, Sum
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has no types
@@ -37,6 +47,11 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     * ``prefix``: a prefix for the names under which the parameters' gradients are reduced.
     * ``num_groups``: the number of groups into which gradients are divided; the gradients of a group are reduced
       together. 0: no groups, gradients are fused into buckets as they become ready.
+    * ``weight``: what this rank's gradients count for in the average, which is then sum(weight * gradient) /
+      sum(weight), divided by the ``batch_size`` of ``step``, which must be the same on all ranks: 1 if the loss is a mean.
+      It is a number, a ``Share``, or a function that is called in each step and returns one of them.
+      ``trainer.weight = w`` before ``step`` changes it. Gradients of weight 0 count nothing, even if they are NaN. If the
+      weights of all ranks are 0, all of them raise InvalidArgument. Gradients must be dense.
 
     Raises ValueError for invalid arguments, for parameters on several contexts and for sparse weights, and
     NotInitialized before ``init()``. ``step`` raises PeerLost or another DdlInternalError if the job has failed.
@@ -52,6 +67,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         prefix: str | None = None,
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
+        weight: Any = None,
     ) -> None:
         if prefix is not None and not isinstance(prefix, str):
             raise ValueError(f"prefix must be a string, not {type(prefix).__name__}")
@@ -64,6 +80,10 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
                 stacklevel=2,
             )
         self._ddl = Reducer(reduction)
+        self._weighted = weight is not None
+        if self._weighted:
+            check_weighted(Average, 1.0 / reduction.predivide, reduction.predivide)
+            self.weight = weight
         given = list(params.values()) if isinstance(params, Mapping | mx.gluon.ParameterDict) else params
         super().__init__(params, bare, optimizer_params=optimizer_params, kvstore=None)
         self._check_parameters()
@@ -113,6 +133,50 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
             raise
         self._stepping = False
 
+    # --- weights
+
+    @property
+    def weight(self) -> Any:
+        """What this rank's gradients count for in the average, if the trainer has weights. Set it before ``step``.
+
+        It holds until it is set again. Raises ValueError for what cannot be a weight, and if the trainer was made
+        without ``weight=``.
+        """
+        return self._weight if self._weighted else None
+
+    @weight.setter
+    def weight(self, weight: Any) -> None:
+        if not self._weighted:
+            raise InvalidArgument(
+                "trainer.weight: this DistributedTrainer averages without weights; make it with weight=1 on all ranks"
+            )
+        self._weight = weight if callable(weight) else checked_weight(weight, self._ddl.members)
+
+    def _weigh(self) -> None:
+        """Multiply the gradients by this rank's share of the average, and by the number of ranks.
+
+        ``update`` divides by the number of ranks. The sum of the weights is reduced before the gradients: so no product
+        exceeds what their type holds.
+        """
+        if self._plan.sparse:
+            names = ", ".join(name for name, _ in self._plan.sparse)
+            raise InvalidArgument(f"weight= needs dense gradients; row_sparse are {names}")
+        weight = checked_weight(self._weight() if callable(self._weight) else self._weight, self._ddl.members)
+        with self._ddl.in_one(InvalidArgument):
+            factor = weight.factor if isinstance(weight, Share) else weight * self._reciprocal_of_sum(weight)
+            for param in self._backwards:
+                if param.grad_req != "null":
+                    (gradient,) = param.list_grad()
+                    if factor:
+                        gradient *= factor * self._ddl.members
+                    else:
+                        gradient[:] = 0
+
+    def _reciprocal_of_sum(self, weight: float) -> float:
+        name, process_set = f"{self._ddl.label}{self._prefix}.weight", self._ddl.reduction.process_set
+        total = allreduce(np.array([weight]), name=name, op=Sum, process_set=process_set)
+        return reciprocal_of(float(total[0]), "gradient")
+
     # --- what Gluon's Trainer calls
 
     def _allreduce_grads(self) -> None:
@@ -129,6 +193,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         if len(gradients) != len(self._arranged) or not all(map(operator.is_, gradients, self._arranged)):
             self._arrange(gradients)
         self._tell_fresh()
+        if self._weighted:
+            self._weigh()
         self._ddl.reduce(self._plan)
         self._reduced = True
         self._ddl.torn = False

@@ -51,6 +51,7 @@ from ddl_tf.replicas import verify
 from ddl_tf.tape import DistributedGradientTape, PartialDistributedGradientTape
 from ddlcore.api import (
     ProcessSet,
+    Share,
     Stats,
     add_process_set,
     cross_rank,
@@ -92,6 +93,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "ReplicasDiffer",
+    "Share",
     "Stats",
     "Sum",
     "SyncBatchNormalization",

@@ -13,6 +13,7 @@ from ddl_tf.errors import translating
 from ddl_tf.local import LocalVariables
 from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
 from ddlcore.api import ProcessSet, global_process_set, resolve_op
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average
 
 
@@ -33,6 +34,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    weight: Any = None,
 ) -> Any:
     """Return an optimizer that steps as ``optimizer`` does, on gradients that are reduced over ``process_set``.
 
@@ -68,10 +70,15 @@ def DistributedOptimizer(
             backward_passes_per_step=backward_passes_per_step,
             average_aggregated_gradients=average_aggregated_gradients,
             scale_local_gradients=scale_local_gradients,
+            weight=weight,
             **common,
         )
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step must be 1 or more, not {backward_passes_per_step}")
+    if weight is not None:
+        raise InvalidArgument(
+            "weight= is for optimizers of Keras and for DistributedGradientTape; an optimizer of tf.compat.v1.train has none"
+        )
     reduction = Reduction(**{**common, "op": resolve_op(op)})
     name = name or f"Distributed{type(optimizer).__name__}"
     reducer = Reducer(reduction, name, unique=True)

@@ -16,7 +16,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
@@ -32,9 +32,11 @@ from ddl_tf.exchange import Exchange, Pools, give_up
 from ddl_tf.graph import keep, refuse_xla
 from ddl_tf.placing import apart, places
 from ddl_tf.replicas import Checks
+from ddl_tf.weights import check_given, share_of, weighed
 from ddlcore.api import (
     ProcessSet,
     check_predivide,
+    check_weighted,
     current_job,
     global_process_set,
     gradient_compression,
@@ -90,6 +92,20 @@ class Reduction:
             raise ValueError("groups should be a positive integer or a list of lists of tf.Variable")
 
 
+def summing(reduction: Reduction, weight: Any) -> Reduction:
+    """Return the reduction for gradients that have a ``weight``: a sum of those that each rank has multiplied.
+
+    Raises InvalidArgument if it is no plain average, or if ``weight`` cannot be a weight. Without a weight (None),
+    returns ``reduction``.
+    """
+    if weight is None:
+        return reduction
+    factor = reduction.gradient_predivide_factor
+    check_weighted(reduction.op, 1.0 / factor, factor)
+    check_given(weight, reduction.process_set)
+    return replace(reduction, op=Sum)
+
+
 # The names given to the optimizers of each job. No two are equal, and every rank has the same.
 _names: weakref.WeakKeyDictionary[JobService, set[str]] = weakref.WeakKeyDictionary()
 _names_lock = threading.Lock()
@@ -116,8 +132,10 @@ class Reducer:
     change to the new job.
     """
 
-    def __init__(self, reduction: Reduction, name: str, unique: bool = False) -> None:
+    def __init__(self, reduction: Reduction, name: str, unique: bool = False, weight: Any = None) -> None:
         self.reduction = reduction
+        self.weight = weight  # of this rank's gradients in an average, see ``share_of``; None: it has none
+        self._weighing = False  # whether the reduction of the weights has begun and not ended
         self.name = self._asked = name
         self._unique = unique
         self._exchanges: OrderedDict[Any, Exchange] = OrderedDict()
@@ -166,6 +184,8 @@ class Reducer:
             return given
         if not tf.executing_eagerly():
             refuse_xla("the reduction of gradients")
+        if self.weight is not None and not self.unfinished:  # otherwise the gradients are not used
+            given = self._weighed(given)
         compressor = gradient_compression(self.reduction.compression)[1]
         contexts: dict[int, Any] = {}
         if compressor is not None:
@@ -177,6 +197,20 @@ class Reducer:
             assert compressor is not None
             results[i] = compressor.decompress(results[i], context)
         return results
+
+    def _weighed(self, given: Sequence[Any]) -> list[Any]:
+        """Return the gradients, each multiplied by this rank's share of the average. All members must call it."""
+        eager = tf.executing_eagerly()
+        if self._weighing and eager:  # an interrupt has ended the last call, and nobody knows whether peers went on
+            self._weighing = False
+            give_up(self.job)
+        name = f"weight.{self.name}"
+        self._weighing = eager
+        share = share_of(
+            self.weight, self.job, self.reduction.process_set, name if eager else f"{name}.call{_place(name)}"
+        )
+        self._weighing = False
+        return [None if gradient is None else weighed(gradient, share) for gradient in given]
 
     def _checked(self, index: int, gradient: Any, variables: Sequence[Any]) -> Any:
         """Return one gradient in the form in which it is reduced: a dense tensor, slices, or None."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ddl_tf.errors import translating
 from ddl_tf.local import LocalVariables, identity, variable_of
-from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
+from ddl_tf.reducer import Groups, Reducer, Reduction, summing, verbatim
 from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op
 from ddlcore.contracts import JobService
 from ddlcore.types import Average
@@ -34,6 +34,11 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
       variables.
     * ``scale_local_gradients``: the gradients of local sources (see ``register_local_source``) are divided by the
       number of ranks, as in an average.
+    * ``weight``: what this rank's gradients count for in the average, which is then sum(weight * gradient) /
+      sum(weight): a number, a tensor (such as that of this rank's tokens), a variable, a ``Share``, or a function that
+      returns a number or a Share. In a graph, a number is a constant, and a function is called each time the graph runs.
+      Gradients of weight 0 count nothing, even if they are NaN. If the weights of all ranks are 0, all of them raise
+      InvalidArgument, or in a graph TensorFlow's InvalidArgumentError.
 
     Raises ValueError for invalid arguments, and NotInitialized before ``init()``.
     """
@@ -51,6 +56,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         groups: Groups = None,
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
+        weight: Any = None,
     ) -> None:
         if not isinstance(gradtape, tf.GradientTape):
             raise ValueError(f"DistributedGradientTape takes a tf.GradientTape, not {type(gradtape).__name__}")
@@ -69,6 +75,8 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         )
         self._local = LocalVariables(scale_local_gradients)
         current_job()
+        self._reduction = summing(self._reduction, weight)
+        self._weight = weight
 
     def __getattr__(self, name: str) -> Any:
         if name == "_gradtape":  # not set yet, because a copy is being made
@@ -159,7 +167,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         return flat, gradients
 
     def _reduced(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        return self._local.reduce(partial(_reducer, self._reduction), gradients, sources)
+        return self._local.reduce(partial(_reducer, self._reduction, self._weight), gradients, sources)
 
 
 def PartialDistributedGradientTape(
@@ -257,8 +265,8 @@ class _Table:
 _tables: weakref.WeakKeyDictionary[JobService, _Table] = weakref.WeakKeyDictionary()
 
 
-def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
-    """Return the reducer that an earlier tape over these sources has used, or a new one.
+def _reducer(reduction: Reduction, weight: Any, sources: Sequence[Any]) -> Reducer:
+    """Return the reducer that an earlier tape over these sources has used, or a new one; it uses ``weight`` from now on.
 
     ``sources`` are the sources whose gradients are reduced. The name of a reducer contains a number: how many other
     lists of sources were reduced in the process set before. All members reduce new lists of sources in the same order.
@@ -270,7 +278,7 @@ def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
         table = _tables.setdefault(job, _Table())
     process_set = reduction.process_set
     if not sources or (process_set is not global_process_set and job.rank not in process_set.ranks):
-        return Reducer(reduction, "tape")  # it reduces nothing, so it needs no number
+        return Reducer(reduction, "tape", weight=weight)  # it reduces nothing, so it needs no number
     named = table.find(process_set.process_set_id, sources)
     groups: Any = reduction.groups
     if isinstance(groups, (list, tuple)):
@@ -282,4 +290,5 @@ def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
         while len(named.reducers) >= REDUCERS_LIMIT:
             named.reducers.pop(next(iter(named.reducers)))
         found = named.reducers[key] = Reducer(reduction, named.name)
+    found.weight = weight
     return found

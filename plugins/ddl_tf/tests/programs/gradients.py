@@ -53,7 +53,7 @@ def same(left: Any, right: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
 
-def refused(kind: type[Exception], call: Callable[[], Any]) -> str:
+def refused(kind: type[Exception] | tuple[type[Exception], ...], call: Callable[[], Any]) -> str:
     """Return the text of the error that the function raises."""
     try:
         call()
@@ -79,6 +79,91 @@ def tape_eager(graph: bool = False) -> None:
 
 def tape_function() -> None:
     tape_eager(graph=True)
+
+
+def uneven(batch: Any) -> Any:
+    """Return this rank's rows of a batch: 3 of 8 on the first rank, 5 on the other one."""
+    return batch[:3] if ddl.rank() == 0 else batch[3:]
+
+
+def weights_of_rows() -> None:
+    """Check the average over rows: numbers, tensors, variables, functions and shares; eagerly, and in one graph."""
+    counter = tf.Variable(0.0)
+    rows = 3 + 2 * ddl.rank()
+    ways: list[tuple[Callable[[Any], Any], bool]] = [
+        (lambda x: rows, False),
+        (lambda x: tf.shape(x)[0], True),
+        (lambda x: counter, True),
+        (lambda x: lambda: rows, True),
+        (lambda x: lambda: ddl.Share(rows, ROWS, ddl.size()), True),
+        (lambda x: ddl.Share(rows, ROWS, ddl.size()), True),
+    ]
+    for weight_of, in_graph in ways:
+        for graph in {False, in_graph}:
+            weights = [tf.Variable(value) for value in FIRST]
+
+            def step(x: Any, y: Any, weights: Any = weights, weight_of: Any = weight_of) -> None:
+                with ddl.DistributedGradientTape(tf.GradientTape(), weight=weight_of(x)) as tape:
+                    loss = loss_of(weights, x, y)
+                for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                    weight.assign_sub(RATE * gradient)
+
+            run = tf.function(step) if graph else step
+            counter.assign(float(rows))
+            for x, y in zip(INPUTS, TARGETS, strict=True):
+                run(tf.constant(uneven(x)), tf.constant(uneven(y)))
+            same([weight.numpy() for weight in weights], alone())
+
+
+def weights_that_are_none() -> None:
+    """Check weights of 0 (of one rank, whose gradients are NaN, and of all), and what is refused."""
+    variable = tf.Variable([1.0, 2.0])
+
+    def step(weight: Any, factor: Any) -> Any:
+        with ddl.DistributedGradientTape(tf.GradientTape(), weight=weight) as tape:
+            loss = tf.reduce_sum(variable * factor)
+        return tape.gradient(loss, [variable])[0]
+
+    for run in (step, tf.function(step)):
+        weight, factor = (tf.constant(2.0), 3.0) if ddl.rank() else (tf.constant(0.0), float("nan"))
+        assert run(weight, tf.constant(factor)).numpy().tolist() == [3.0, 3.0]
+        text = refused(
+            (ddl.DdlInternalError, ValueError, tf.errors.OpError),
+            partial(run, tf.constant(0.0), tf.constant(1.0)),
+        )
+        assert "weights of all ranks are 0" in text, text
+    plain = tf.GradientTape()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"weight": -1}, "not negative"),
+        ({"weight": "1"}, "is a str"),
+        ({"weight": 1, "op": ddl.Sum}, "op=Sum"),
+        ({"weight": 1, "gradient_predivide_factor": 2.0}, "prescale_factor=0.5"),
+        ({"weight": ddl.Share(1, 2, 5)}, "for 5 ranks"),
+    ]
+    for options, word in wrong:
+        text = refused(ValueError, partial(ddl.DistributedGradientTape, plain, **options))
+        assert word in text, text
+    inner = tf.compat.v1.train.GradientDescentOptimizer(RATE)
+    assert "tf.compat.v1.train has none" in refused(ValueError, lambda: ddl.DistributedOptimizer(inner, weight=1))
+
+
+def weights_in_replay() -> None:
+    """Check that steps with weights that change send no control message."""
+    weights = [tf.Variable(tf.ones((40, 3), tf.float32)) for _ in range(40)]
+
+    def step(count: Any) -> Any:
+        with ddl.DistributedGradientTape(tf.GradientTape(), weight=count) as tape:
+            loss = tf.add_n([tf.reduce_sum(weight) for weight in weights]) * (1.0 + ddl.rank())
+        return tape.gradient(loss, weights)
+
+    for run in (step, tf.function(step)):
+        for turn in range(20):
+            if turn == 10:
+                before = ddl.stats()["control_messages"]
+            results = run(tf.constant(1.0 + turn * ddl.rank()))
+            wanted = (1 + 2 * (1 + turn)) / (2 + turn)
+            assert abs(results[39].numpy()[0, 0] - wanted) < 1e-5
+        assert ddl.stats()["control_messages"] == before
 
 
 def v1_optimizer() -> None:
@@ -359,6 +444,9 @@ def main() -> None:
     checks = (
         tape_eager,
         tape_function,
+        weights_of_rows,
+        weights_that_are_none,
+        weights_in_replay,
         v1_optimizer,
         v1_passes,
         replay,

@@ -163,6 +163,22 @@ def a_process_set_of_one() -> None:
 
 
 @check()
+def weights_of_rows() -> None:
+    rows = slice(0, 6) if ddl.rank() == 0 else slice(6, 16)
+    counter = tf.Variable(0.0)
+    for weight in (counter, lambda: rows.stop - rows.start, ddl.Share(rows.stop - rows.start, 16, 2)):
+        alone = walk(sgd(momentum=0.9), X, Y, 16)
+        here, optimizer = network(), DistributedOptimizer(sgd(momentum=0.9), weight=weight)
+        for i in range(0, len(X), 16):
+            counter.assign(float(rows.stop - rows.start))
+            walk(optimizer, X[i : i + 16][rows], Y[i : i + 16][rows], 16, here)
+        assert apart(alone, here) <= 1e-10, apart(alone, here)
+        equal_on_all(here)
+    twice: dict[str, Any] = {"weight": 1, "backward_passes_per_step": 2}
+    raises(ValueError, "needs backward_passes_per_step=1", lambda: DistributedOptimizer(sgd(), **twice))
+
+
+@check()
 def several_passes_a_step() -> None:
     for make in (lambda: keras.optimizers.Adam(0.01, clipnorm=0.5), *([lambda: older.Adam(0.01)] if LEGACY else [])):
         model = same_as_alone(make, fit, passes=2)

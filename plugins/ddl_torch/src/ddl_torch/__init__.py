@@ -54,6 +54,7 @@ from ddl_torch.sparse import sparse_allreduce_async
 from ddl_torch.sync_batch_norm import SyncBatchNorm
 from ddlcore.api import (
     ProcessSet,
+    Share,
     Stats,
     add_process_set,
     barrier,
@@ -105,6 +106,7 @@ __all__ = [
     "Product",
     "ReducedTwice",
     "ReplicasDiffer",
+    "Share",
     "Stats",
     "Sum",
     "SyncBatchNorm",

@@ -10,7 +10,7 @@ from ddl_torch.autograd import OPERATIONS
 from ddl_torch.slots import Reduction
 from ddlcore.api import Waitable, current_job, membership
 from ddlcore.contracts import JobService, PersistentRequest
-from ddlcore.types import Average
+from ddlcore.types import Average, ReduceOp, Sum
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,9 @@ class Binding:
     """The names and functions with which one optimizer uses one job, and whether this rank takes part."""
 
     job: JobService
-    active: bool  # this rank is a member of the process set, and the set has other members
+    active: bool  # this rank is a member of the process set, and the set has other members, or passes have weights
+    members: int  # how many ranks the process set has
+    op: ReduceOp  # how values are reduced; for an average with weights, the ranks divide the sum themselves
     prefix: str  # what the names of the gradients begin with in the job
     repeatable: bool  # reducing a result again leaves it unchanged
     allreduce: Callable[..., Waitable]
@@ -33,13 +35,15 @@ def bind(reduction: Reduction) -> Binding:
     """
     job = current_job()
     process_set = reduction.process_set
-    active = membership(job, process_set).active
+    ranks, active = membership(job, process_set)
+    active = active or (reduction.weighted and job.rank in ranks)  # also alone: its passes may have different weights
+    op = Sum if reduction.weighted else reduction.op
     # Two models, as those of a GAN, may have parameters of the same names, and both gradients may be in flight at once.
     ordinal = job.next_ordinal(f"optimizer.{process_set.process_set_id}") if active else 0
     compressor = job.compressor(reduction.compression)
     allreduce = partial(
         OPERATIONS.allreduce_async,
-        op=reduction.op,
+        op=op,
         prescale_factor=reduction.prescale_factor,
         postscale_factor=reduction.postscale_factor,
         compression=reduction.compression,
@@ -50,6 +54,8 @@ def bind(reduction: Reduction) -> Binding:
     return Binding(
         job,
         active,
+        len(ranks),
+        op,
         "gradient." if ordinal == 0 else f"gradient.{ordinal}.",
         # The average of equal values is the same value, so averaging (result + new gradients) again gives result + the
         # average of the new gradients. A sum would be multiplied by the number of ranks each time.

@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
 from ddl_torch.compression import Compression
+from ddl_torch.weighted import weighted, weighted_now
 from ddlcore.api import (
     Mapped,
     ProcessSet,
@@ -80,11 +81,21 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> torch.Tensor:
-    """Return a new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``. It is differentiable."""
+    """Return a new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``. It is differentiable.
+
+    ``weight`` is what this rank's values count for in an average, which is then sum(weight * tensor) / sum(weight): a
+    number, such as that of this rank's tokens, or a ``Share``. All members must pass one, of the same kind. If the numbers
+    of all members are 0, all of them raise InvalidArgument. So does a member at once for a weight that is negative,
+    infinite, NaN or no number, and for a weight together with another op, factors, or integers. ``synchronize`` waits for
+    the device if a number is the weight of a device's tensors.
+    """
     wire, user = wire_compression(compression)
     reduce_op = resolve_op(op, average)
     call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
+    if weight is not None:
+        return weighted_now(call, [tensor], weight, user)[0]
     if user is None:
         return autograd.allreduce(call, tensor)
     packed, ctx = user.compress(tensor)
@@ -100,11 +111,15 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> Waitable:
     """Start an allreduce and return a handle; ``synchronize(handle)`` returns the new, reduced tensor.
 
     ``tensor`` is only read, but the caller must not change it before ``synchronize`` has returned.
     """
+    if weight is not None:
+        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        return weighted([tensor], None, True, weight, *how)
     return OPERATIONS.allreduce_async(
         tensor,
         name=name,
@@ -123,8 +138,13 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> torch.Tensor:
     """Reduce ``tensor`` in place, and return it."""
+    if weight is not None:
+        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        weighted([tensor], [tensor], True, weight, *how).wait()
+        return tensor
     reduce_op = resolve_op(op, average)
     try:
         OPERATIONS.allreduce_in_place(
@@ -150,12 +170,16 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> Waitable:
     """Start to reduce ``tensor`` in place and return a handle; ``synchronize(handle)`` returns ``tensor``.
 
     The caller must neither read nor write ``tensor`` before ``synchronize`` has returned. ``tensor`` cannot be resized
     any more, as after ``tensor.numpy()``.
     """
+    if weight is not None:
+        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        return weighted([tensor], [tensor], True, weight, *how)
     _hold_memory([tensor])
     handle = OPERATIONS.allreduce_async(
         tensor,
@@ -178,14 +202,17 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> list[torch.Tensor]:
     """Reduce all ``tensors`` as one group, and return the results as new tensors. They are differentiable.
 
-    None of the tensors is reduced before all members have submitted all of them.
+    None of the tensors is reduced before all members have submitted all of them. ``weight``: see ``allreduce``.
     """
     wire, user = wire_compression(compression)
     reduce_op = resolve_op(op, average)
     call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
+    if weight is not None:
+        return weighted_now(call, tensors, weight, user)
     if user is None:
         return autograd.grouped_allreduce(call, tensors)
     pairs = [user.compress(tensor) for tensor in tensors]
@@ -201,8 +228,12 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> Waitable:
     """Start a grouped allreduce and return a handle; ``synchronize(handle)`` returns the list of new tensors."""
+    if weight is not None:
+        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        return weighted(tensors, None, False, weight, *how)
     return OPERATIONS.grouped_allreduce_async(
         tensors,
         name=name,
@@ -221,8 +252,13 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> list[torch.Tensor]:
     """Reduce all ``tensors`` in place as one group, and return them as a list."""
+    if weight is not None:
+        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        reduced: list[torch.Tensor] = weighted(tensors, tensors, False, weight, *how).wait()
+        return reduced
     reduce_op = resolve_op(op, average)
     handle = _grouped_in_place(tensors, name, reduce_op, prescale_factor, postscale_factor, process_set)
     result: list[torch.Tensor] = handle.wait()
@@ -237,11 +273,15 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> Waitable:
     """Start to reduce ``tensors`` in place and return a handle; ``synchronize(handle)`` returns them as a list.
 
     The tensors cannot be resized any more, as after ``tensor.numpy()``.
     """
+    if weight is not None:
+        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        return weighted(tensors, tensors, False, weight, *how)
     reduce_op = resolve_op(op, average)
     _hold_memory(tensors)
     return _grouped_in_place(tensors, name, reduce_op, prescale_factor, postscale_factor, process_set)

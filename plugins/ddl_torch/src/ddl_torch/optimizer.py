@@ -24,7 +24,15 @@ from ddl_torch.ddp import check_wrapped, watch_wrapping
 from ddl_torch.reducer import Reducer, UnfinishedBackward
 from ddl_torch.replicas import verify_steps
 from ddl_torch.slots import Reduction, Slot
-from ddlcore.api import ProcessSet, check_predivide, global_process_set, gradient_compression, resolve_op
+from ddlcore.api import (
+    ProcessSet,
+    check_predivide,
+    check_weighted,
+    global_process_set,
+    gradient_compression,
+    resolve_op,
+)
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average
 
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741  # an optimizer's class
@@ -55,6 +63,7 @@ def DistributedOptimizer(
     *,
     device_dense: str = "",
     device_sparse: str = "",
+    weight: Any = None,
 ) -> O:
     """Wrap ``optimizer`` so that it steps on gradients reduced over ``process_set``; return the same object.
 
@@ -75,6 +84,10 @@ def DistributedOptimizer(
       gradients of a group are reduced together.
     * ``sparse_as_dense``: make sparse gradients dense; otherwise they are gathered.
     * ``device_dense``, ``device_sparse``: "cpu" stages the dense or the sparse gradients of a GPU in host memory.
+    * ``weight``: what the gradients of a backward pass count for in the average, which is then sum(w * g) / sum(w) over
+      all passes and ranks: a number (such as that of this rank's tokens), a ``Share``, or a function that is called in
+      each pass and returns one of them. ``optimizer.weight = w`` before ``backward()`` changes it. A gradient of weight 0
+      counts nothing, even if it is NaN. If all weights of a step are 0, all ranks raise InvalidArgument.
 
     Added methods: ``no_sync()``, ``set_backward_passes_per_step(n)``, and for Horovod scripts ``synchronize()``
     and ``skip_synchronize()``, which are not needed after ``backward()``. A mixed precision ``GradScaler`` finds
@@ -93,10 +106,12 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     reduction = _reduction(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
     dense, sparse = _stage_on_host("device_dense", device_dense), _stage_on_host("device_sparse", device_sparse)
-    reduction = replace(reduction, stage_dense_on_host=dense, stage_sparse_on_host=sparse)
+    reduction = replace(reduction, stage_dense_on_host=dense, stage_sparse_on_host=sparse, weighted=weight is not None)
+    if weight is not None:
+        _check_weighted(optimizer, reduction)
     named = _named(optimizer, named_parameters)
     _check_groups(groups)
-    reducer = Reducer(reduction, backward_passes_per_step)
+    reducer = Reducer(reduction, backward_passes_per_step, weight)
     if reducer.active:
         check_wrapped(named, process_set)
     reducer.add(named, isinstance(optimizer, torch.optim.SparseAdam))
@@ -169,6 +184,25 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         if self._ddl.open:
             raise ValueError("set_backward_passes_per_step() was called within backward(); call it after step()")
         self._ddl.set_passes_per_round(passes)
+
+    @property
+    def weight(self) -> Any:
+        """What the gradients of the next backward passes count for in the average, if the optimizer has weights.
+
+        Set it before ``backward()``; it holds until it is set again. A rank that calls ``step()`` without a backward pass
+        has the weight 0. Raises ValueError for what is not a finite number of 0 or more, a Share of this process set,
+        or a function, and if DistributedOptimizer was made without ``weight=``.
+        """
+        return None if self._ddl.weights is None else self._ddl.weights.given
+
+    @weight.setter
+    def weight(self, weight: Any) -> None:
+        if self._ddl.weights is None:
+            raise InvalidArgument(
+                "optimizer.weight: this DistributedOptimizer averages without weights; make it with "
+                "DistributedOptimizer(…, weight=1) on all ranks"
+            )
+        self._ddl.weights.set(weight)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients, as in torch.
@@ -325,6 +359,15 @@ def _reduction(
     check_predivide(predivide, reduce_op)
     wire, user = gradient_compression(compression)
     return Reduction(reduce_op, 1.0 / predivide, predivide, wire, user, sparse_as_dense, process_set)
+
+
+def _check_weighted(optimizer: torch.optim.Optimizer, reduction: Reduction) -> None:
+    """Raise InvalidArgument if the gradients of ``optimizer`` cannot have weights."""
+    check_weighted(reduction.op, reduction.prescale_factor, reduction.postscale_factor)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgument(
+            "weight= does not work with L-BFGS, whose steps depend on a loss that has no weight; scale the loss of each rank"
+        )
 
 
 def _stage_on_host(argument: str, device: str) -> bool:

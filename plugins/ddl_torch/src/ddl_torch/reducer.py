@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,7 +29,8 @@ from ddl_torch.results import place, wait
 from ddl_torch.rounds import Round
 from ddl_torch.sending import Sender
 from ddl_torch.slots import Group, Reduction, Slot
-from ddlcore.errors import IncompleteGradients, MismatchError, NotInitialized
+from ddl_torch.weighting import Weights
+from ddlcore.errors import DdlInternalError, IncompleteGradients, InvalidArgument, MismatchError, NotInitialized
 from ddlcore.types import CPU
 
 LOST = (
@@ -62,7 +63,8 @@ class Reducer:
     job. If its gradients were being reduced at ``shutdown()``, the next call raises NotInitialized instead.
     """
 
-    def __init__(self, reduction: Reduction, passes_per_round: int) -> None:
+    def __init__(self, reduction: Reduction, passes_per_round: int, weight: Any = None) -> None:
+        """Create a reducer without parameters. ``weight`` is that of an average with weights, see ``Weights``."""
         self.reduction = reduction
         self.passes_per_round = passes_per_round
         self.slots: list[Slot] = []
@@ -75,6 +77,9 @@ class Reducer:
         self._passes_left = passes_per_round  # how many backward passes are left until one ends with a round
         self._local = 0  # how many ``no_sync`` contexts are open
         self._sender = Sender(reduction, self.round, self.slots, self.groups)
+        self.weights = Weights(weight, self._sender.binding.members) if reduction.weighted else None
+        self._sender.weights = self.weights
+        self._sums_passes = self.weights is not None and passes_per_round > 1  # see ``_sum_passes``
         self._follow_binding()
 
     @property
@@ -88,7 +93,8 @@ class Reducer:
         binding = self._sender.binding
         self.job = binding.job
         self.active = binding.active
-        self._repeatable = binding.repeatable
+        self._repeatable = binding.repeatable and not self._sums_passes
+        self._sender.apart = not self._repeatable
         self._overlaps = self.job.overlaps
 
     # --- parameters
@@ -177,6 +183,26 @@ class Reducer:
         if not required:
             param.requires_grad_(False)
 
+    def _sum_passes(self) -> None:
+        """Prepare for passes that only accumulate gradients: each of them may have another weight.
+
+        So each pass must compute its gradients apart from those of earlier passes, for which each parameter gets one
+        more hook. An average whose passes are all reduced needs no such hook.
+        """
+        if self.weights is None or self._sums_passes:
+            return
+        self._sums_passes = True
+        if not self._repeatable:
+            return
+        self._repeatable, self._sender.apart = False, True
+        for slot in self.slots:
+            slot.holds_result = slot.round == self.round.number
+            if slot.hook is not None and slot.tensor_hook is None:
+                required = slot.param.requires_grad
+                slot.param.requires_grad_(True)
+                slot.tensor_hook = slot.param.register_hook(slot.before_gradient)
+                slot.param.requires_grad_(required)
+
     def release(self) -> None:
         """Remove all hooks, because parameters, hooks and slots would otherwise keep each other alive."""
         for slot in self.slots:
@@ -190,6 +216,7 @@ class Reducer:
         """Return a context within which backward passes accumulate gradients on this rank and reduce nothing."""
         if self.open:
             raise UnfinishedBackward(UNFINISHED)
+        self._sum_passes()
         self._local += 1
         try:
             yield
@@ -198,6 +225,8 @@ class Reducer:
 
     def set_passes_per_round(self, passes: int) -> None:
         """Make every ``passes``-th backward pass end with a round, counted from the next pass on."""
+        if passes > 1:
+            self._sum_passes()
         self.passes_per_round = self._passes_left = passes
 
     def pass_begins(self) -> bool:
@@ -210,6 +239,8 @@ class Reducer:
         if self.round.open or self.passes.unsent:
             self._refuse()
         self.passes.expect_end()
+        if self.weights is not None:
+            self.weights.begin_pass()
         self.failed = None
         sends = self.active and self._local == 0 and self._passes_left == 1
         if sends and self._sender.eager:
@@ -247,6 +278,8 @@ class Reducer:
             # after the callbacks that are queued already have sent everything.
             at_end_of_backward(self._complete)
             return
+        if self.weights is not None and self.active:
+            self.weights.keep_pass(self.passes.finished)
         if self._local == 0:
             self._passes_left -= 1
         self.passes.finished = []
@@ -306,12 +339,39 @@ class Reducer:
     def _complete(self) -> None:
         """Wait for all results of the round, put them into ``.grad``, and end the round."""
         wait(self._sender)
-        place(self.round, self.slots, self._repeatable)
+        if self.weights is None:
+            place(self.round, self.slots, self._repeatable)
+        else:
+            self._place_averages(self.weights)
         self.round.settled = True
         self._end_round()
 
+    def _place_averages(self, weights: Weights) -> None:
+        """Put the results of an average with weights, which are sums over the ranks, into ``.grad``, and divide them."""
+        scale = self._scale_of_results(weights)
+        place(self.round, self.slots, self._repeatable, 1.0 if scale is None else scale)
+        if scale is None:
+            weights.restore_earlier()
+        elif scale != 1.0:
+            reduced = [slot for slot in self.slots if slot.round == self.round.number]
+            grads = [slot.param.grad for slot in reduced if slot not in self.round.divided]
+            weights.divide([grad for grad in grads if grad is not None], scale)
+        weights.fill_originals()
+
+    def _scale_of_results(self, weights: Weights) -> float | None:
+        """Return ``Weights.scale_of`` for this round. Keep an error for the end of the round, and return 1 then."""
+        round = self.round
+        if round.failure is not None or not self.active or not weights.counts:
+            return 1.0
+        assert self._sender.weight_sum is not None
+        try:
+            return weights.scale_of(self._sender.weight_sum)
+        except (DdlInternalError, InvalidArgument) as error:
+            round.failure = error
+            return 1.0
+
     def _end_round(self) -> None:
-        round, passes = self.round, self.passes
+        round, passes, weights = self.round, self.passes, self.weights
         # A pass may be incomplete while ``round.ended`` is false: it was interrupted after it had sent all gradients.
         # Then nothing is missing, and this rank must succeed, because the other ranks go on with these gradients.
         failure = round.failure
@@ -325,8 +385,15 @@ class Reducer:
         if not self._repeatable:
             for slot in self.slots:
                 slot.holds_result = slot.round == round.number
+                slot.holds_sum = False
         round.clear(self.groups)
         passes.round_ended()
+        exponent = 0
+        if weights is not None:
+            exponent = weights.exponent
+            weights.drop_lists()
+            if failure is None and self._sender.weight_sum is not None and self.active and weights.counts:
+                exponent = weights.next_exponent(self._sender.weight_sum)
         if self.job.overlaps is not self._overlaps:  # a search has changed the setting
             self._overlaps = self.job.overlaps
             for slot in self.slots:
@@ -336,6 +403,9 @@ class Reducer:
         # run twice. The lines below close the round by plain assignments without a call. Hence no interrupt can come
         # between them and leave, for example, a round that is closed but not counted. Keep calls out of these lines.
         passes.current = None
+        if weights is not None:
+            weights.exponent, weights.turn = exponent, weights.turn + 1
+            weights.accumulated, weights.passed, weights.current, weights.computed = False, 0.0, 0.0, False
         round.failure = None
         round.entered = round.open = round.ended = round.settled = self.touched = False
         passes.incomplete = passes.incomplete and failure is not None
@@ -367,11 +437,12 @@ class Reducer:
         self.failed = None
         if not self.open:
             self.passes.forget()
+            if self.weights is not None:
+                self.weights.forget()
         self._passes_left = self.passes_per_round
         if not self._repeatable:
             for slot in self.slots:
-                slot.holds_result = False
-                slot.kept = None
+                slot.drop_gradients()
 
     # --- jobs
 
@@ -381,6 +452,9 @@ class Reducer:
             self._forget()
             raise NotInitialized(LOST)
         self._sender.binding = bind(self.reduction)
+        if self.weights is not None:
+            self.weights.begin_anew(self.slots, self._sender.binding.members)
+            self._sender.forget_weight_sum()
         self._follow_binding()
         for slot in self.slots:
             slot.forget_look()

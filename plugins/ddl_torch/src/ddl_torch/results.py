@@ -102,10 +102,11 @@ def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
     round.results[slot] = Result(grad, value, fresh or slot.kept is not None)
 
 
-def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
+def place(round: Round, slots: Sequence[Slot], repeatable: bool, scale: float = 1.0) -> None:
     """Put all results into ``.grad``, and into the memory of the gradient if other code uses it.
 
     An interrupt may come at any call, so each part may safely run twice. ``repeatable`` is described in ``Binding``.
+    Results to which an earlier one is added are multiplied by ``scale`` first, and their slots noted as divided.
     """
     results, placed = round.results, round.placed
     if not repeatable:
@@ -121,7 +122,8 @@ def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
         if slot.sparse_dims and not value.is_sparse:
             value = value.to_sparse(slot.sparse_dims)  # the optimizer of this parameter expects a sparse gradient
         if slot.kept is not None:
-            value = slot.kept + value
+            value = slot.kept + (value if scale == 1.0 else value * scale)
+            round.divided.add(slot)
         elif value is not grad and not fresh and not value.is_sparse:
             with torch.no_grad():  # other code uses this memory, and may expect the result in it
                 grad.copy_(value)

@@ -76,6 +76,7 @@ class Round:
         self.ended = False  # other ranks were told that this rank will not send some gradients
         self.results: dict[Slot, Result] = {}
         self.placed: set[Slot] = set()  # the slots whose results are in ``.grad``
+        self.divided: set[Slot] = set()  # the slots whose results were divided by the sum of the weights when placed
         self.written: list[torch.Tensor] = []  # gradients that were reduced in place
         self.absent: set[Slot] = set()  # the slots for which this rank sends zeros
         self.replaced: list[Any] = []  # requests and handles that failed and for which others were started
@@ -119,7 +120,7 @@ class Round:
             group.begin()
         for kept in (self.results, self.attempts, self.answers, self.ends, self.replaced):
             kept.clear()
-        for noted in (self.placed, self.absent, self.repeated):
+        for noted in (self.placed, self.divided, self.absent, self.repeated):
             noted.clear()
 
     def forget(self, groups: list[Group]) -> None:

@@ -21,7 +21,8 @@ from ddl_torch.rounds import Attempt, Result, Round
 from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
 from ddl_torch.sparse import SparseHandle, start_sparse
 from ddl_torch.usual import UsualGradients, address_of, address_of_storage, storage_of
-from ddlcore.api import Mapped, UserCompressor
+from ddl_torch.weighting import OF_A_SUM, Weights
+from ddlcore.api import Mapped, UserCompressor, average_by
 from ddlcore.contracts import PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError, MismatchError
 from ddlcore.types import CPU
@@ -47,6 +48,10 @@ class Sender:
         self.eager = False  # whether any gradient is sent while backward runs
         self._start: Callable[..., Any] = self.binding.job.start_request
         self._usual = UsualGradients([])
+        self.weights: Weights | None = None  # of an average with weights
+        self.apart = False  # whether passes compute their gradients apart from earlier results and sums
+        self.weight_sum: torch.Tensor | None = None  # see ``Weights.fill``
+        self._weight_requests: dict[int, PersistentRequest] = {}  # by the round of a step
 
     def begin_round(self) -> None:
         """Open the next round."""
@@ -63,11 +68,59 @@ class Sender:
         on_device = ADAPTER.streams.place(tensor) is not CPU
         overlaps = self.binding.job.overlaps
         self.eager = self.eager or on_device or overlaps
-        if slot.group is not None:
-            return self._send_member if on_device or overlaps else None
-        if on_device:
-            return self._send_on_device
-        return self._send if overlaps else None
+        if not (on_device or overlaps):
+            return None
+        way = self._send_member if slot.group is not None else self._send_on_device if on_device else self._send
+        return way if self.weights is None else partial(self._weigh_and_send, self.weights, way)
+
+    # --- weights
+
+    def _weigh_and_send(self, weights: Weights, way: Callable[[Slot], None], slot: Slot) -> None:
+        weights.weigh(slot)
+        way(slot)
+
+    def _weigh_all(self, weights: Weights) -> None:
+        """Weigh the gradients that were not weighed while backward ran, and send the sum of this rank's weights."""
+        weights.weigh_all(self.slots, together=not (self.eager or self.apart))
+        if weights.counts:
+            self._send_weight(weights)
+
+    def _send_weight(self, weights: Weights) -> None:
+        round = self.round
+        request = self._weight_requests.get(round.turn)
+        if request is None:
+            if self.weight_sum is None:  # of the gradients' type, so that they can share a bucket
+                single = all(slot.param.dtype is torch.float32 for slot in self.slots)
+                self.weight_sum = torch.zeros(OF_A_SUM, dtype=torch.float32 if single else torch.float64)
+            request = self._weight_requests[round.turn] = OPERATIONS.persistent_allreduce(
+                self.weight_sum,
+                name=round.name_of(self.binding.prefix.replace("gradient", "weight of gradient", 1)),
+                op=self.binding.op,
+                process_set=self.reduction.process_set,
+                job=self.binding.job,
+            )
+        assert self.weight_sum is not None
+        if weights.sent_in != weights.turn:
+            weights.sent, weights.sent_in = request.starts, weights.turn
+        if request.starts == weights.sent:  # otherwise an interrupt has come after the request was started
+            weights.fill(self.weight_sum)
+            try:
+                self._start(request, self.weight_sum.data_ptr(), self.weight_sum)
+            except (DdlInternalError, ValueError) as error:
+                round.failure = round.failure or error
+        if not any(one is request for one in round.in_flight):
+            round.in_flight.append(request)
+
+    def forget_weight_sum(self) -> None:
+        """Drop the sum of the weights and its requests, because another job begins."""
+        self._weight_requests.clear()
+        self.weight_sum = None  # what the last job left may still write to its memory
+
+    def _part_of(self) -> str:
+        """Return what tells the ranks apart that average in different ways, for the messages."""
+        if self.weights is None:
+            return ""
+        return average_by(share=bool(self.weights.by_share))
 
     # --- one gradient, while backward runs
 
@@ -145,6 +198,8 @@ class Sender:
         if resumed:
             self._resume()
         round.entered = True
+        if self.weights is not None:
+            self._weigh_all(self.weights)
         if resumed or self.eager or not self._send_as_usual(arrived):
             self._send_arrived(arrived)
         self._send_missing(incomplete)
@@ -361,7 +416,7 @@ class Sender:
             return
         slot.look_like(grad)
         storage = grad.untyped_storage()
-        what = {"name": round.name_of(slot.name)}
+        what = {"name": round.name_of(slot.name), "part_of": self._part_of()}
         if slot.sparse_dims:  # tells a rank that has never computed this gradient that it is sparse
             what["part_of"] = SPARSE
         if is_alone(storage):
@@ -404,7 +459,7 @@ class Sender:
                 self.binding.job,
                 grad,
                 self.round.name_of(slot.name),
-                how.op,
+                self.binding.op,
                 how.process_set,
                 how.stage_sparse_on_host,
                 tuple(attempt.go_on()),
@@ -416,7 +471,7 @@ class Sender:
             with torch.no_grad():
                 packed, attempt.context = compressor.compress(grad)
             with OPERATIONS.noting(attempt.handles):
-                self.binding.allreduce(packed.contiguous(), name=self.round.name_of(slot.name))
+                self.binding.allreduce(packed.contiguous(), name=self.round.name_of(slot.name), part_of=self._part_of())
         attempt.handle = Mapped(attempt.handles[0], partial(compressor.decompress, ctx=attempt.context))
 
     def _send_group(self, group: Group) -> None:
@@ -465,7 +520,8 @@ class Sender:
                 parts = [partial(_part, i, compressor, ctx) for i, (_, ctx) in enumerate(pairs)]
             attempt.context = list(zip((slot for slot, _ in members), parts))
             with OPERATIONS.noting(attempt.handles):
-                self.binding.grouped_allreduce(packed, outputs=outputs, name=self.round.name_of(group.name))
+                name = self.round.name_of(group.name)
+                self.binding.grouped_allreduce(packed, outputs=outputs, name=name, part_of=self._part_of())
         for slot, part in attempt.context:
             one = self.round.attempt(slot)
             one.handle = Mapped(attempt.handles[0], part)

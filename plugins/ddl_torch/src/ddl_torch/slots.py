@@ -31,6 +31,7 @@ class Reduction:
     process_set: ProcessSet
     stage_dense_on_host: bool = False  # dense gradients on a device are staged in host memory
     stage_sparse_on_host: bool = False  # sparse gradients on a device are staged in host memory
+    weighted: bool = False  # each rank's gradients have a weight in the average
 
 
 class Passes(Protocol):
@@ -54,6 +55,7 @@ class Slot:
         "first_hook",
         "group",
         "holds_result",
+        "holds_sum",
         "hook",
         "kept",
         "label",
@@ -63,6 +65,7 @@ class Slot:
         "param",
         "passes",
         "private",
+        "raw",
         "request",
         "round",
         "shape",
@@ -70,8 +73,11 @@ class Slot:
         "starts",
         "strides",
         "submit",
+        "summed",
         "tensor_hook",
         "turn",
+        "version",
+        "weighed",
     )
 
     def __init__(self, param: torch.Tensor, label: str, passes: Passes) -> None:
@@ -103,6 +109,12 @@ class Slot:
         # Used only if reducing a reduced gradient again would change it (``Binding.repeatable`` is false):
         self.holds_result = False  # ``.grad`` is a reduced result, to which the next backward pass must not add
         self.kept: torch.Tensor | None = None  # that result, while the gradient of the next pass is reduced
+        # Used only by an average with weights, see weighting.py:
+        self.weighed = -1  # the last turn in which its gradient was weighed
+        self.raw: torch.Tensor | None = None  # that gradient, while it is weighed
+        self.version = -1  # the version of that gradient before it was weighed
+        self.holds_sum = False  # ``.grad`` is a weighted sum, to which the next backward pass must not add
+        self.summed: torch.Tensor | None = None  # that sum, while the gradient of the next pass is computed
 
     def on_gradient(self, param: torch.Tensor) -> None:
         """Record that the gradient is complete, and send it if it may be sent now.
@@ -121,11 +133,19 @@ class Slot:
         """Move an earlier reduced result out of ``.grad``, before autograd adds this pass's gradient to ``.grad``.
 
         Autograd calls it. The new gradient must be reduced alone, because reducing the earlier result again would
-        change that.
+        change that. The sum of earlier passes is moved, too, if each pass has a weight of its own.
         """
         if self.holds_result:
             self.kept, self.param.grad = self.param.grad, None
             self.holds_result = False
+        elif self.holds_sum:
+            self.summed, self.param.grad = self.param.grad, None
+            self.holds_sum = False
+
+    def drop_gradients(self) -> None:
+        """Drop the results and sums of earlier passes, because the gradients have been cleared."""
+        self.holds_result = self.holds_sum = False
+        self.kept = self.summed = self.raw = None
 
     def forget_look(self) -> None:
         """Drop the persistent requests, so that the next gradient is described again."""

@@ -45,10 +45,12 @@ class SparseHandle:
             self._values.wait()
         )  # (entries, *dense dimensions); waited for first, because this is what fails if the ranks disagree
         indices: torch.Tensor = self._indices.wait()  # (entries, sparse dimensions)
-        if self._divisor != 1:
+        divisor = self._divisor
+        if divisor != 1:
+            divisor = getattr(self._values, "contributors", 0) or divisor  # fewer while some ranks have joined
             if not values.is_floating_point():
-                return _mean_of_integers(indices.t(), values, self._shape, self._divisor)
-            values = values / self._divisor
+                return _mean_of_integers(indices.t(), values, self._shape, divisor)
+            values = values / divisor
         return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=False)
 
     __call__ = wait

@@ -12,7 +12,7 @@ from ddl_torch.slots import Slot
 # These functions read the properties that ``looks_alike`` compares. They are implemented in C, and ``map`` calls them
 # for all gradients.
 _count_of, _is_contiguous, _is_neg = torch.Tensor.numel, torch.Tensor.is_contiguous, torch.Tensor.is_neg
-_dtype_of, _is_cpu, _is_sparse = (getattr(torch.Tensor, name).__get__ for name in ("dtype", "is_cpu", "is_sparse"))
+_dtype_of, _is_cpu, is_sparse = (getattr(torch.Tensor, name).__get__ for name in ("dtype", "is_cpu", "is_sparse"))
 storage_of, address_of, address_of_storage = (
     torch.Tensor.untyped_storage,
     torch.Tensor.data_ptr,
@@ -41,6 +41,6 @@ class UsualGradients:
             and list(map(_dtype_of, grads)) == self._dtypes
             and all(map(_is_contiguous, grads))
             and all(map(_is_cpu, grads))
-            and not any(map(_is_sparse, grads))
+            and not any(map(is_sparse, grads))
             and not any(map(_is_neg, grads))
         )

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from ddl_mxnet.elastic.sampler import ElasticSampler
+from ddl_mxnet.elastic.sampler import ElasticSampler, GlobalBatchSampler
 from ddl_mxnet.elastic.state import MXNetState
 from ddlcore.api.elastic import HostsUpdatedInterrupt, ObjectState, State, run
 
-__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "MXNetState", "ObjectState", "State", "run"]
+__all__ = [
+    "ElasticSampler",
+    "GlobalBatchSampler",
+    "HostsUpdatedInterrupt",
+    "MXNetState",
+    "ObjectState",
+    "State",
+    "run",
+]

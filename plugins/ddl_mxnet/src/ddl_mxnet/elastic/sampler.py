@@ -1,4 +1,4 @@
-"""The sampler of an elastic Gluon training: it deals an epoch's samples to whatever ranks there are."""
+"""The samplers of an elastic Gluon training, which deal an epoch's samples to whatever ranks there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sized
 
 from mxnet.gluon.data import Sampler
 
-from ddlcore.api import rank, size
+from ddlcore.api import elastic, rank, size
 from ddlcore.api.elastic import Positions
 
 
@@ -60,3 +60,7 @@ class ElasticSampler(Sampler):  # type: ignore[misc]  # MXNet has no types
 
     def __len__(self) -> int:
         return self._positions.each(self._size)
+
+
+class GlobalBatchSampler(elastic.GlobalBatchSampler, Sampler):  # type: ignore[misc]  # MXNet has no types
+    """The ``ddlcore.api.elastic.GlobalBatchSampler`` as a sampler of Gluon: the ``batch_sampler`` of a DataLoader."""

@@ -9,9 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ddl_tf.elastic.state import TensorFlowState
-from ddlcore.api.elastic import HostsUpdatedInterrupt, ObjectState, State, run
+from ddlcore.api.elastic import GlobalBatchSampler, HostsUpdatedInterrupt, ObjectState, State, run
 
-__all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = [
+    "GlobalBatchSampler",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
 
 if TYPE_CHECKING:
     from ddl_tf.keras.elastic.state import TensorFlowKerasState

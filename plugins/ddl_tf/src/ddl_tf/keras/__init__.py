@@ -24,6 +24,7 @@ from ddl_tf.keras.values import allgather, allreduce, broadcast, broadcast_globa
 from ddl_tf.replicas import verify
 from ddlcore.api import (
     ProcessSet,
+    Share,
     Stats,
     add_process_set,
     cross_rank,
@@ -61,6 +62,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "ReplicasDiffer",
+    "Share",
     "Stats",
     "Sum",
     "SyncBatchNormalization",

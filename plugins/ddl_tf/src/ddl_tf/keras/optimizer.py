@@ -21,8 +21,9 @@ from ddl_tf.keras import seams
 from ddl_tf.keras.families import Family, family_of
 from ddl_tf.keras.step import Step
 from ddl_tf.local import LocalVariables
-from ddl_tf.reducer import Groups, Reducer, Reduction
+from ddl_tf.reducer import Groups, Reducer, Reduction, summing
 from ddlcore.api import ProcessSet, global_process_set, resolve_op
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp, Sum
 
 
@@ -41,6 +42,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    weight: Any = None,
 ) -> Any:
     """Make ``optimizer`` (of Keras 3 or tf_keras) step on gradients reduced over ``process_set``, and return it.
 
@@ -62,6 +64,8 @@ def DistributedOptimizer(
       (``num_groups`` is the older name).
     * ``scale_local_gradients``: the gradients of variables registered by ``register_local_var``, which are not reduced,
       are divided by the number of ranks.
+    * ``weight``: what this rank's gradients count for in the average, see ``DistributedGradientTape``. Pass a variable
+      that the training step assigns, or a function. It needs ``backward_passes_per_step=1``.
 
     Adds the method ``register_local_var(variable)``. Raises ValueError for invalid arguments, and NotInitialized before
     ``init()``.
@@ -81,7 +85,9 @@ def DistributedOptimizer(
         groups=groups,
         process_set=process_set,
     )
-    reducer = Reducer(reduction, name or f"Distributed{type(optimizer).__name__}", unique=True)
+    check_one_pass(weight, backward_passes_per_step)
+    reduction = summing(reduction, weight)
+    reducer = Reducer(reduction, name or f"Distributed{type(optimizer).__name__}", unique=True, weight=weight)
     local = LocalVariables(scale_local_gradients)
     step = Step(optimizer, reducer, local, backward_passes_per_step, average_aggregated_gradients)
     vars(optimizer)["_ddl"] = step  # not by __setattr__: Keras would track and save it
@@ -301,6 +307,15 @@ def _family(optimizer: Any) -> Family:
 def _check_passes(passes: int) -> None:
     if passes < 1:
         raise ValueError(f"backward_passes_per_step must be 1 or more, not {passes}")
+
+
+def check_one_pass(weight: Any, passes: int) -> None:
+    """Raise InvalidArgument if gradients with a weight would be added up over several passes."""
+    if weight is not None and passes > 1:
+        raise InvalidArgument(
+            f"weight= needs backward_passes_per_step=1, and it is {passes}: the passes are added up before they have their "
+            "weights; use one pass for each step, or a DistributedGradientTape with the sums and the whole weight"
+        )
 
 
 def _reduce_op(op: int) -> ReduceOp:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from ddl_torch.elastic.sampler import ElasticSampler
+from ddl_torch.elastic.sampler import ElasticSampler, GlobalBatchSampler
 from ddl_torch.elastic.state import TorchState
 from ddlcore.api.elastic import HostsUpdatedInterrupt, ObjectState, State, run
 
-__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
+__all__ = [
+    "ElasticSampler",
+    "GlobalBatchSampler",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "run",
+]

@@ -1,4 +1,4 @@
-"""The sampler of Horovod's elastic mode: it deals an epoch's samples to whatever ranks there are."""
+"""Samplers that deal an epoch's samples to whatever ranks there are: that of Horovod, and one of global batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sized
 
 from torch.utils.data import Sampler
 
-from ddlcore.api import rank, size
+from ddlcore.api import elastic, rank, size
 from ddlcore.api.elastic import Positions
 
 
@@ -60,3 +60,7 @@ class ElasticSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return self._positions.each(self._size)
+
+
+class GlobalBatchSampler(elastic.GlobalBatchSampler, Sampler[list[int]]):
+    """The ``ddlcore.api.elastic.GlobalBatchSampler`` as a batch sampler of torch: the ``batch_sampler`` of a DataLoader."""

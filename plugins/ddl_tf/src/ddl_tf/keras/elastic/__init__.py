@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ddl_tf.keras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from ddl_tf.keras.elastic.state import KerasState
-from ddlcore.api.elastic import HostsUpdatedInterrupt, run
+from ddlcore.api.elastic import GlobalBatchSampler, HostsUpdatedInterrupt, run
 
 __all__ = [
     "CommitStateCallback",
+    "GlobalBatchSampler",
     "HostsUpdatedInterrupt",
     "KerasState",
     "UpdateBatchStateCallback",
