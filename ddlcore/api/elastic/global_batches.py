@@ -42,7 +42,7 @@ class GlobalBatchSampler:
             raise InvalidArgument(
                 f"GlobalBatchSampler: global_batch={global_batch!r}; pass how many samples all ranks together use in a step"
             )
-        length = dataset if isinstance(dataset, int) else len(dataset)
+        length = len(dataset) if isinstance(dataset, Sized) else dataset
         self._positions = Positions(length, shuffle, seed)
         self._end = length - length % global_batch if drop_last else length
         if not self._end:

@@ -169,3 +169,22 @@ def test_the_sampler_goes_on_where_it_was() -> None:
     sampler.set_epoch(1)
     assert len(sampler) == 10
     assert sorted(sampler) == list(range(10))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_global_batches() -> None:
+    """A loader takes them as a batch sampler; the state keeps the sampler, whose position moves by what is recorded."""
+    sampler = elastic.GlobalBatchSampler(range(10), 4, seed=4)
+    loader = mx.gluon.data.DataLoader(mx.gluon.data.SimpleDataset(range(10)), batch_sampler=sampler)
+    batches = [batch.asnumpy().astype(int).tolist() for batch in loader]
+    assert batches == list(sampler)
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    state: Any = elastic.MXNetState(sampler=sampler)
+    assert state.sampler is sampler
+    assert sampler.share() == ddl.Share(4, 4, 1)
+    sampler.record_batch()
+    state.commit()
+    sampler.record_batch()
+    assert list(sampler) == batches[2:]
+    state.restore()
+    assert list(sampler) == batches[1:]

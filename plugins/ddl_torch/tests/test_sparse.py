@@ -41,6 +41,21 @@ def test_sum_and_average(op: int, name: str | None) -> None:
     run_world(SIZE, play)
 
 
+def test_an_average_after_join() -> None:
+    """It divides by the ranks that contribute entries, as that of dense tensors does."""
+
+    def play(rank: int, job: Any) -> None:
+        if rank:
+            for dtype, wanted in ((torch.float64, [2.5, 1.5]), (torch.int64, [2, 1])):
+                values = torch.tensor([float(rank + 1), float(rank)], dtype=dtype)
+                one = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), values, (3,), check_invariants=True)
+                found = ddl.sparse_allreduce_async(one, f"x {dtype}", ddl.Average)().to_dense()
+                assert found.tolist() == [*wanted, 0]
+        ddl.join()
+
+    run_world(SIZE, play)
+
+
 def test_two_sparse_dimensions() -> None:
     """Tensors with two sparse dimensions are reduced too."""
 

@@ -420,3 +420,70 @@ def test_the_verbs() -> None:
         assert half.tolist() == [2.0, 2.0]
 
     run_world(2, run)
+
+
+@OVERLAP
+def test_ranks_that_have_joined(overlap: str) -> None:
+    """Ranks with less data join: the others average by their own weights, or by how many they are."""
+
+    def run(rank: int, job: Any) -> None:
+        params = [torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(2)]
+        bare = [torch.optim.SGD([param], lr=1.0) for param in params]
+        weighted: Any = ddl.DistributedOptimizer(bare[0], [("weighted", params[0])], weight=1)
+        plain = ddl.DistributedOptimizer(bare[1], [("plain", params[1])])
+        for step in range(4 + 4 * rank):
+            ranks = [r for r in range(3) if step < 4 + 4 * r]
+            for optimizer in (weighted, plain):
+                optimizer.zero_grad()
+            weighted.weight = 1 + rank + step
+            for param in params:
+                (param * float(rank)).sum().backward()
+            wanted = sum(r * (1 + r + step) for r in ranks) / sum(1 + r + step for r in ranks)
+            found = [param.grad.tolist() if param.grad is not None else [] for param in params]
+            assert found[0] == pytest.approx([wanted] * 3, abs=1e-12)
+            assert found[1] == pytest.approx([sum(ranks) / len(ranks)] * 3, abs=1e-12)
+            for optimizer in (weighted, plain):
+                optimizer.step()
+        ddl.join()
+
+    run_world(3, run, settings={"overlap": overlap})
+
+
+def test_shares_do_not_add_up_after_join() -> None:
+    """That is an error by name, not another average."""
+
+    def run(rank: int, job: Any) -> None:
+        param = torch.nn.Parameter(torch.zeros(3))
+        optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), weight=ddl.Share(1, 3, 3))
+        if rank:
+            with pytest.raises(ddl.MismatchError, match="rank 0 has joined, so the shares"):
+                (param * 2.0).sum().backward()
+            with pytest.raises(ddl.MismatchError, match="rank 0 has joined"):
+                optimizer.step()
+            assert param.tolist() == [0.0] * 3
+        ddl.join()
+
+    run_world(3, run)
+
+
+def test_a_step_without_backward() -> None:
+    """On all ranks, it takes the same gradients again, as without weights; with a share of rows, it is an error."""
+
+    def run(rank: int, job: Any) -> None:
+        param = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), weight=1 + rank)
+        (param * 3.0 * rank).sum().backward()
+        optimizer.step()
+        optimizer.step()
+        assert param.tolist() == pytest.approx([-4.0] * 2)
+        shared: Any = ddl.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), weight=ddl.Share(rank, 1, 2))
+        shared.zero_grad()
+        if rank == 1:
+            (param * 2.0).sum().backward()
+        shared.step()
+        assert param.tolist() == pytest.approx([-6.0] * 2)
+        if rank == 1:
+            with pytest.raises(InvalidArgument, match=r"without backward\(\), and this rank has Share"):
+                shared.step()
+
+    run_world(2, run)
