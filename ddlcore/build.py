@@ -1,4 +1,4 @@
-"""Builds transports and the coordinator's sessions from the settings and the plugins' registry."""
+"""Builds transports and the coordinator's sessions from the settings and the registry of plugins."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ddlcore.runtime.routes import Route
 
 
 def build_transport(registry: Registry, route: Route) -> Transport:
-    """Return a transport for ``route`` that is not open yet.
+    """Return the transport that ``route`` describes. The transport is not open yet.
 
-    Parts that only some ranks need are created later, on these ranks, by the transport itself.
+    A route is the choice of one transport, or of a combination of transports, for a group of ranks. If only some ranks
+    need a part of the transport, the transport itself creates that part later on these ranks.
     """
     make: Callable[..., Transport] = registry.load(route.provider)
     if route.parts:
@@ -42,12 +43,12 @@ def build_sessions(
     refuses: str = "",
     membership: Membership | None = None,
 ) -> Sessions:
-    """Return the coordinator's side of a launch of ``size`` ranks. The launcher gives it to its control server.
+    """Return the coordinator's side of a launch of ``size`` ranks, to be used by a control server.
 
-    ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: "", or a reason why no world
-    can begin in this launch; every rank that calls ``init`` gets that reason. ``membership``: which worlds an elastic job
-    has; None: it is not elastic. Raises ValueError or PluginError, with a
-    message of one line, for invalid settings.
+    ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: the reason why no world can
+    begin in this launch; every rank that calls ``init`` gets this reason. "" means that worlds can begin.
+    ``membership`` decides which worlds an elastic job has; None means that the job is not elastic. Raises ValueError or
+    PluginError, with a message of one line, for invalid settings.
     """
     name = settings.text("fusion_policy")
     provider = registry.fusion_policies.get(name)
@@ -63,10 +64,11 @@ def build_sessions(
 
 
 def build_membership(hosts: Sequence[int], settings: Settings, places: int = 0, most: int = 0) -> Membership | None:
-    """Return what decides which processes of an elastic job form a world; None if ``settings`` ask for no such job.
+    """Return the object that decides which processes of an elastic job form a world. Return None for any other job.
 
-    ``hosts``: (size,), the host index of each rank of the launch. There may be up to ``places`` ranks later, ``most`` of
-    them at a time; 0: those of ``hosts``.
+    ``hosts``: shape (size,), the host index of each rank of the launch. ``places``: the number of ranks that the launch
+    may have later; 0: no more than ``hosts`` has. ``most``: the most ranks that a world may have; 0: as many as
+    ``hosts`` has.
     """
     least = settings.whole("min_np")
     if not least:
@@ -83,7 +85,7 @@ def build_membership(hosts: Sequence[int], settings: Settings, places: int = 0, 
 
 
 def patience_of(settings: Settings) -> Patience:
-    """Return the settings about stalls as a ``Patience``."""
+    """Return the settings about stalls as a ``Patience``: when a wait is reported, and when it ends the job."""
     evict_s = settings.number("evict_after_s") if settings.whole("min_np") else 0.0
     limit_s = evict_s or settings.number("stall_shutdown_s")
     return Patience(settings.number("stall_warning_s"), limit_s, bool(settings["stall_stacks"]), evict_s > 0)

@@ -1,4 +1,4 @@
-"""Passes each kind of operation to the transport that serves it; each of these transports has its own communicator."""
+"""Combines several transports: for each kind of operation, one of them is used. Each has its own communicator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ddlcore.types import Buffer, Kind, ReduceOp
 
 
 class ByKindTransport(Transport):
-    """A transport that passes each kind of operation to another transport.
+    """A transport that runs no operation itself, but calls another transport for each kind of operation.
 
-    ``kinds`` says which transport serves a kind; ``default`` serves all kinds that are not in ``kinds``. One transport
-    may serve several kinds.
+    ``kinds`` maps a kind to the transport that runs operations of this kind. ``default`` runs the operations of all
+    kinds that are not in ``kinds``. One transport may be used for several kinds.
 
-    ``capabilities`` are those of the transport for allreduce, except for three that concern all kinds: whether the
-    members must share a host, which threads may call, and whether every pending call can be aborted.
-    ``capabilities_for`` returns the capabilities for one kind.
+    ``capabilities`` are those of the transport for allreduce, but three of them are combined from all transports:
+    ``one_host`` and ``thread_bound`` are true if they are true for any transport, and ``abort`` is true if it is true
+    for all. ``capabilities_for`` returns the capabilities for one kind.
     """
 
     def __init__(self, default: Transport, kinds: Mapping[Kind, Transport]) -> None:

@@ -1,4 +1,4 @@
-"""Counts and times what one rank does while it runs. It knows only names and numbers, and never waits."""
+"""Counts and times the work of one rank while it runs. This module knows only names and numbers, and never waits."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ _FORMER_KEYS = {f"batches_{how}": f"buckets_{how}" for how in ("negotiated", "re
 
 
 class Stats(TypedDict):
-    """What ``ddl.stats()`` returns: what this rank has counted since its ``init``.
+    """The result of ``ddl.stats()``: the counts and times of this rank since its ``init``.
 
     - ``control_messages``: messages to and from the coordinator. A step in the steady state adds none.
-    - ``commit_messages``: messages to other hosts, by which this rank said that it had launched a bucket on a device.
-      0 if all data is in host memory, or on one host, where shared memory tells this.
-    - ``pulse_messages``: messages that told the launcher about this rank or its parameters, if the launcher asked for
-      them. They do not count as control messages.
-    - ``stall_messages``: messages about waits that last too long, sent on a timer of their own. They do not count as
-      control messages.
-    - ``steps``: launched periods of a schedule. Before a schedule is found, nothing is counted.
+    - ``commit_messages``: messages to other hosts which say that this rank has launched a bucket on a device. This
+      count is 0 if all data is in host memory. It is also 0 if all ranks are on one host, because they use shared
+      memory for this.
+    - ``pulse_messages``: messages to the launcher about the state of this rank or its parameters, if the launcher asked
+      for such messages. They do not count as control messages.
+    - ``stall_messages``: messages about waits that last too long. They are sent by a timer, and do not count as control
+      messages.
+    - ``steps``: launched periods of a schedule. A period is one pass through the schedule. Before a schedule is found,
+      steps are not counted.
     - ``buckets_negotiated``: buckets that the coordinator decided and this rank ran.
-    - ``buckets_replayed``: delivered buckets of a schedule. Those whose sizes are negotiated in each step are included.
+    - ``buckets_replayed``: delivered buckets of a schedule, including the buckets whose sizes are negotiated in each
+      step.
     - ``buckets_void``: buckets that were launched in vain and ran again later.
     - ``divergences``: how often this rank asked to leave replay.
-    - ``bytes``: by operation, the bytes of this rank's tensors in delivered buckets, as the user gave them. This does
-      not depend on compression, on how often the transport moves them, or on what the other ranks send. The tensor of a
-      broadcast counts on every member.
-    - ``encoded_bytes``: the bytes after encoding of those tensors whose compressor makes values that cannot be added.
-    - ``seconds``: by stage. ``idle`` is the time for which the engine waits for tensors and for the coordinator.
-      ``pack`` and ``unpack`` are copies into and out of transport memory. ``device`` is the time for which the host
-      waits for a device's queue: for tensors that are copied to the host, and for buckets that only the device can show
-      to be valid. ``commit`` is the time of commit messages, with the wait for later peers. ``transport`` is the rest
-      of the time of buckets: bytes on their way, and the wait for later peers. ``user`` is the time for which user
-      threads are in ``wait``, summed over threads.
-    - ``routes``: for each process set of which this rank is a member, the transport that serves it, and why.
+    - ``bytes``: for each kind of operation, the bytes of this rank's tensors in delivered buckets. The size of a tensor
+      is its size in the user's memory. It does not depend on compression, on how often the transport moves the values,
+      or on the data of the other ranks. The tensor of a broadcast counts on every member.
+    - ``encoded_bytes``: bytes after encoding, only of tensors whose compressor makes values that cannot be added.
+    - ``seconds``: the time of each stage. ``idle``: the engine waits for tensors and for the coordinator. ``pack`` and
+      ``unpack``: copies into and out of transport memory. ``device``: the host waits for a device's queue, either for
+      tensors that are copied to the host, or for buckets whose validity only the device can show. ``commit``: commit
+      messages, including the wait for peers that are later. ``transport``: the rest of the time of buckets: moving the
+      bytes, and waiting for peers that are later. ``user``: user threads are in ``wait``, summed over threads.
+    - ``routes``: for each process set that this rank belongs to, its transport, and why this transport was chosen.
     """
 
     control_messages: int
@@ -62,7 +64,8 @@ class Stats(TypedDict):
 class Meter:
     """The counters of one rank, see ``Stats``.
 
-    Each is written by one thread at a time, without a lock, so a reader may see the last bucket half counted.
+    Only one thread at a time writes a counter, without a lock. So a reader may see that the last bucket is counted in
+    some counters and not yet in others.
     """
 
     __slots__ = (
@@ -105,7 +108,11 @@ class Meter:
         self.encoded = 0
 
     def stats(self, user_s: float, routes: Mapping[int, str], steps: int = 0) -> Stats:
-        """Return all counters as ``Stats``. ``user_s``, ``routes`` and ``steps`` are values that other objects keep."""
+        """Return all counters as ``Stats``.
+
+        The caller passes three values that other objects know: ``user_s`` is the time, in seconds, for which user
+        threads have waited; ``routes`` names the transport of each process set; ``steps`` is the number of periods.
+        """
         transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns - self.commit_ns
         counted = Stats(
             control_messages=self.control,
@@ -134,7 +141,7 @@ class Meter:
 
 
 class _WithFormerKeys(dict[str, Any]):
-    """Statistics that can also be read by the keys of earlier versions, with a warning."""
+    """A dict of statistics that also accepts the keys of earlier versions, and then warns the user."""
 
     def __missing__(self, key: str) -> Any:
         if key not in _FORMER_KEYS:

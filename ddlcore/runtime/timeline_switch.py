@@ -1,4 +1,4 @@
-"""Turns the timeline of one rank's job on and off, passes events on to it, and collects the ranks' parts of it."""
+"""Turns the timeline of one rank's job on and off, passes events to it, and collects the parts of all ranks."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ log = logging.getLogger("ddl")
 
 
 def parts_beside(file: Path) -> Path:
-    """Return the directory to which the ranks write until their parts are merged into ``file``."""
+    """Return the directory in which the ranks write their parts, before the parts are merged into ``file``."""
     return file.with_name(file.name + ".ranks")
 
 
 class TimelineSwitch:
-    """An object that starts and ends the timeline of one rank, and receives the rank's Events.
+    """Starts and ends the timeline of one rank, and receives the rank's events (see runtime.events.Events).
 
-    User threads call ``begin`` and ``end``. Only one timeline can be recorded at a time; ``on`` tells whether one is
-    being recorded.
+    User threads call ``begin`` and ``end``. Only one timeline can be recorded at a time; ``on`` says whether a timeline
+    is being recorded.
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class TimelineSwitch:
     ) -> None:
         """Create the switch. No timeline is recorded yet.
 
-        ``launched`` is the place of this process in the launch. ``ranks`` are the launched ranks that belong to this
-        world. ``facts`` are other facts on the job that each trace must contain.
+        ``clock`` reads the clock of the process that keeps the store; the trace uses it as the common clock of all
+        ranks. ``launched`` is the placement of this process in the launch. ``ranks`` are the launched ranks that belong
+        to this world. ``facts`` are other facts about the job that each trace must contain.
         """
         self.on = False
         self._hooks: TraceHooks | None = None
@@ -77,9 +78,10 @@ class TimelineSwitch:
     def begin(self, file: Path, mark_cycles: bool, directory: Path | None, world: str) -> None:
         """Begin to record a timeline into ``file``.
 
-        ``directory`` is where the launcher expects the ranks' parts, which it merges itself; None if the ranks must
-        merge them. ``mark_cycles`` is passed to the trace writer; ``world`` names the world in the trace. Raises
-        ValueError, with a message of one line, if a timeline is already recorded or its file cannot be written.
+        If the launcher merges the parts of all ranks, ``directory`` is the directory in which the launcher expects
+        these parts. If the ranks must merge the parts themselves, ``directory`` is None. ``mark_cycles`` is passed to
+        the trace writer. ``world`` names the world in the trace. Raises ValueError, with a message of one line, if a
+        timeline is already being recorded, or if the part of this rank cannot be written.
         """
         self._lock.refuse("start_timeline()")
         with self._lock:
@@ -106,9 +108,10 @@ class TimelineSwitch:
             self.on = True
 
     def end(self, patience_s: float) -> None:
-        """End the timeline. Unless the launcher merges the parts, rank 0 merges those that come within ``patience_s``.
+        """End the timeline.
 
-        The other ranks send their parts to rank 0.
+        If the launcher does not merge the parts, the other ranks send their parts to rank 0. Rank 0 waits at most
+        ``patience_s`` seconds for these parts, and merges the parts that have arrived.
         """
         self._lock.refuse("stop_timeline()")
         with self._lock:

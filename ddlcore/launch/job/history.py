@@ -1,7 +1,7 @@
-"""Record how the world of an elastic job changes, as lines for the user. It decides nothing.
+"""Record how the world of an elastic job changes, and describe these changes in lines of text for the user.
 
-The launcher sees all that it needs: the ends of processes, the registrations for the next world, and the welcome with
-which a world begins.
+A world is the set of ranks that train together until a rank leaves or joins. This module only records. It uses the ends
+of processes, the messages by which ranks register for the next world, and the Welcome messages that begin a world.
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages import FromCoordinator, Register, ToCoordinator, Welcome, World
 from ddlcore.text.ranks import ranks_text
 
-_MOST_ROWS = 10  # of the summary; the oldest are left out
+_MOST_ROWS = 10  # limit for the rows of the summary; the oldest rows are left out
 
 
 @dataclass(frozen=True)
 class Change:
-    """The beginning of one world after the first one, as it is told to the user."""
+    """The beginning of one world that is not the first world: its time, and the line of text for the user."""
 
-    after_s: float  # since the first world began
+    after_s: float  # seconds from the beginning of the first world
     text: str
 
 
 class History:
-    """The worlds of one elastic job, as they are told to the user.
+    """The worlds that one elastic job has had so far, described in lines of text for the user.
 
-    Two threads call it: the supervisor's thread calls ``ended``, and the control server's thread everything else.
+    The supervisor's thread calls ``ended``, and the control server's thread calls ``heard`` and ``told``. Any thread
+    may call ``summary`` and ``status``.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without a world. ``say`` shows a line to the user; ``clock`` is the clock of ``End.at_s``."""
-        self.host_of: Callable[[int], str] | None = None  # the host of a rank's process; None: there is one host only
+        """Begin without a world. ``say`` shows a line of text to the user.
+
+        ``clock`` returns the time in seconds. It must be the same clock that gives the times ``End.at_s``.
+        """
+        self.host_of: Callable[[int], str] | None = None  # returns the host name of a rank; None: there is only one
         self._say = say
         self._clock = clock
         self._lock = threading.Lock()
         self._announced: World | None = None  # the world that its members are about to begin
-        self._generation = 0  # of the last world that has begun
-        self._members: tuple[int, ...] = ()  # of that world
-        self._steps: dict[int, int] = {}  # by rank: how many steps it had applied when it registered last
-        self._ends: dict[int, tuple[float, str]] = {}  # by rank that is not back: when it failed, and where it ran
+        self._generation = 0  # number of the last world that has begun
+        self._members: tuple[int, ...] = ()  # ranks of that world
+        self._steps: dict[int, int] = {}  # by rank: number of applied steps in its last message Register
+        self._ends: dict[int, tuple[float, str]] = {}  # by rank that has failed and is not back: (time, host name)
         self._known: set[int] = set()  # ranks that were members of some world
-        self._stopped_at_s: float | None = None  # since when the training stands still
+        self._stopped_at_s: float | None = None  # the time at which the training stopped; None: it runs
         self._begun_s = 0.0
         self._losses = 0
         self._joins = 0
@@ -54,7 +58,7 @@ class History:
     # --- what happens
 
     def ended(self, end: End) -> None:
-        """Take the end of a rank's process. Call it before the coordinator is told."""
+        """Record the end of a rank's process. Call this before the end is reported to the coordinator."""
         with self._lock:
             if end.failed:
                 self._losses += 1
@@ -63,7 +67,7 @@ class History:
                     self._stands_still(end.at_s)
 
     def heard(self, rank: int, message: ToCoordinator) -> None:
-        """Take a message of ``rank``. Call it before the coordinator gets the message."""
+        """Record a message from ``rank`` to the coordinator. Call this before the coordinator gets the message."""
         if isinstance(message, Register):
             with self._lock:
                 self._steps[rank] = message.steps
@@ -71,7 +75,7 @@ class History:
                     self._stands_still(self._clock())
 
     def told(self, rank: int, message: FromCoordinator) -> None:
-        """Take a message of the coordinator to ``rank``."""
+        """Record a message from the coordinator to ``rank``. If the message begins a world, show a line to the user."""
         if isinstance(message, World):
             with self._lock:
                 self._announced = message
@@ -85,7 +89,7 @@ class History:
     # --- what was
 
     def summary(self) -> str:
-        """Return the history in a few lines. It is empty if there was one world only."""
+        """Return a few lines of text about all changes of the world, or "" if there was at most one world."""
         with self._lock:
             if not self._changes:
                 return ""
@@ -102,7 +106,7 @@ class History:
             return "\n".join([*lines, *(f"  {row.after_s:{width}.1f} s  {row.text}" for row in rows)])
 
     def status(self) -> str:
-        """Return the present world in one line. It is empty before the first one."""
+        """Return one line of text about the present world, or "" if no world has begun yet."""
         with self._lock:
             if not self._members:
                 return ""
@@ -120,10 +124,7 @@ class History:
             self._stopped_at_s = at_s
 
     def _begins(self, world: World) -> str:
-        """Record that all members of ``world`` are there.
-
-        Returns the line for the user, which is empty for the first world.
-        """
+        """Record that ``world`` has begun, and return the line of text for the user. It is "" for the first world."""
         now_s = self._clock()
         before, self._members, self._generation = self._members, world.members, world.generation
         if not before:
@@ -150,9 +151,10 @@ class History:
         return text
 
     def _arrivals(self, before: Sequence[int], members: Sequence[int], now_s: float) -> list[str]:
-        """Return the words about those of ``members`` whose processes were not in the last world.
+        """Return phrases about the ranks in ``members`` that have joined or come back since the last world.
 
-        ``before`` are the members of the last world.
+        ``before`` has the members of the last world, and ``now_s`` is the present time. The list is empty if no rank
+        has joined or come back.
         """
         new = [rank for rank in members if rank not in self._known]
         back = [rank for rank in members if rank in self._known and (rank not in before or rank in self._ends)]
@@ -178,7 +180,7 @@ class History:
 
 
 def _with_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return the ranks in words, with the names of their hosts where these are known."""
+    """Return the ranks in words, grouped by host, with the host names. In ``hosts``, "" means an unknown host."""
     ranks_on: dict[str, list[int]] = {}
     for rank, host in zip(ranks, hosts, strict=True):
         ranks_on.setdefault(host, []).append(rank)

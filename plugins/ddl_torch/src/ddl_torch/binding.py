@@ -1,4 +1,4 @@
-"""Binds one optimizer to one job: the names of its gradients there, and the collectives with its options."""
+"""Binds one optimizer to one job: gives the names of its gradients in that job, and the allreduce functions to use."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class Binding:
 
 
 def bind(reduction: Reduction) -> Binding:
-    """Return the names and functions with which the optimizer of ``reduction`` uses the current job.
+    """Return the names and functions with which an optimizer uses the current job.
 
-    Raises NotInitialized if there is no current job, and ValueError if the process set is not registered.
+    ``reduction`` has the optimizer's options for the reduction of gradients. Raises NotInitialized if there is no
+    current job, and ValueError if the process set is not registered.
     """
     job = current_job()
     process_set = reduction.process_set
