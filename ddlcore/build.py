@@ -20,7 +20,7 @@ def build_transport(registry: Registry, route: Route) -> Transport:
     """Return the transport that ``route`` describes. The transport is not open yet.
 
     A route is the choice of one transport, or of a combination of transports, for a group of ranks. If only some ranks
-    need a part of the transport, the transport itself creates that part later on these ranks.
+    need one of the combined transports, the combination itself creates that transport later, on these ranks.
     """
     make: Callable[..., Transport] = registry.load(route.provider)
     if route.parts:
@@ -64,11 +64,11 @@ def build_sessions(
 
 
 def build_membership(hosts: Sequence[int], settings: Settings, places: int = 0, most: int = 0) -> Membership | None:
-    """Return the object that decides which processes of an elastic job form a world. Return None for any other job.
+    """Return the object that decides which processes form the worlds of an elastic job.
 
-    ``hosts``: shape (size,), the host index of each rank of the launch. ``places``: the number of ranks that the launch
-    may have later; 0: no more than ``hosts`` has. ``most``: the most ranks that a world may have; 0: as many as
-    ``hosts`` has.
+    ``hosts``: shape (size,), the host index of each rank of the launch. ``places``: the largest number of ranks that
+    the launch may have later; 0: no more than ``hosts`` has. ``most``: the largest number of ranks that a world may
+    have; 0: as many as ``hosts`` has. Return None if the job is not elastic.
     """
     least = settings.whole("min_np")
     if not least:

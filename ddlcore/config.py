@@ -61,8 +61,9 @@ class Setting:
     """One row of the table of settings.
 
     ``name`` ends with the unit of the value, if the value has a unit. The names of the variable and of the flag are
-    derived from ``name``. ``group`` is a key of ``GROUPS``, the group of options in which the help of a command shows
-    the flag. If a plugin's setting has no such group, the help shows the flag in a group of that plugin.
+    derived from ``name``. The help of a command shows the flags in groups, and ``group`` is the key in ``GROUPS`` of
+    the flag's group. If ``group`` of a plugin's setting is not a key of ``GROUPS``, the help shows the flag in a group
+    of that plugin.
     """
 
     name: str
@@ -596,10 +597,9 @@ class Settings(Mapping[str, Value]):
         return len(self._values)
 
     def source(self, name: str) -> str:
-        """Return the source of the value of the setting ``name``.
+        """Return the source of the value of the setting ``name``: "flag", "env", "file", "default" or "tuner".
 
-        The source is "flag", "env", "file" or "default". It is "tuner" if a search for better settings has chosen the
-        value.
+        The source is "tuner" if a search for better settings has chosen the value.
         """
         return self._sources[name]
 
@@ -619,9 +619,10 @@ class Settings(Mapping[str, Value]):
     def overlaps(self, hosts: int) -> bool:
         """Return whether buckets in host memory are reduced while the step still computes. ``hosts``: number of hosts.
 
-        If the setting ``overlap`` is "auto", the result is true for more than one host, or if the user has set a bucket
-        size. On a single host, buckets that run during the computation take processor cores from the computation, and
-        there is too little communication to make up for this. Raises ValueError for an unknown value of ``overlap``.
+        If the setting ``overlap`` is "auto", the result is true in two cases: there is more than one host, or the user
+        has set a bucket size. On a single host, buckets that run during the computation take processor cores from the
+        computation, and there is too little communication to make up for this. Raises ValueError for an unknown value
+        of ``overlap``.
         """
         wanted = self.text("overlap")
         if wanted not in ("auto", "on", "off"):
@@ -630,7 +631,10 @@ class Settings(Mapping[str, Value]):
         return wanted == "on" or (wanted == "auto" and (hosts > 1 or chosen))
 
     def changed(self, values: Mapping[str, Value]) -> Settings:
-        """Return a copy of these settings in which ``values`` replace the old values. Their source is "tuner"."""
+        """Return a copy of these settings in which ``values`` replace the old values.
+
+        In the copy, the source of the new values is "tuner".
+        """
         return Settings({**self._values, **values}, {**self._sources, **dict.fromkeys(values, "tuner")})
 
     def names(self, name: str) -> tuple[str, ...]:
@@ -646,10 +650,11 @@ def load_settings(
 ) -> Settings:
     """Return the settings of one job, read from the environment, the config file and the flags.
 
-    ``file``: the keys and values of the config file. ``flags``: values by the name of the setting; None means that the
-    flag was not given. ``rows``: the table of settings, which is the core's table or contains plugins' settings, too.
-    Raises ValueError if a value is not valid. Raises UnknownSetting, a ValueError, if ``file`` or ``flags`` contains a
-    name that is not in the table. The message contains the variable, the flag, or the key with its file and line.
+    ``file``: the keys and values of the config file. ``flags``: the values of the flags, by the name of the setting; a
+    value of None means that the flag was not given. ``rows``: the table of settings, which is the core's table or
+    contains plugins' settings, too. Raises ValueError if a value is not valid. Raises UnknownSetting, a ValueError, if
+    ``file`` or ``flags`` contains a name that is not in the table. The error message names the variable, the flag, or
+    the key with its file and line.
     """
     table = {row.name: row for row in rows}
     file = _renamed(file or {}, table)
@@ -684,9 +689,9 @@ def _unknown(where: str, name: str, table: Iterable[str]) -> str:
 
 
 def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mapping[str, object]:
-    """Return the keys and values of ``file`` with former names of settings replaced by the present names.
+    """Return a copy of ``file`` in which each former name of a setting is replaced by the present name.
 
-    Warns about each former name that ``file`` contains.
+    ``file`` contains the keys and values of a config file. Warns about each former name in ``file``.
     """
     former = {row.former: row.name for row in table.values() if row.former in file}
     for old, new in former.items():
@@ -697,10 +702,10 @@ def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mappin
 
 
 def _renamed_variables(environ: Mapping[str, str], table: Mapping[str, Setting]) -> Mapping[str, str]:
-    """Return a copy of ``environ`` with a present variable added for each variable that has a former name.
+    """Return a copy of ``environ`` in which variables with a former name are set under the present name, too.
 
-    The present variable gets the value of the former one, unless the present variable is set already. Warns about each
-    former name that ``environ`` contains.
+    If the variable with the present name is set already, it keeps its value. Warns about each former name in
+    ``environ``.
     """
     found = {f"DDL_{row.former.upper()}": row.env for row in table.values() if row.former}
     former = {old: new for old, new in found.items() if old in environ}
@@ -803,7 +808,7 @@ class Environment:
 
     @staticmethod
     def child_of() -> str:
-        """Return the process id of the rank of which this process is a child, or "" if this process is no such child.
+        """Return the process id of the rank that has started this process as a child, or "" if no rank has done so.
 
         Only children that the rank has started after its ``init`` count.
         """
@@ -817,8 +822,8 @@ class Environment:
         """Set the environment variables that other libraries read to find their ranks. Variables already set are kept.
 
         ``ddl run`` sets the same variables for its ranks. ``ports``: shape (size, 2), two free ports for each rank. If
-        a rank has not two ports, nothing is set. ``addresses``: shape (size,), the address of each rank's host.
-        ``torch_env``: whether to set the variables of torchrun, too.
+        two ports are not given for every rank, nothing is set. ``addresses``: shape (size,), the address of each rank's
+        host. ``torch_env``: whether to set the variables of torchrun, too.
         """
         if not all(len(two) == 2 for two in ports):
             return  # a host has found no free ports, so no correct address can be set

@@ -25,9 +25,9 @@ log = logging.getLogger("ddl")
 def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
     """Find out whether another launcher has started this process as a rank. Return the rank and the plugins' registry.
 
-    ``environ``: the environment variables of this process. The rank is None if no other launcher has started this
-    process, or if the other launcher has started only this process. Raises ValueError with a message of one line if the
-    variables that the launcher has set are incomplete or contradictory.
+    ``environ``: the environment variables of this process. The returned rank is None if no other launcher has started
+    this process, or if the other launcher has started no other process than this one. Raises ValueError with a message
+    of one line if the variables that the launcher has set are incomplete or contradictory.
     """
     settings, registry = settings_of(environ, warns=False)
     around = Surroundings(environ, socket.gethostname(), lineage)

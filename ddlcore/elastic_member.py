@@ -37,8 +37,8 @@ class ElasticMember:
         ``steps``: the number of optimizer steps that the state of this process contains; -1: the process has no state
         yet. ``reason``: why the process has left the last world, in words for the user; "" if nothing has failed and
         all ranks left that world together at the same call of ``commit()``. Returns None if the training has ended, or
-        if this process must leave the training; in the second case, ``dismissed`` contains the reason. Raises
-        DdlInternalError if the job cannot go on.
+        if this process must leave the training. If it must leave, the attribute ``dismissed`` contains the reason.
+        Raises DdlInternalError if the job cannot go on.
         """
         generation = 0 if self.world is None else self.world.generation
         channel, store = self._network()
@@ -71,8 +71,8 @@ class JobBeforeWorld(Job):
 
     This job has a rank and a size, but no collectives. If a process is started while other processes train, the new
     process must not wait in ``init``, and the other processes must not wait until the new one has loaded its libraries
-    and its data. So a process joins a world not in ``init``, but at the begin of the function that ``elastic.run``
-    decorates.
+    and its data. So a process does not join a world in ``init``. It joins a world when it calls the function that
+    ``elastic.run`` decorates.
     """
 
     def start(self) -> None:

@@ -32,14 +32,14 @@ __all__ = [
 
 
 class DdlInternalError(RuntimeError):
-    """The error that the job cannot continue. This is the base class of all errors of a running job."""
+    """Raised if the job cannot continue. This is the base class of all errors of a running job."""
 
 
 HorovodInternalError = DdlInternalError
 
 
 class PeerLost(DdlInternalError):
-    """The error that another rank has died, has raised an exception, or has left while this rank still needed it.
+    """Raised if another rank has died, has raised an exception, or has left while this rank still needed it.
 
     ``ranks`` are the world ranks that were lost. ``reason`` says why the first of these ranks ended, as far as this is
     known. ``during`` names the operation that failed ("" if unknown).
@@ -63,11 +63,11 @@ class PeerLost(DdlInternalError):
 
 
 class Closed(DdlInternalError):
-    """The error that this rank itself left the job (by ``shutdown``) while the operation was in flight."""
+    """Raised by an operation that was in flight when this rank itself left the job by ``shutdown``."""
 
 
 class MismatchError(DdlInternalError):
-    """The error that the ranks requested different operations under one name.
+    """Raised if the ranks requested different operations under one name.
 
     The message contains a table with the request of each rank. ``kinds`` are the names of the different operations,
     such as "allreduce" and "allgather". ``parts`` are the different texts that callers passed as ``part_of`` ("" if a
@@ -92,11 +92,12 @@ class ReplicasDiffer(DdlInternalError):
 
     The message says where the copies differ, and what the user should do. ``tensor`` is the name of the first parameter
     that differs, in the order of the parameters ("" if the ranks do not have the same parameters). ``groups`` are
-    groups of world ranks whose copies are equal, the largest group first. ``step`` is the number of the optimizer's
-    step after which the copies differed. ``agreed_step`` is the last step after which all copies were equal (-1: none).
-    Both are -1 if the function ``verify`` found the difference, because a call of ``verify`` does not belong to a step.
-    ``distances`` maps a rank to the largest absolute difference between its copy and the copy of the lowest rank. Ranks
-    for which this difference is unknown are left out.
+    groups of world ranks whose copies of this parameter are equal (or, if ``tensor`` is "", which have the same
+    parameters), the largest group first. ``step`` is the number of the optimizer's step after which the copies
+    differed. ``agreed_step`` is the last step after which all copies were equal (-1: none). Both are -1 if the function
+    ``verify`` found the difference, because a call of ``verify`` does not belong to a step. ``distances`` maps a rank
+    to the largest absolute difference between its copy of this parameter and the copy of the lowest rank. Ranks for
+    which this difference is 0 or unknown are left out.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ReplicasDiffer(DdlInternalError):
 
 
 class DeadlineExceeded(DdlInternalError, TimeoutError):
-    """The error that a wait has reached its deadline. The message names the event or the ranks that were waited for."""
+    """Raised if a wait has reached its deadline. The message names the event or the ranks that were waited for."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -133,28 +134,28 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class TransportError(DdlInternalError):
-    """The error that a transport failed, if it is not known whether a rank has died.
+    """Raised if a transport failed and it is not known whether a rank has died.
 
     The exception that the transport raised is chained as the cause of this error.
     """
 
 
 class DeviceError(DdlInternalError):
-    """The error that an accelerator, its driver or its memory failed.
+    """Raised if an accelerator, its driver or its memory failed.
 
     The message says what to do. The original exception is chained as the cause of this error.
     """
 
 
 class ObjectDigestError(DdlInternalError):
-    """The error that the bytes of a received object do not have the digest that the sending rank announced.
+    """Raised if the bytes of a received object do not have the digest that the sending rank announced.
 
     The bytes were not unpickled.
     """
 
 
 class InvalidArgument(ValueError, RuntimeError):
-    """The error that an argument of a call is wrong on this rank. Nothing was sent, and the job goes on.
+    """Raised if an argument of a call is wrong on this rank. Nothing was sent, and the job goes on.
 
     This class is also a RuntimeError, because Horovod's scripts catch RuntimeError. This class is not a
     DdlInternalError: a script may restart the job after a DdlInternalError, but a call with a wrong argument would fail
@@ -167,7 +168,7 @@ class InvalidArgument(ValueError, RuntimeError):
 
 
 class ReducedTwice(InvalidArgument):
-    """The error that another library would reduce the same gradients over the same ranks as ddl.
+    """Raised if another library would reduce the same gradients over the same ranks as ddl.
 
     This happens if the model is wrapped in DistributedDataParallel and the model's optimizer is wrapped in
     DistributedOptimizer.
@@ -175,22 +176,22 @@ class ReducedTwice(InvalidArgument):
 
 
 class NotInitialized(ValueError):
-    """The error that a function of ddl was called before ``init()`` or after ``shutdown()``."""
+    """Raised if a function of ddl was called before ``init()`` or after ``shutdown()``."""
 
 
 class ReentrantCall(RuntimeError):
-    """The error that a signal handler or a finalizer called ddl in a thread that was just executing a call of ddl.
+    """Raised if a signal handler or a finalizer called ddl in a thread that was just executing another call of ddl.
 
     The call of the signal handler or finalizer had no effect. The job goes on.
     """
 
 
 class PluginError(RuntimeError):
-    """The error that a plugin cannot be used. The message names the plugin's distribution and says what to do."""
+    """Raised if a plugin cannot be used. The message names the plugin's distribution and says what to do."""
 
 
 class RankFailed(RuntimeError):
-    """The error that a rank of ``ddlcore.run`` raised an exception or died.
+    """Raised if a rank of ``ddlcore.run`` raised an exception or died.
 
     ``rank`` is the rank that failed first. If that rank raised an exception, the exception is chained as the cause.
     """

@@ -77,9 +77,11 @@ class ExternalRank:
         """Wait until all ``ranks`` have arrived at the coordinator. Return this rank's Job, which is not started yet.
 
         ``ranks``: None means all ranks of the launch. ``ordinal``: how many times this rank has asked for a world of
-        these ranks, including this call. Raises DeadlineExceeded after ``start_timeout_s``, with the ranks that have
-        arrived, PeerLost if a rank dies while this rank waits, and DdlInternalError if there is no directory for the
-        file by which the ranks find each other.
+        these ranks, including this call.
+
+        Raises DeadlineExceeded if some of the ranks have not arrived after ``start_timeout_s``; the message names the
+        ranks that have arrived and those that have not. Raises PeerLost if a rank dies while this rank waits. Raises
+        DdlInternalError if there is no directory for the file by which the ranks find each other.
         """
         chosen = tuple(range(self.rank_info.size)) if ranks is None else ranks
         channel, store, arrived = self._join(chosen, time.monotonic() + self._start_timeout_s)
@@ -166,7 +168,7 @@ class ExternalRank:
         """Return the coordinator's side of this launch.
 
         If a setting that only rank 0 uses is invalid, return sessions that refuse every rank. If rank 0 raised an
-        exception instead, the other ranks would wait for rank 0 in vain.
+        exception instead of this, the other ranks would wait for rank 0 in vain.
         """
         driver = None
         try:
@@ -213,8 +215,8 @@ class ExternalRank:
     def _meet(self, channel: Channel, ranks: Sequence[int], deadline_s: float) -> dict[int, Arrive]:
         """Wait until all ``ranks`` have arrived, and return the Arrive of each rank.
 
-        Raises DeadlineExceeded, with the ranks that have not arrived, at the time ``deadline_s``, or earlier if the
-        deadline of another waiting rank has passed.
+        Raises DeadlineExceeded if some ranks have not arrived at the time ``deadline_s``, or earlier if the deadline of
+        another waiting rank has passed. The message names the ranks that have not arrived.
         """
         arrive = self._arrive(ranks)
         arrivals: Arrivals | None = None
@@ -281,7 +283,7 @@ class ExternalRank:
 
 
 class _Taken(Exception):
-    """The error that another process with the same rank as this process has already arrived at the coordinator."""
+    """Raised if another process with the same rank as this process has already arrived at the coordinator."""
 
 
 def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
@@ -297,8 +299,8 @@ def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
 def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int, str]:
     """Return, for each rank that has arrived, the address of the rank's host. The dict is in the order of the ranks.
 
-    The address of rank 0's host is the one by which ranks on other hosts have reached that host. If all ranks are on
-    one host, all addresses are the loopback address.
+    A host may have several addresses. For rank 0's host, return the address by which ranks on other hosts have reached
+    it. If all ranks are on one host, all addresses are the loopback address.
     """
     if len({hosts[rank] for rank in arrived}) == 1:
         return dict.fromkeys(sorted(arrived), LOOPBACK)
@@ -307,10 +309,11 @@ def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int,
 
 
 class _ExternalChannel(Channel):
-    """A channel that reports a closed connection to the coordinator as the loss of the launch's rank 0.
+    """A channel that reports the loss of a rank if the connection to the coordinator is closed.
 
-    The coordinator runs in the process of that rank. ``rank`` is the rank of that process in this world; -1 if that
-    process is not in this world, or is this process. If ``rank`` is -1, a closed connection raises the error of
+    The coordinator runs in the process of the launch's rank 0, so a closed connection means that this process is lost.
+    ``rank`` is the number of that process in this world. It is -1 if that process is not in this world, or if that
+    process is this process. Then a closed connection is not reported as a lost rank, but raises the error of
     ``channel``.
     """
 

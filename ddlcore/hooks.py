@@ -47,7 +47,7 @@ hookimpl = pluggy.HookimplMarker("ddlcore")
 class Provider:
     """The description of one thing that a plugin adds at an extension point, such as one transport.
 
-    ``target`` names the class or function that implements the thing.
+    ``target`` names the class or function that implements what the plugin adds.
     """
 
     name: str
@@ -70,9 +70,10 @@ class TransportProvider(Provider):
     """A transport, which moves bytes between ranks. ``target`` names a subclass of Transport.
 
     The class is built without arguments, unless ``composes`` is true. If ``composes`` is true, the class combines two
-    other transports and is built with three arguments: a transport for the ranks of one host, a function that returns
-    the transport across hosts, and the flag ``attended`` of the transport across hosts. The class calls the function
-    only if this rank needs that transport. Users do not select such a transport by its own name.
+    other transports, one within hosts and one across hosts. Users do not select such a transport by its own name. The
+    class is built with three arguments: the transport for the ranks of one host; a function that returns the transport
+    across hosts, which the class calls only if this rank needs that transport; and the flag ``attended`` of the
+    transport across hosts.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -121,8 +122,8 @@ class TunerProvider(Provider):
 class CheckProvider(Provider):
     """One check of ``ddl doctor``. ``target`` names a subclass of Check that is built without arguments.
 
-    The module of the check is imported without the package to which it belongs. The imports of that package may fail,
-    and the check may exist to find the reason for such a failure.
+    The module of the check is imported without the package that contains the module. The imports of that package may
+    fail, and the check may exist to find the reason for such a failure.
     """
 
 

@@ -266,7 +266,7 @@ class Job:
     def _adjust(self, values: Mapping[str, Value]) -> None:
         """Apply new values of settings that a search for better settings has chosen.
 
-        The engine's thread calls this, on all ranks between the same two buckets.
+        The engine's thread calls this. All ranks apply the values at the same point in the order of the buckets.
         """
         if "overlap" in values:
             self.overlaps = values["overlap"] == "on"
@@ -292,8 +292,8 @@ class Job:
     def tell(self, message: Pulse | Profile | Digests | Finished) -> None:
         """Send a report about this rank to the coordinator. Any thread may call this. The call does not wait.
 
-        Raises the error with which the job has ended if the job has already ended and ``message`` contains digests with
-        ``fatal`` set. In a forked process, the call has no effect.
+        A report of digests with ``fatal`` set is refused if the job has already ended: the call raises the error with
+        which the job has ended. In a forked process, the call has no effect.
         """
         if self.forked:
             return
@@ -336,8 +336,8 @@ class Job:
         """Wait until the coordinator has compared the parameters' digests of all ranks; return an error if they differ.
 
         Return None if there is no difference, if no result has come after ``leave_timeout_s``, or if a user thread has
-        already raised the error with which the job has ended. Digests are compared here only if a difference ends the
-        job.
+        already raised the error with which the job has ended. Only digests that were sent with ``fatal`` set are waited
+        for; a difference between other digests does not end the job.
         """
         if not self._told or self._shown:
             return None
@@ -446,8 +446,8 @@ class Job:
     def check_stall(self, since_s: float) -> float:
         """Leave replay if a thread that waits outside ddl probably waits for an event that cannot happen in replay.
 
-        ``since_s``: the time of ``time.monotonic()`` at which the thread began to wait. Return the longest time, in
-        seconds, after which the thread should call this again. See ``TensorQueue.check_stall``.
+        ``since_s``: the time of ``time.monotonic()`` at which the thread began to wait. The thread must call this again
+        from time to time: return the longest time, in seconds, until the next call. See ``TensorQueue.check_stall``.
         """
         return self.tensor_queue.check_stall(since_s)
 
@@ -489,11 +489,11 @@ class Job:
         return self.closed or self._failure.given
 
     def failed_with(self) -> BaseException | None:
-        """Return the error with which the job has failed, or None if it has not failed. Any thread may call this."""
+        """Return the error with which the job has failed; None if the job has not failed. Any thread may call this."""
         return self._failure.error() if self._failure.given else None
 
     def progress(self) -> tuple[int, int]:
-        """Return how many buckets were negotiated and how many were replayed on this rank since ``init``.
+        """Return two numbers: how many buckets were negotiated and how many were replayed on this rank since ``init``.
 
         If two calls return different results, a bucket was completed between the two calls. Any thread may call this.
         """
@@ -603,18 +603,18 @@ class Job:
         return compressor
 
     def context(self, part: str) -> Context:
-        """Return the context for an additional communicator of all ranks, which uses the part ``part`` of the store.
+        """Return the context for an additional communicator of all ranks.
 
-        The context is for a transport that the ranks open in addition to the job's own transports, for example to
-        measure that transport.
+        The communicator uses the part of the store that is called ``part``. The ranks open such a communicator in
+        addition to the job's own transports, for example to measure a transport.
         """
         return self.sets.context(part)
 
     def _break(self, make: Callable[[str], BaseException]) -> None:
         """End the job with an error. Operations in flight and later calls raise this error.
 
-        ``make`` creates the error; its argument is the name of the call that raises the error ("" if there is none).
-        Any thread may call this. Only the first call has an effect.
+        ``make`` creates the error. The argument of ``make`` is the name of the call that raises the error ("" if there
+        is none). Any thread may call this. Only the first call has an effect.
         """
 
         def shown(during: str) -> BaseException:
@@ -648,10 +648,10 @@ class Job:
         Closed. Other ranks need not call ``shutdown`` at the same time. If another rank later makes a call that needs
         this rank, that call raises PeerLost. ``reason``: why this rank leaves, a text for the other ranks.
 
-        ``settle``: the user's program has ended. In this case, first wait until the work of all companions is complete
-        and the coordinator has compared the digests of the parameters. Raises ReplicasDiffer, after this rank has left,
-        if the parameters differ. Raises ReentrantCall, and changes nothing, if a signal handler or a finalizer calls
-        this in a thread that is just executing a call of ddl.
+        ``settle``: true if the user's program has ended. Then this rank leaves only after the work of all companions is
+        complete and the coordinator has compared the digests of the parameters. Raises ReplicasDiffer, after this rank
+        has left, if the parameters differ. Raises ReentrantCall, and changes nothing, if a signal handler or a
+        finalizer calls this in a thread that is just executing another call of ddl.
         """
         if not self.closed:
             self._refuse_inside("shutdown()")
@@ -720,7 +720,7 @@ class Verifying(Protocol):
     """An object that keeps the digests of one optimizer's parameters; see ``Job.add_verifier``."""
 
     def sample(self, asked: Explain) -> Sample:
-        """Return the values that the coordinator asks for. The control thread calls this, so this must not wait."""
+        """Return the values that the coordinator asks for. The control thread calls this, so the call must not wait."""
 
 
 class _SessionStore(PrefixStore):

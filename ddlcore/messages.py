@@ -50,17 +50,17 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     def nbytes(self, rows: tuple[int, ...] = ()) -> int:
         """Return the size of the tensor in bytes.
 
-        ``rows``: for ragged kinds (allgather, alltoall), the number of rows from each member. A spec of a ragged kind
-        does not contain the first dimension. For other kinds, ``rows`` is not used.
+        ``rows``: for ragged kinds (allgather, alltoall), the number of rows from each member, because a spec of a
+        ragged kind does not contain the first dimension. For other kinds, ``rows`` is not used.
         """
         return prod(self.shape) * self.dtype.itemsize * (sum(rows) if self.kind.is_ragged else 1)
 
     def compressor_by(self, setting: str) -> str:
         """Return the name of the compressor for this tensor. ``setting``: the compressor that the job's settings name.
 
-        If this spec names a compressor, return that compressor. If ``compressor`` is BY_SETTING, which is the case for
-        gradients for which the user has named no compressor, the result depends on the operation: return ``setting``
-        for a sum or an average of float32, and "none" for any other operation.
+        If this spec names a compressor, return that compressor. ``compressor`` is BY_SETTING for gradients for which
+        the user has named no compressor. In this case, return ``setting`` for a sum or an average of float32, and
+        "none" for any other operation.
         """
         if self.compressor != BY_SETTING:
             return self.compressor
@@ -121,12 +121,12 @@ class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
 
 
 class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag="arrivals"):
-    """The answer to Arrive. ``arrived`` contains those of the ``ranks`` in the Arrive that have arrived.
+    """The answer to Arrive. ``arrived`` contains those of the requested ranks that have arrived.
 
-    ``gave_up_s`` is 0 if no rank has given up waiting. Then ``arrived`` contains all of these ranks. If one rank has
-    given up, the coordinator sends this answer to all ranks that wait for the same ranks, and they give up, too. Then
-    ``gave_up_s`` is how long the first of them has waited, in seconds. So every rank reports the ranks that have not
-    arrived. Otherwise some ranks would report a rank that has ended because it had given up.
+    ``gave_up_s`` is 0 if all requested ranks have arrived. Otherwise a rank has given up waiting, and ``gave_up_s`` is
+    how long that rank has waited, in seconds. Then the coordinator sends this answer to all ranks that wait for the
+    same ranks, and they give up, too. So all of them report the ranks that have not arrived. Without this, the rank
+    that gave up would end, and the others would report that rank as the cause.
     """
 
     arrived: tuple[tuple[int, Arrive], ...]
@@ -165,7 +165,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class ReplayStatus(msgspec.Struct, frozen=True, array_like=True, tag="replay_status"):
-    """The report which bucket of the schedule a rank has reached in replay; not counted as a control message.
+    """Reports which bucket of the schedule a rank has reached in replay; not counted as a control message.
 
     ``place`` is the number of that bucket, see Resume. If ``launched`` is true, the rank has launched the bucket and
     waits for the other ranks. If ``launched`` is false, the bucket is the next one that the rank will launch, and
@@ -186,10 +186,11 @@ class ReplayStatus(msgspec.Struct, frozen=True, array_like=True, tag="replay_sta
 
 
 class Busy(msgspec.Struct, frozen=True, array_like=True, tag="busy"):
-    """The report that a rank's engine has been busy with one piece of work for long; not counted as a control message.
+    """Reports that a rank's engine has been busy with one piece of work for long; not counted as a control message.
 
     The work is a negotiated bucket, a drain, or another action of the engine. The fields ``what`` and ``index`` of the
-    same work are equal on all ranks. ``over``: the work, which the rank has reported before, has now ended.
+    same work are equal on all ranks. ``over``: this message says that the work, which the rank has reported before, has
+    now ended.
     """
 
     what: str  # description, such as "allreduce 'x'" or "leaving replay (Drain of epoch 3)"
@@ -293,8 +294,8 @@ class Digests(msgspec.Struct, frozen=True, array_like=True, tag="digests"):
 
     The coordinator compares the digests of all ranks; no rank waits for the result. ``label`` names the optimizer. The
     label is the same on every member of the process set ``set_id``. ``tensors`` contains a description of each
-    parameter, in the order of the parameters. ``tensors`` is empty if this rank has sent the descriptions before, in a
-    message with the same ``described``.
+    parameter, in the order of the parameters, and ``described`` is a digest of these descriptions. ``tensors`` is empty
+    if this rank has sent the same descriptions in an earlier message.
     """
 
     set_id: int
@@ -318,14 +319,14 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag="settle"):
-    """The message of a rank that will leave and first waits until its digests have been compared.
+    """Asks the coordinator to answer when the digests of this rank have been compared or can no longer be compared.
 
-    The coordinator answers with Settled when the digests of this rank have been compared or can no longer be compared.
+    The answer is Settled. A rank sends this message before it leaves, and waits for the answer.
     """
 
 
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
-    """The message of a rank that has launched all buckets before the place ``Resume.until``.
+    """Reports that a rank has launched all buckets before the place ``Resume.until``.
 
     A rank sends this message only while a search for better settings runs. The rank launches no more buckets in this
     epoch. ``periods_ns``: the duration in nanoseconds of each period (one run of the whole schedule), without the first
@@ -337,7 +338,7 @@ class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop_request"):
-    """The request of a rank that all ranks stop at the same call of ``should_stop()``.
+    """Asks that all ranks stop at the same call of ``should_stop()``. Any rank may send this message.
 
     ``reason`` is a text for the user.
     """
@@ -348,9 +349,9 @@ class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop_reques
 class CallCount(msgspec.Struct, frozen=True, array_like=True, tag="call_count"):
     """The answer to CountCalls: how many calls of ``kind`` the rank has made.
 
-    ``joins`` is how often this rank has returned from ``join()``. ``calls`` is how many calls of this kind the rank has
-    made since it last returned from ``join()``. The rank makes no further call of this kind until it has received
-    AgreedCall.
+    ``joins`` is how often this rank has returned from ``join()``. ``calls`` is how many calls of ``kind`` the rank has
+    made since it last returned from ``join()``. After this answer, the rank makes no further call of ``kind`` until it
+    has received AgreedCall.
     """
 
     kind: str
@@ -359,10 +360,10 @@ class CallCount(msgspec.Struct, frozen=True, array_like=True, tag="call_count"):
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
-    """The message of a process of an elastic job that wants to be a member of the next world.
+    """Asks for membership in the next world of an elastic job. A process sends this message when it is in no world.
 
-    The process has left its last world. The answer is ``World``, ``Complete``, ``Dismissed`` or ``Refused``. The answer
-    may come only when the other processes have finished their training.
+    The answer is ``World``, ``Complete``, ``Dismissed`` or ``Refused``. The answer may come only when the other
+    processes have finished their training.
     """
 
     protocol: int
@@ -373,7 +374,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The message of a member that knows that all members have reached the end of the training."""
+    """Reports that all members of a world have reached the end of the training. Any member may send this."""
 
     generation: int
 
@@ -413,17 +414,17 @@ ToCoordinator = (
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The message to each rank that the world begins, because all ranks of the world have called ``init``."""
+    """Tells each rank of a world that the world begins, because all of its ranks have called ``init``."""
 
     session: str
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The message to each rank that a world cannot begin; ``text`` says why.
+    """Tells each rank that a world cannot begin. ``text`` says why.
 
     ``late``: some ranks have not called ``init`` within ``start_timeout_s``, so a rank that waited for them has given
     up. Then all ranks that wait for the same world get this message and give up, too. Otherwise each of these ranks
-    would soon be informed that the first rank has ended, and would report that rank as the cause.
+    would soon be informed that the rank that gave up has ended, and would report that rank as the cause.
     """
 
     text: str
@@ -448,7 +449,7 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """The decision that the collectives with these names will not run.
+    """Tells the ranks that the collectives with these names will not run.
 
     ``error`` is "mismatch" if the ranks requested different operations under one name, or "lost" if ``ranks`` have left
     or died. For a mismatch, ``kinds`` are the names of the different operations, and ``parts`` are the different values
@@ -468,7 +469,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     """One bucket of a schedule.
 
     If ``negotiated`` is true, only the place of the bucket in the schedule is fixed: the ranks ask the coordinator
-    about the bucket in every step, see ``Spec.is_negotiated``.
+    about this bucket in every step, see ``Spec.is_negotiated``.
     """
 
     set_id: int
@@ -494,9 +495,9 @@ class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
     """The command to replay the schedule number ``schedule`` from now on.
 
-    Places are numbered through all periods: place = number of the period * number of buckets + position in the
-    schedule. The first bucket to launch is the one at place ``start``. ``after`` contains, for each process set, its id
-    and the last place that has already run.
+    A place is a number that counts the buckets through all periods: place = number of the period * number of buckets +
+    position in the schedule. The first bucket to launch is the one at place ``start``. ``after`` contains, for each
+    process set, the pair (id of the set, last place that has already run).
     """
 
     epoch: int
@@ -522,9 +523,11 @@ class Freeze(msgspec.Struct, frozen=True, array_like=True, tag="freeze"):
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
-    """The command to run, in each process set, all buckets up to the set's place in ``highest``.
+    """The command to run the buckets that any rank has launched, so that all ranks leave replay.
 
-    The results of buckets up to the set's place in ``lowest`` are valid. Buckets after that place are void.
+    ``highest`` and ``lowest`` contain, for each process set, the pair (id of the set, place of a bucket); see Resume.
+    In each process set, the rank runs all buckets up to the place in ``highest``. The results of buckets up to the
+    place in ``lowest`` are valid; the buckets after that place are void.
     """
 
     epoch: int
@@ -545,18 +548,18 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """The message that ``ranks`` have died. Every collective that needs these ranks has failed."""
+    """Tells the ranks that ``ranks`` have died. Every collective that needs these ranks has failed."""
 
     ranks: tuple[int, ...]  # world ranks of the session
     reason: str
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
-    """The answer to Bye. The coordinator sends the rank no bucket after this message."""
+    """The answer to Bye. After this message, the coordinator sends the rank no more buckets."""
 
 
 class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
-    """The question which bucket of the schedule a rank has reached. The rank answers with its ReplayStatus.
+    """Asks a rank which bucket of the schedule it has reached. The rank answers with its ReplayStatus.
 
     The coordinator asks this because another rank has waited for too long.
     """
@@ -565,21 +568,21 @@ class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
 
 
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
-    """The question whether a rank is still running. The rank answers with Alive.
+    """Asks a rank whether it is still running. The rank answers with Alive.
 
     The coordinator asks this if other ranks wait for this rank and this rank has sent no other message.
     """
 
 
 class Show(msgspec.Struct, frozen=True, array_like=True, tag="show"):
-    """The request for the Python stack of a rank. The rank answers with Stack.
+    """Asks a rank for its Python stack. The rank answers with Stack.
 
     The coordinator sends this request if other ranks wait for this rank.
     """
 
 
 class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
-    """The message that the ranks' copies of the parameters differ, so that the job ends.
+    """Tells the ranks that the job ends, because the ranks' copies of the parameters differ.
 
     The fields have the same meaning as the attributes of the exception ``ddlcore.errors.ReplicasDiffer``.
     """
@@ -593,7 +596,7 @@ class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
 
 
 class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
-    """The request for the values of the parameter number ``index``, because the ranks' copies of that parameter differ.
+    """Asks a rank for the values of the parameter number ``index``, because the ranks' copies of that parameter differ.
 
     The rank answers with a Sample. ``set_id``, ``label`` and ``step`` are those of the Digests that differed.
     """
@@ -615,7 +618,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
 
 
 class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
-    """The message that the job ends because of a stall.
+    """Tells the ranks that the job ends because of a stall.
 
     ``text`` names the operations that wait, and the ranks that these operations wait for.
     """
@@ -624,7 +627,7 @@ class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
 
 
 class CountCalls(msgspec.Struct, frozen=True, array_like=True, tag="count_calls"):
-    """The question how many calls of a kind a rank has made. The rank answers with CallCount.
+    """Asks a rank how many calls of ``kind`` it has made. The rank answers with CallCount.
 
     ``kind`` is STOP for calls of ``should_stop()``, or COMMIT for calls of ``commit()`` of an elastic state.
     """
@@ -633,11 +636,11 @@ class CountCalls(msgspec.Struct, frozen=True, array_like=True, tag="count_calls"
 
 
 class AgreedCall(msgspec.Struct, frozen=True, array_like=True, tag="agreed_call"):
-    """The decision at which call of ``should_stop()`` or ``commit()`` all ranks act: stop, or leave the world.
+    """Tells the ranks at which call of ``should_stop()`` or ``commit()`` they all act: stop, or leave the world.
 
-    Each rank counts its calls of ``kind`` anew after each return from ``join()``. The ranks act at call number ``call``
-    after ``joins`` returns from ``join()``, and at each later call. No rank has made that call yet. ``reason`` is the
-    reason in the first request.
+    Each rank counts its calls of ``kind`` (``should_stop()`` or ``commit()``) from 0 again after each return from
+    ``join()``. The ranks act at the call number ``call`` after the return number ``joins`` from ``join()``, and at each
+    later call. No rank has made that call yet. ``reason`` is the text of the first request.
     """
 
     kind: str
@@ -662,7 +665,7 @@ class World(msgspec.Struct, frozen=True, array_like=True, tag="world"):
 
 
 class Complete(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
-    """The answer to Register if the training is complete: all members of the last world have reached its end."""
+    """The answer to Register if all members of the last world have reached the end of the training."""
 
 
 class Dismissed(msgspec.Struct, frozen=True, array_like=True, tag="dismissed"):
@@ -700,7 +703,7 @@ FromCoordinator = (
 
 
 class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """The request to store a value under a key."""
+    """Asks the store to store a value under a key."""
 
     serial: int
     key: str
@@ -708,7 +711,7 @@ class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
 
 
 class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
-    """The request for the value that is stored under a key.
+    """Asks the store for the value under a key.
 
     The reply comes as soon as the key exists, ``timeout_s`` seconds have passed, or a rank is lost.
     """
@@ -719,7 +722,7 @@ class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """The request to add ``amount`` to the integer that is stored under a key."""
+    """Asks the store to add ``amount`` to the integer under a key."""
 
     serial: int
     key: str
@@ -727,20 +730,20 @@ class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
 
 class StoreDelete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """The request to delete all keys that begin with ``prefix``."""
+    """Asks the store to delete all keys that begin with ``prefix``."""
 
     serial: int
     prefix: str
 
 
 class StoreClock(msgspec.Struct, frozen=True, array_like=True, tag="clock"):
-    """The request for the time by the clock of the process that runs the store. The reply comes at once."""
+    """Asks what time it is on the clock of the process that runs the store. The reply comes at once."""
 
     serial: int
 
 
 class StoreReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The reply to a request to the store.
+    """The store's reply to a request.
 
     ``error`` is "" if the request succeeded. Otherwise ``error`` is "timeout", "closed", or a text that begins with
     "lost: " or "value: ".
@@ -773,7 +776,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 def encode(record: msgspec.Struct) -> bytes:
     """Return the encoded bytes of ``record``, which may be any record of this module.
 
-    A text in ``record`` may contain lone surrogates, for example an error message with a path that is not UTF-8. Lone
+    A text in ``record`` may contain lone surrogates; an example is an error message with a path that is not UTF-8. Lone
     surrogates are replaced by backslash escapes, except in a Request. In a Request, lone surrogates raise
     UnicodeEncodeError: the names in a Request must not change, because they pair the operations of different ranks.
     """

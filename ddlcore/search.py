@@ -114,7 +114,7 @@ def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, 
 def _flat_or_not(backend: str, route: Route) -> list[Knob]:
     """Return the knob that chooses between two ways to reduce: within each host first, or among all ranks at once.
 
-    Return an empty list if ``route`` does not consist of one transport within hosts and one across them.
+    Return an empty list if ``route`` does not combine one transport within hosts and one across them.
     """
     if not route.parts or route.kinds:
         return []

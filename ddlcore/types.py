@@ -138,7 +138,7 @@ class Kind(IntEnum):
     def is_elementwise(self) -> bool:
         """Whether the operation combines each element only with the elements at the same index on other ranks.
 
-        Then the tensors may have any dense memory layout.
+        If it does, the tensors may have any dense memory layout.
         """
         return self in (Kind.ALLREDUCE, Kind.BROADCAST)
 
@@ -316,7 +316,7 @@ class Knob:
         return int(min(max(round(value), math.ceil(self.low)), math.floor(self.high))) if self.whole else value
 
     def part(self, value: Value) -> float:
-        """Return the position of ``value`` among the allowed values, a fraction from 0 (first) to 1 (last).
+        """Return the position of ``value`` among the allowed values, as a fraction from 0 (first) to 1 (last).
 
         A number outside the range counts as the nearest end of the range. A value that is not among ``choices`` counts
         as the first choice.

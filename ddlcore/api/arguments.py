@@ -33,9 +33,9 @@ class UserCompressor(Protocol):
 def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3) -> ReduceOp:
     """Return the reduce operation that a caller has chosen by ``op``, or by the deprecated argument ``average``.
 
-    None means that the argument was not given. Return Average if neither argument is given. ``stacklevel``: the
-    argument of ``warnings.warn`` for the warning that ``average`` is deprecated. Raises ValueError if both arguments
-    are given, if ``op`` is unknown, or if ``op`` is Adasum.
+    For both arguments, None means that the caller has not given the argument. If neither is given, return Average.
+    ``stacklevel``: the argument of ``warnings.warn`` for the warning that ``average`` is deprecated. Raises ValueError
+    if both arguments are given, if ``op`` is unknown, or if ``op`` is Adasum.
     """
     if op is None:
         if average is None:
@@ -81,8 +81,8 @@ def wire_compression(compression: Any) -> tuple[str, UserCompressor | None]:
 def gradient_compression(compression: Any) -> tuple[str, UserCompressor | None]:
     """Do the same as ``wire_compression``, but accept None, which means the compressor in the job's settings.
 
-    For None, return the name "setting", which the coordinator replaces by the setting's value for all ranks. Only
-    optimizers, tapes and trainers use this function, for their gradients. If a user calls a collective, the tensor is
-    compressed only if that call has an argument ``compression``.
+    If ``compression`` is None, return the name "setting". The coordinator replaces this name by the setting's value,
+    the same for all ranks. Only optimizers, tapes and trainers use this function, for their gradients. If a user calls
+    a collective, the tensor is compressed only if that call has an argument ``compression``.
     """
     return (BY_SETTING, None) if compression is None else wire_compression(compression)

@@ -273,8 +273,8 @@ def alltoall(
 ) -> Any:
     """Call ``alltoall_async`` with these arguments, wait for the operation, and return its result.
 
-    If ``splits`` is None, return only the rows that this rank has received. If ``splits`` is given, return the pair of
-    these rows and the list with the number of rows from each rank.
+    The result depends on ``splits``. If ``splits`` is None, it is only the rows that this rank has received. If
+    ``splits`` is given, it is a pair: these rows, and a list with the number of rows from each rank.
     """
     output, received = alltoall_async(tensor, splits, name, process_set).wait()
     return output if splits is None else (output, received)

@@ -52,7 +52,7 @@ class BuildQuestions:
         return self._made(name, partial(built_version, transport), f"{said} It may be called before ``init``.", "int")
 
     def threads_supported(self, name: str, transport: str, library: str) -> Callable[[], bool]:
-        """Return a function that returns whether the user's program may call the library while the job uses it.
+        """Return a function that returns whether the user's program may call the library while a job uses it.
 
         See ``ddlcore.api.threads_supported``.
         """

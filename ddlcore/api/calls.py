@@ -26,7 +26,7 @@ class CollectiveCall:
     rank's output. The gradient of the rank's input is:
 
     * for an allreduce: the result of an allreduce of g with the same op and factors;
-    * for an allgather: those rows of the allreduce (Average) of g that the rank has contributed;
+    * for an allgather: the rows of this rank's own input, taken from the result of an allreduce (Average) of g;
     * for a broadcast: on the root, the result of an allreduce (Average) of g; on all other ranks, zero;
     * for an alltoall: the result of an alltoall of g that sends each row back to the rank that has sent it;
     * for a reducescatter: the result of an allgather of g, multiplied by ``gathered_scale()``.

@@ -1,7 +1,7 @@
 """Base classes of the compression classes in a framework's package, such as those in Horovod's ``Compression``.
 
-When ddl sends tensors, it uses only the compressor's name in the attribute ``wire``, and the core compresses the
-tensors. The methods ``compress`` and ``decompress`` are for scripts that call these methods themselves.
+The core compresses the tensors that ddl sends. For this, it uses only one attribute of a compression class: ``wire``,
+the name of the core's compressor. The methods ``compress`` and ``decompress`` are for scripts that call them directly.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Gpus:
     """The GPUs of this machine, in the driver's order, with their names and UUIDs.
 
-    ``parts`` are the UUIDs of the existing MIG instances. ``divided`` are the indexes of the GPUs that are divided into
-    MIG instances. A process can see at most one MIG instance. ``problem`` says why there are no GPUs; "" if there is no
-    problem.
+    Some GPUs may be divided into parts, called MIG instances. ``parts`` are the UUIDs of the existing MIG instances.
+    ``divided`` are the indexes of the divided GPUs. A process can see at most one MIG instance. ``problem`` says why
+    there are no GPUs; "" if there is no problem.
     """
 
     driver: str = ""  # version of the driver

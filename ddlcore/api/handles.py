@@ -24,8 +24,8 @@ class Waitable(Protocol):
 class Mapped:
     """A handle that converts the result of another handle by a function.
 
-    Its result is ``then(r)``, where r is the result of ``handle``. The first call of ``wait`` calls ``then``. Later
-    calls of ``wait`` return the same result.
+    The result is ``then(r)``, where r is the result of ``handle``. ``then`` is called only once, in the first call of
+    ``wait``. Later calls of ``wait`` return the same result.
     """
 
     __slots__ = ("_handle", "_result", "_then")

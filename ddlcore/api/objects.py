@@ -63,9 +63,9 @@ def barrier(process_set: ProcessSet = global_process_set, job: JobService | None
 def join(device: int = -1, job: JobService | None = None) -> int:
     """Declare that this rank has no more data, and wait until all ranks have joined. Return the rank that joined last.
 
-    While this rank waits, it takes part in the operations of the other ranks with values that do not change the result,
-    such as zeros for a sum. Averages still divide by the number of all ranks. ``device`` is accepted for compatibility
-    with Horovod and is not used. ``job``: None means the current job.
+    While this rank waits, it takes part in the operations of the other ranks. It contributes values that do not change
+    the result, such as zeros to a sum. Averages still divide by the number of all ranks. ``device`` is accepted for
+    compatibility with Horovod and is not used. ``job``: None means the current job.
     """
     job = job or current_job()
     last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())

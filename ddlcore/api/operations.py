@@ -38,13 +38,13 @@ class Operations:
     caller will wait for the handle next, so the call need not wake another thread to run the operation.
     ``stage_on_host``: stage device tensors in host memory, even if a transport could reduce them on the device.
     ``sparse``: the tensors belong to a sparse gradient, see the setting ``device_sparse``. ``compression``: the name of
-    a compressor; "setting" means the compressor that the setting ``compression`` names, as for gradients. All ranks
-    must pass the same values of ``name``, ``op``, the factors, ``compression``, ``stage_on_host`` and ``sparse``.
+    a compressor; "setting" means the compressor that the setting ``compression`` names. All ranks must pass the same
+    values of ``name``, ``op``, the factors, ``compression``, ``stage_on_host`` and ``sparse``.
 
     Integers: an average is exact and truncated toward zero. A sum wraps around, as in C. For integers,
-    ``prescale_factor`` and ``postscale_factor`` are applied in float64: each value times ``prescale_factor`` is
-    truncated toward zero, and the exact sum times ``postscale_factor`` (divided by the number of ranks, for an average)
-    is truncated toward zero.
+    ``prescale_factor`` and ``postscale_factor`` are applied in float64. Each value times ``prescale_factor`` is
+    truncated toward zero, and these products are added exactly. The sum times ``postscale_factor`` (divided by the
+    number of ranks, for an average) is truncated toward zero.
 
     Tensors on devices: ``wait`` returns when the work has been enqueued on the device, not when it is complete.
     ``wait`` makes the current device stream, not the host, wait for the work.
@@ -156,8 +156,8 @@ class Operations:
         ``job.start_request(request, address, owner)`` starts the operation, and ``request.wait()`` waits for it. Other
         ranks may call ``allreduce_async`` with the same name instead, because the messages are the same. ``output``:
         the tensor to which the result is written, until ``request.set_target`` changes the target; None: the result is
-        written to the tensor itself. ``part_of``: a text that names the thing, such as an optimizer, to which the
-        tensor belongs. If ranks pass different texts, a MismatchError that shows all of these texts is raised.
+        written to the tensor itself. ``part_of``: a text that names the optimizer, or any other object, to which the
+        tensor belongs. If ranks pass different texts, MismatchError is raised, with all of these texts.
         """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
@@ -233,8 +233,9 @@ class Operations:
         """Start an allgather, and return its handle. The result is all tensors concatenated in the order of the ranks.
 
         The tensors are concatenated along the first dimension. They may differ between ranks only in the size of the
-        first dimension. ``reduces``: this call replaces an allreduce with the same ``name``. Then the allgather has the
-        allreduce's name in messages, so that ddl detects a mismatch if another rank calls the allreduce.
+        first dimension. ``reduces``: the caller makes this allgather instead of an allreduce with the same ``name``. In
+        messages, the allgather then has the name of an allreduce. So if another rank calls the allreduce, the names are
+        equal and ddl detects a mismatch.
         """
         kind = Kind.ALLREDUCE if reduces else Kind.ALLGATHER
         return self.grouped_allgather_async(
@@ -509,8 +510,9 @@ class Operations:
     def _targets(self, outputs: Sequence[Any], sources: Sequence[Buffer], tensors: Sequence[Any]) -> list[Buffer]:
         """Return the buffers for the results, one for each of ``outputs``.
 
-        Raises an error if an output is not writable, if its layout differs from its tensor's layout, or if it shares
-        memory with any other tensor of the call than the tensor at the same index.
+        ``outputs[i]`` is for the result of ``tensors[i]``. Raises an error if an output is not writable, or if its
+        layout differs from the layout of its tensor. Raises an error if an output shares memory with another output or
+        with a tensor at another index. An output may share memory with its own tensor.
         """
         if len(outputs) != len(tensors):
             raise InvalidArgument(f"{len(outputs)} outputs are given for {len(tensors)} tensors; give one for each")
@@ -579,7 +581,7 @@ class Operations:
 
 
 def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
-    """Raise InvalidArgument if a target of a call overlaps in memory with another target or source of the same call.
+    """Raise InvalidArgument if a target shares memory with another target, or with a source at another index.
 
     The target at index i may be the same memory as the source at index i. Sources may overlap with each other, because
     they are only read. Tensors whose address is 0 (not known yet) are skipped.

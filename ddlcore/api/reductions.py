@@ -20,7 +20,7 @@ __all__ = ["Membership", "check_predivide", "find_process_set", "membership", "w
 class Membership(NamedTuple):
     """The ranks that take part in the reductions over a process set.
 
-    ``active`` is true if this rank is a member and there is at least one other member, so that it must reduce.
+    ``active`` is true if this rank must reduce: it is a member, and there is at least one other member.
     """
 
     ranks: tuple[int, ...]  # the members, whether or not this rank is a member
@@ -56,7 +56,7 @@ def check_predivide(factor: float, op: ReduceOp = Average) -> None:
     """Raise ValueError if ``factor`` is not valid as ``gradient_predivide_factor``.
 
     Gradients are divided by ``factor`` before they are added. Then their sum is multiplied by ``factor`` and divided by
-    the number of ranks. So a factor other than 1 is valid only if ``op`` is Average and the factor is greater than 0.
+    the number of ranks. So ``factor`` must be greater than 0, and must be 1 if ``op`` is not Average.
     """
     if factor != 1.0 and op is not Average:
         raise ValueError(f"gradient_predivide_factor={factor} needs op=Average; it is {op.name}")
@@ -69,8 +69,9 @@ def wait_for_all(
 ) -> tuple[list[Any], Exception | None]:
     """Wait for all handles. Return the results of the operations that succeeded, and the first error.
 
-    The error is None if all operations succeeded. ``errors``: the types of the errors that an operation may raise. Any
-    other exception, such as KeyboardInterrupt, is raised at once; then the caller may call this function again.
+    The returned error is None if all operations succeeded. ``errors``: the types of the errors that an operation may
+    raise. Any other exception, such as KeyboardInterrupt, ends the wait and is raised at once. After such an exception,
+    the caller may call this function again.
     """
     failure: Exception | None = None
     results = []

@@ -56,8 +56,8 @@ class Verifier:
     One thread at a time may use a Verifier. ``kind``: the optimizer's name in messages, the same on every rank.
     ``replicas()`` returns the optimizer's parameters, in the same order on every rank. ``fatal``: if true, parameters
     are compared as the setting ``verify_every`` says, and a difference then ends the job; if false, they are compared
-    only after the first step, and a difference is only a warning. ``advice``: a text for the user what to do about a
-    difference if the parameters have never been equal.
+    only after the first step, and a difference is only a warning. ``advice``: a text for the case that the parameters
+    were never equal; it says what the user should do.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Verifier:
 
 
 def _names(replicas: Sequence[Replica]) -> tuple[str, ...]:
-    """Return a unique name for each tensor. Tensors of different ranks are compared if they have the same name."""
+    """Return a unique name for each tensor. The tensors with the same name on different ranks are compared."""
     names = tuple(map(str, replicas))
     if len(set(names)) == len(names):
         return names
@@ -230,8 +230,8 @@ def _counts(names: Mapping[int, tuple[str, ...]]) -> str:
 def _distances(replica: Replica, ranks: Sequence[int], process_set: ProcessSet, job: Job) -> dict[int, float]:
     """Return, for each rank, the largest absolute difference between its elements and those of the first of ``ranks``.
 
-    Ranks without a difference are left out. The result is empty if the tensor is larger than SHOWN_BYTES. All members
-    must call this, because it communicates.
+    Ranks whose elements are equal to those of the first rank are left out. The result is empty if the tensor is larger
+    than SHOWN_BYTES. All members must call this, because it communicates.
     """
     if replica.nbytes > SHOWN_BYTES:  # the same on every rank
         return {}

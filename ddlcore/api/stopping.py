@@ -26,8 +26,8 @@ def should_stop(job: JobService | None = None) -> bool:
     SIGUSR1). A signal that the process already handles or ignores is left as it is. If ranks have different numbers of
     batches, leave the training loop when the result is true, and call ``join`` before you save.
 
-    Raises NotInitialized before ``init``. Raises the error of the job if the job ends while the ranks agree on the
-    step.
+    Raises NotInitialized before ``init``. Raises the error of the job if the job ends while the ranks agree on the call
+    at which they stop.
     """
     owner = job_of(job or current_job())
     _listener.listen(owner.settings.text("stop_signals"))
@@ -51,7 +51,7 @@ def request_stop(reason: str = "request_stop()", job: JobService | None = None) 
 class _Listener:
     """Listens to the signals that ask for a stop, in the process that has called ``should_stop``.
 
-    A process that is forked from that process does not ask for a stop: the signal ends such a process.
+    In a process that was forked from that process, such a signal does not ask for a stop: it ends the forked process.
     """
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class _Listener:
     def listen(self, names: str) -> None:
         """Install the handler for some signals, at the first call in the main thread of this process.
 
-        ``names``: the names of the signals, separated by commas. A signal that already has a handler, or that is
-        ignored, is left as it is. Raises InvalidArgument if a name is not the name of a signal. Other calls have no
-        effect.
+        Calls in other threads, and later calls in the main thread, have no effect. ``names``: the names of the signals,
+        separated by commas. A signal that already has a handler, or that is ignored, is left as it is. Raises
+        InvalidArgument if a name is not the name of a signal.
         """
         if self._pid == os.getpid() or threading.current_thread() is not threading.main_thread():
             return

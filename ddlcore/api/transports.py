@@ -25,7 +25,7 @@ def built(transport: str) -> bool:
 def built_version(transport: str) -> int:
     """Return the version code of the library that the transport uses, or 0 if this process cannot use the transport.
 
-    The call loads that library. The result is 1 if the transport needs no library. This function may be called before
+    The call loads that library. The result is 1 if the transport uses no library. This function may be called before
     ``init``.
     """
     _, registry = settings_of(os.environ, warns=False)

@@ -134,7 +134,8 @@ def leave_world(reason: str) -> None:
 def job_of(service: JobService) -> Job:
     """Return ``service`` unchanged, with the type Job for type checkers.
 
-    Every JobService is a Job. JobService is the protocol with those methods of a Job that an adapter may use.
+    JobService is a protocol that contains only those methods of a Job that an adapter may use. Every object of type
+    JobService is a Job.
     """
     return cast("Job", service)
 
@@ -256,8 +257,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
 def _changing() -> Lock:
     """Return the lock that ``init`` and ``shutdown`` acquire, so that only one of them runs at a time.
 
-    If the ranks of a world are threads, each thread has its own lock. Otherwise the threads would block each other:
-    ``init`` of one thread waits for ``init`` of all other threads, and ``shutdown`` for their ``shutdown``.
+    If the ranks of a world are threads, each thread has its own lock. With one lock for all, the threads would block
+    each other: ``init`` in one thread waits until all other threads are in ``init``, too, and the same is true for
+    ``shutdown``.
     """
     if getattr(_process.thread, "job", None) is None:
         return _process.changing
@@ -379,9 +381,9 @@ def shutdown() -> None:
 
     The call has no effect before ``init`` or if the job has already ended. Unfinished operations raise Closed in the
     threads that wait for them. Any thread may call this while other threads wait. A signal handler may call this, too.
-    But if the handler has interrupted a call of ddl in its thread, ReentrantCall is raised and nothing changes. If the
-    setting ``verify_every`` is not 0, the call waits for the last comparison of the parameters, and raises
-    ReplicasDiffer if the parameters differ.
+    But if the signal has interrupted another call of ddl in the same thread, ReentrantCall is raised and nothing
+    changes. If the setting ``verify_every`` is not 0, the call waits for the last comparison of the parameters, and
+    raises ReplicasDiffer if the parameters differ.
     """
     job = getattr(_process.thread, "job", None) or _process.job
     changing = _changing()
@@ -424,8 +426,8 @@ def _at_end_of_main_thread() -> None:
 
     Without this function, the rank might stay in the job forever, because the interpreter waits for these threads
     before it runs the ``atexit`` handlers. If an uncaught exception has ended the main thread, this rank leaves at
-    once. If not, the other threads may continue their work, as usual in Python. But if operations are in flight and
-    none of them completes for ``leave_timeout_s``, this rank leaves, and the other ranks get the reason.
+    once. Otherwise, this rank leaves only if operations are in flight and none of them completes for
+    ``leave_timeout_s``; the other ranks get the reason.
     """
     job = _process.job
     if job is None or job.closed or os.getpid() != _process.pid:

@@ -29,9 +29,9 @@ class GrantedLauncher(Launcher):
         return self._ssh.commands(plan)
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """Return the line of ``SshLauncher.explain``, which says why the agent of ``host`` did not connect.
+        """Return one line that says why the agent of ``host`` did not connect, as ``SshLauncher.explain`` does.
 
-        ``code``: the exit code of the agent's command; None while the command still runs. ``text``: the command's
-        output.
+        ``code`` is the exit code of the agent's command, or None while the command still runs. ``text`` is the
+        command's output.
         """
         return self._ssh.explain(host, code, text)

@@ -17,9 +17,9 @@ class ByKindTransport(Transport):
     ``kinds`` maps a kind to the transport that runs operations of this kind. ``default`` runs the operations of all
     kinds that are not in ``kinds``. One transport may be used for several kinds.
 
-    ``capabilities`` are those of the transport for allreduce, but three of them are combined from all transports:
-    ``one_host`` and ``thread_bound`` are true if they are true for any transport, and ``abort`` is true if it is true
-    for all. ``capabilities_for`` returns the capabilities for one kind.
+    ``capabilities`` are those of the transport for allreduce, except for three. ``one_host`` and ``thread_bound`` are
+    true if they are true for at least one of the transports, and ``abort`` is true if it is true for all of them.
+    ``capabilities_for`` returns the capabilities for one kind.
     """
 
     def __init__(self, default: Transport, kinds: Mapping[Kind, Transport]) -> None:

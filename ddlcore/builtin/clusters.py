@@ -108,8 +108,8 @@ def _joined(variables: Mapping[str, str], names: Sequence[str]) -> str:
 def _store_of_rank_0(around: Surroundings) -> str:
     """Return the address of rank 0's store: the values of MASTER_ADDR and MASTER_PORT, joined with a colon.
 
-    If MASTER_ADDR is a loopback address, the result begins with this host's name and a colon, because a loopback
-    address means a different host on each host. The result is "" if neither variable is set.
+    If MASTER_ADDR is a loopback address, the result begins with this host's name and a colon, because every host has
+    the same loopback address. The result is "" if neither variable is set.
     """
     address = around.variables.get("MASTER_ADDR", "")
     inner = address == "localhost" or address.startswith("127.") or address == "::1"
@@ -120,8 +120,8 @@ def _store_of_rank_0(around: Surroundings) -> str:
 class Horovod(_ByVariables):
     """Horovod's own launcher, recognised by the environment variables of its ranks.
 
-    The name of a launch is the address of its rendezvous server. Each launch has its own server, and no other server
-    on that host uses the same port.
+    The address of a launch's rendezvous server serves as the name of the launch. This name is unique, because each
+    launch has its own server, and two servers on one host cannot use the same port.
     """
 
     word = "horovodrun"
@@ -334,10 +334,10 @@ class SlurmShell(Cluster):
     """
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """Return rank 0 of a world of one rank if this process is such a shell and the user requested several tasks.
+        """Return rank 0 of a world of one rank if this process is a shell as described in the docstring of this class.
 
-        "Such a shell" is the shell that the docstring of this class describes. The result has a warning, which says how
-        to start several ranks. Return None in all other cases.
+        The result has a warning, which says how to start several ranks. Return None if this process is no such shell,
+        or if the user has not requested several tasks.
         """
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
@@ -352,7 +352,7 @@ class SlurmShell(Cluster):
 
 
 def _tasks_here(variables: Mapping[str, str]) -> int | None:
-    """Return the number of tasks of the job step that run on this node; None if Slurm has not set the variables.
+    """Return how many tasks of the job step run on this node. Return None if Slurm has not set the variables.
 
     Raises ValueError if the variables contradict each other.
     """

@@ -11,16 +11,16 @@ class ThresholdFusion:
     """A fusion policy that fills buckets in the order in which tensors become ready, up to ``fusion_bytes`` per bucket.
 
     Only tensors with the same key (``Ready.key``) share a bucket. Each key has at most one open bucket, to which
-    tensors can still be added. Tensors of other keys that become ready in between do not close an open bucket. Tensors
-    of one grouped call stay together if they fit into one bucket. A tensor that is larger than ``fusion_bytes`` gets
-    its own bucket. If ``fusion_bytes`` is 0, every tensor gets its own bucket. The buckets run in the order of their
-    first tensors.
+    tensors can still be added. The bucket stays open if tensors of other keys become ready in between. Tensors of one
+    grouped call stay together if they fit into one bucket. A tensor that is larger than ``fusion_bytes`` gets its own
+    bucket. If ``fusion_bytes`` is 0, every tensor gets its own bucket. The buckets run in the order of their first
+    tensors.
 
     If ``params`` contains ``first_bucket_bytes``, the tensors are a whole period: the sequence of tensors that repeats
-    in every step. Then three rules change. The first bucket has at most ``first_bucket_bytes`` (0: no limit of its
-    own), so that it starts early; the last bucket has the same limit, because no computation is left that could overlap
-    with it. A tensor that is larger than ``fusion_bytes`` closes the open bucket of its key. The buckets run in the
-    order of their last tensors.
+    in every step. Then three rules change. First, the first bucket has at most ``first_bucket_bytes`` (0: no limit of
+    its own), so that it starts early, and the last bucket has the same limit, because no computation is left that could
+    overlap with it. Second, a tensor that is larger than ``fusion_bytes`` closes the open bucket of its key. Third, the
+    buckets run in the order of their last tensors.
     """
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
@@ -52,10 +52,11 @@ class ThresholdFusion:
 
 
 def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: float) -> int:
-    """Return the index in ``units`` of the first unit of the last bucket.
+    """Return the index in ``units`` at which the last bucket begins.
 
-    The last bucket consists of as many units from the end of ``units`` as have the same key and together at most
-    ``edge`` bytes, but of at least one unit. ``units`` is the result of ``_units`` for the tensors ``ready``.
+    The last bucket is filled from the end of ``units`` backwards. It always gets the last unit. It gets further units
+    as long as they have the same key and the bucket has at most ``edge`` bytes. ``units`` is the result of ``_units``
+    for the tensors ``ready``.
     """
     first, filled = len(units), 0
     for i in reversed(range(len(units))):

@@ -45,7 +45,7 @@ class Use:
 
 
 class Refused(OSError):
-    """An error of the driver's library: the library was loaded, but one of its functions returned an error code.
+    """Raised if a function of the driver's library returned an error code. The library itself was loaded.
 
     The message contains the library's own text for the error.
     """
@@ -180,9 +180,10 @@ class Nvml:
 def use_of(environ: Mapping[str, str], local_rank: int) -> Callable[[], tuple[float, int, int] | None]:
     """Return a function that measures the load of the GPU that a rank uses.
 
-    Each call of the returned function gives (fraction of recent time in use from 0 to 1, used bytes, total bytes), or
-    None if the rank uses no GPU or if the driver does not report the load. ``environ`` is the rank's environment. If
-    the rank sees N GPUs, the rank uses the GPU at the position ``local_rank`` modulo N among them.
+    Each call of the returned function gives three numbers: the fraction of the recent time, from 0 to 1, in which the
+    GPU was in use, the used bytes, and the total bytes of its memory. The call returns None instead if the rank uses no
+    GPU or if the driver does not report the load. ``environ`` is the rank's environment. If the rank sees N GPUs, the
+    rank uses the GPU at the position ``local_rank`` modulo N among them.
     """
     driver = open_nvml()
     mine = visible(driver.gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if driver is not None else []

@@ -103,7 +103,7 @@ def _ddl() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``ddl`` with ``arguments`` and return its exit code. None means the arguments of this process."""
+    """Run ``ddl`` with ``arguments`` and return its exit code. If they are None, use the arguments of this process."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # a notebook's stream has none
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # as stderr does: a path may hold bytes that cannot be decoded

@@ -36,9 +36,10 @@ def installed() -> Registry | None:
 
 
 def items(names: Mapping[str, str] | Iterable[str], incomplete: str, before: str = "") -> Items:
-    """Return a completion for each of ``names`` that begins with ``incomplete``, with the text ``before`` in front.
+    """Return a completion for each of ``names`` that begins with ``incomplete``.
 
-    If ``names`` is a mapping, its values are descriptions of the names. Some shells show these descriptions.
+    The text ``before`` is put in front of each completion. If ``names`` is a mapping, its values are descriptions of
+    the names. Some shells show these descriptions.
     """
     from click.shell_completion import CompletionItem
 
@@ -79,10 +80,10 @@ def words(*choices: str, many: bool = False) -> Completer:
 
 
 def providers(kind: str, *more: str, many: bool = False) -> Completer:
-    """Return a completer for an option whose values are names of installed things of one plugin kind.
+    """Return a completer for an option whose values are the names of things that plugins add, such as tuners.
 
-    ``kind`` is the kind's attribute in the registry, such as "tuners". ``more`` are further valid words. If ``many`` is
-    true, the option takes several names, separated by commas.
+    ``kind`` is the plugin kind of these things, as an attribute of the registry, such as "tuners". ``more`` are further
+    valid words. If ``many`` is true, the option takes several names, separated by commas.
     """
 
     def offer(incomplete: str) -> Items:
@@ -106,10 +107,10 @@ def _listed(names: Mapping[str, str], incomplete: str) -> Items:
 
 
 def _backends(incomplete: str) -> Items:
-    """Return completions of a transport's name, and of each of the two names in LOCAL+CROSS.
+    """Return completions of the setting ``backend``: a transport's name, or two names in the form LOCAL+CROSS.
 
-    Some transports are left out, because a user cannot choose them there: those between the threads of one process,
-    those that are composed of other transports, and those with a limited number of ranks.
+    Three kinds of transports are left out, because a user cannot choose them by this setting: those between the threads
+    of one process, those that are composed of other transports, and those with a limited number of ranks.
     """
     registry = installed()
     if registry is None:

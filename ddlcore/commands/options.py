@@ -65,7 +65,8 @@ class SettingsCommand(Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters of the command, and also the options of plugins if they are needed.
 
-        They are needed if ``find_plugin_options`` has added them, for --help-all, and if a shell asks for completions.
+        They are needed in three cases: ``find_plugin_options`` has added them, --help-all is given, or a shell asks for
+        completions.
         """
         known = super().get_params(ctx)
         if _OF_PLUGINS not in ctx.meta and (shows_whole(ctx) or ctx.resilient_parsing):

@@ -30,9 +30,9 @@ class Adapter(ABC):
         """Return a Buffer that describes the memory of ``tensor`` itself, without a copy.
 
         ``elementwise``: if True, accept any dense layout (channels-last, for example); the Buffer then contains the
-        tensor's strides. If False, accept only row-major memory. Raises ValueError, with advice, if the layout is not
-        accepted (the advice is ``.contiguous()``), if ddl does not support the element type, or if no transport can
-        access the memory.
+        tensor's strides. If False, accept only row-major memory. Raises ValueError in three cases: the layout is not
+        accepted, ddl does not support the element type, or no transport can access the memory. The message contains
+        advice, such as ``.contiguous()`` for the layout.
         """
 
     def require_writable(self, tensor: Any) -> None:
@@ -46,9 +46,9 @@ class Adapter(ABC):
     def address(self, tensor: Any, like: Buffer) -> int | None:
         """Return the address of ``tensor`` if the tensor is writable and differs from ``like`` only in the address.
 
-        That is the case if ``buffer`` would return a Buffer with the same shape, type, strides and device as ``like``,
-        and the values are complete. Return None in any other case. A training loop calls this for each tensor in each
-        step, so a faster override is useful.
+        This is the case if ``buffer(tensor)`` would return a Buffer with the same shape, type, strides and device as
+        ``like``, and if the values of the tensor are complete. Return None in any other case. A training loop calls
+        this for each tensor in each step, so a faster override is useful.
         """
         buffer = self.buffer(tensor, elementwise=True)
         same = (buffer.shape, buffer.dtype, buffer.strides, buffer.device) == (
@@ -62,9 +62,9 @@ class Adapter(ABC):
     def range(self, name: str) -> AbstractContextManager[object] | None:
         """Return a context manager that shows a range called ``name`` in the framework's own profiler.
 
-        The profiler shows the range on the thread that enters the context manager. Return None if the profiler does not
-        run, or if the framework has no profiler. This is called once for each bucket, by any thread, and only if the
-        setting ``profiler_ranges`` is on.
+        A range is a named period of time on a thread; here it is the time inside the context manager, on the thread
+        that enters it. Return None if the profiler does not run, or if the framework has no profiler. This is called
+        once for each bucket, by any thread, and only if the setting ``profiler_ranges`` is on.
         """
         return None
 

@@ -27,9 +27,9 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
     """Return the hosts of the present batch job in the job's order. Return an empty sequence if there is no batch job.
 
-    ``environ``: the environment variables that describe the batch job. A slot is room for one rank. With Slurm, a host
-    gets one slot for each requested task, or one for each core if no tasks were requested. With other batch systems, a
-    host gets the number of slots in the system's own list of hosts.
+    ``environ``: the environment variables that describe the batch job. Each host has a number of slots; a slot is room
+    for one rank. With Slurm, a host gets one slot for each requested task, or one for each core if no tasks were
+    requested. With other batch systems, the number of slots is in the system's own list of hosts.
 
     Raises ValueError if a list of hosts is missing or malformed, or if srun has started this process as one of several.
     The message is one line that names the variable.
@@ -179,7 +179,7 @@ def _unfold(ranges: str, text: str) -> list[str]:
 def _listed(environ: Mapping[str, str]) -> list[tuple[str, int]]:
     """Return pairs (host, slots) from the variables and host files of LSF, PBS, Cobalt or Grid Engine.
 
-    A host may occur several times.
+    A host may occur in several pairs, for example in one pair for each of its slots.
     """
     for name in ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "COBALT_NODEFILE"):  # these files have one line per slot
         if name in environ:

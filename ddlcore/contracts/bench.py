@@ -27,8 +27,8 @@ Array = Any  # numpy.ndarray; numpy's own types would make every caller import t
 class BenchPeer(ABC):
     """The connection of this rank to a group of all ranks in another library, from ``open`` to ``close``.
 
-    ``floor``: True if the class does only the work that no implementation can avoid, as a lower bound of the time. Then
-    ``ddl bench`` does not check the results of the collectives.
+    ``floor``: True if the class is not a real implementation but a lower bound for the time: it does only the work that
+    no implementation can avoid. Then ``ddl bench`` does not check the results of the collectives.
     """
 
     floor = False
@@ -42,7 +42,7 @@ class BenchPeer(ABC):
 
     @abstractmethod
     def operation(self, kind: Kind, source: Array, target: Array) -> Callable[[], object]:
-        """Prepare the collective ``kind`` for two arrays, and return a function. Each call of it runs the collective.
+        """Prepare the collective ``kind`` for two arrays. Return a function that runs the collective once per call.
 
         ALLREDUCE and BROADCAST (from rank 0) work in place: ``target`` is ``source``. For ALLGATHER, ``target``
         receives the sources of all ranks, one after the other. For REDUCESCATTER, ``target`` receives this rank's part

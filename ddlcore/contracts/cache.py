@@ -26,7 +26,8 @@ def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ)
     """Yield the possible directories for compiled kernels, the preferred one first.
 
     If ``chosen`` is not empty, yield only ``chosen``. If ``chosen`` is empty and ``environ`` contains
-    ``DDL_CACHE_DIR``, yield only that directory.
+    ``DDL_CACHE_DIR``, yield only the directory in that variable. Otherwise, yield the usual cache directories of the
+    user, and then one in the directory for temporary files.
     """
     chosen = chosen or environ.get(_ROW.env, "")
     if chosen:
@@ -130,7 +131,7 @@ def _put(folder: int, name: str, content: bytes) -> None:
 
 @contextlib.contextmanager
 def alone(directories: Iterator[Path], timeout_s: float) -> Iterator[None]:
-    """Run the ``with`` block under a lock, so that one process compiles while the other processes wait for its file.
+    """Run the ``with`` block under a lock, so that one process compiles a kernel while the others wait for its file.
 
     The block runs without the lock if the lock is not free after ``timeout_s`` seconds, or if no lock file can be
     created in any of ``directories``. This is safe: it does no harm if two processes compile the same kernel.

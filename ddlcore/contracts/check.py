@@ -41,8 +41,8 @@ class Finding:
 class Matrix:
     """A table with a number for each pair of members, such as GPUs or ranks.
 
-    The number in a row and a column is the value from the row's member to the column's member. A value is None if there
-    is no number for the pair.
+    Each row and each column belongs to a member. The number in a cell is the value from the row's member to the
+    column's member, for example the time of a copy. It is None if there is no number for the pair.
     """
 
     title: str

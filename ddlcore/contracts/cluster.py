@@ -1,4 +1,4 @@
-"""The cluster contract: how ddl recognises another launcher and reads the rank that this launcher has given to it."""
+"""The cluster contract: how ddl recognises another launcher, and reads the rank that it has given to this process."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ class Cluster(ABC):
     def rank_info(self, around: Surroundings) -> RankInfo | None:
         """Return the rank info of this process, or None if this launcher has not started the process.
 
-        Raises ValueError if the launcher's variables are incomplete or contradict each other. The message is one line
-        that names the variable.
+        ``around``: what the process knows about itself. Raises ValueError if the launcher's variables are incomplete or
+        contradict each other. The message is one line that names the variable.
         """

@@ -13,7 +13,7 @@ __all__ = ["Communicators"]
 
 
 class Communicators(ABC):
-    """The facts that a message-passing library knows about the launched processes.
+    """The facts that a library for message passing knows about the launched processes.
 
     The class is built without arguments.
     """

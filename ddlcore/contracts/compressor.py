@@ -21,11 +21,13 @@ class Compressor(ABC):
     them in float32, encodes the sum, and sends the encoded sum to all ranks. So ``encode`` and ``decode`` are also
     called with float32 values instead of values of the tensor's type, and ``commit`` is called for each piece's name.
 
-    ``casts``: True if ``encode`` has exactly the same effect as the kernels' ``pack``, and ``decode`` as ``unpack``.
-    Then one call of ``pack`` or ``unpack`` may replace the calls for a whole bucket, and ``commit`` is not called.
+    ``casts``: True if ``encode`` has exactly the same effect as the kernels' ``pack``, and ``decode`` the same effect
+    as ``unpack``. Then one call of ``pack`` or ``unpack`` may replace the calls for a whole bucket, and ``commit`` is
+    not called.
 
     In process sets other than the global one, the names begin with the set's number. Calls without a name, and
-    reducescatter, use the empty name. No state must be kept for the empty name: ``commit("", False)`` follows at once.
+    reducescatter, use the empty name. No state must be kept for the empty name: ``commit("", False)`` is called
+    immediately after each such ``encode``.
     """
 
     name: str = ""
@@ -67,8 +69,8 @@ class Compressor(ABC):
         """
 
     def commit(self, name: str, valid: bool) -> None:
-        """Make the change of state that the last ``encode`` for ``name`` has made permanent, or undo that change.
+        """Keep or undo the change of state that the last ``encode`` for ``name`` has made.
 
-        ``valid``: True if the bucket was delivered, so that the change must be kept. False if the bucket was void and
-        will be repeated, so that the change must be undone.
+        ``valid``: True if the bucket has a valid result, so that the change must be kept permanently. False if the
+        bucket was void and will be repeated, so that the change must be undone.
         """

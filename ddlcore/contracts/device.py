@@ -32,7 +32,7 @@ class Event(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Return whether the event is done, without waiting. Raises DeviceError if the device has failed before."""
+        """Return whether the event is done, without waiting. Raises DeviceError if the device has already failed."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
@@ -128,7 +128,7 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def pinned(self, nbytes: int) -> Memory:
-        """Return pinned host memory of ``nbytes`` bytes. Queues can copy such memory directly.
+        """Return pinned host memory of ``nbytes`` bytes. Queues can copy from and to such memory directly.
 
         The memory is freed under the same conditions as the memory that ``allocate`` returns.
         """

@@ -49,8 +49,8 @@ def lend(
 
     The memory stays alive until the framework calls the tensor's deleter. So the caller must pass the tensor to the
     framework: if the deleter is never called, the memory is never freed. ``device``: DLPack's device type and the index
-    of the device. ``codes``: DLPack's type code and number of bits for those types that the framework encodes in a
-    non-standard way; None: for no type. Any thread may call this.
+    of the device. ``codes``: DLPack's type code and number of bits for those element types that the framework encodes
+    in a non-standard way; None: there are no such types. Any thread may call this.
     """
     kind = _SPECIAL.get(dtype, _FLOAT if dtype.is_float else _SIGNED)
     code, bits = (codes or {}).get(dtype, (kind, 8 * dtype.itemsize))
@@ -63,7 +63,7 @@ def lend(
 
 
 def _let_go(tensor: int) -> None:
-    """Release the memory of a LentTensor. The framework calls this when no tensor of it uses the memory any more.
+    """Release the memory of a LentTensor. The framework calls this when none of its tensors uses the memory any more.
 
     ``tensor``: the address of the LentTensor.
     """

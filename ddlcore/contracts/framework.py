@@ -45,11 +45,14 @@ class PersistentRequest(Protocol):
 
     @property
     def source(self) -> Buffer:
-        """The description of the tensor, with the address and the owner from the last start. Do not change it."""
+        """The description of the tensor, with the address and the owner from the last start.
+
+        Do not change this Buffer.
+        """
 
     @property
     def target(self) -> Buffer:
-        """The memory for the result: ``source`` itself, unless the request was created with an ``output``.
+        """The memory for the result. It is ``source`` itself, unless the request was created with an ``output``.
 
         Do not change this Buffer.
         """
@@ -82,8 +85,8 @@ class PersistentRequest(Protocol):
         """Wait until the target contains the result. Any thread may call this, even if the request is not in flight.
 
         If the tensor is on a device, the calling thread's current device stream waits for the result, and the host does
-        not. ``wait`` returns at once if the request was never started. If the last start has failed, every call raises
-        its error until the next start. The error is PeerLost, MismatchError, Closed or another DdlInternalError; see
+        not. ``wait`` returns at once if the request was never started. If the last start has failed, every call of
+        ``wait`` until the next start raises the error: PeerLost, MismatchError, Closed or another DdlInternalError; see
         ``ddlcore.errors``. If a signal handler raises an exception, the exception ends the wait but not the operation.
         Raises ReentrantCall in a signal handler that has interrupted the very work that ``wait`` would wait for.
         """
@@ -100,8 +103,8 @@ class PersistentRequest(Protocol):
     def succeeded(self) -> bool:
         """Return True if the operation has succeeded and the caller need not call ``wait``.
 
-        False does not mean that the operation has failed. The operation may be in flight, or ``wait`` may still have to
-        record the result.
+        False does not mean that the operation has failed. The operation may still be in flight, or ``wait`` may still
+        have to record that the operation has succeeded.
         """
 
 
@@ -112,10 +115,10 @@ class TensorEntry(Protocol):
     """One tensor of an operation that is not submitted yet. ``Operations.hand_over`` gets a list of such entries.
 
     ``set_id``: the id of the process set. ``name``: the kind of operation and the user's name, such as
-    "allreduce.loss". If the call has no name, ``JobService.name_entries`` or the submission gives it a name.
-    ``source``: the memory that the operation reads; None if it reads none. ``target``: the memory that the operation
-    writes; None if it writes none. An override of ``hand_over`` may change this memory by ``move`` and ``locate``
-    before it submits the entry.
+    "allreduce.loss". If the call has no name, the entry gets one from ``JobService.name_entries``, or when it is
+    submitted. ``source``: the memory that the operation reads; None if it reads none. ``target``: the memory that the
+    operation writes; None if it writes none. An override of ``hand_over`` may change this memory by ``move`` and
+    ``locate`` before it submits the entry.
     """
 
     set_id: int
@@ -197,7 +200,7 @@ class JobService(Protocol):
     def overlaps(self) -> bool:
         """Whether buckets in host memory should run while the step still computes.
 
-        A search for better settings may change this value during the job.
+        A search for better settings may change this property during the job.
         """
 
     @property
@@ -224,7 +227,7 @@ class JobService(Protocol):
     def device_label(self, device: Device, sparse: bool = False, stage_on_host: bool = False) -> str:
         """Return the name of ``device`` in messages between ranks. The first call for a device opens the device.
 
-        If ranks use several devices, all ranks must make these calls in the same order. ``sparse``: the label is for
+        If ranks use several devices, all ranks must make these calls in the same order. ``sparse``: the name is for
         tensors of a sparse gradient. ``stage_on_host``: the device's tensors are staged in host memory. Raises
         PluginError if no plugin supports that kind of device, and DeviceError if the device cannot be opened.
         """
@@ -275,17 +278,18 @@ class JobService(Protocol):
         """Tell the job that the calling thread is waiting for an operation outside ddl, such as inside a framework.
 
         ``since_s``: the time of ``time.monotonic()`` at which the wait began. Such a thread must call this from time to
-        time. Otherwise a stall would not be reported, and the ranks would not leave a schedule that cannot continue.
-        Return the longest time, in seconds, after which the thread must call this again.
+        time: return the longest time, in seconds, until the next call. Without these calls, a stall would not be
+        reported, and the ranks would not leave a schedule that cannot continue.
         """
 
     def shutdown(self, reason: str = ..., settle: bool = ...) -> None:
-        """Leave the world. A later call on another rank that needs this rank raises PeerLost with ``reason``.
+        """Leave the world. ``reason``: why this rank leaves, a text for the other ranks.
 
-        A framework's package calls this if its rank has begun a step and cannot finish the step. Unfinished operations
-        of this rank raise Closed. ``settle``: the user's program has ended, so first wait until the companions' work is
-        complete and the parameters have been compared. In a signal handler or a finalizer that has interrupted another
-        call of ddl, this raises ReentrantCall and changes nothing.
+        If another rank later makes a call that needs this rank, that call raises PeerLost with ``reason``. A
+        framework's package calls this if its rank has begun a step and cannot finish the step. Unfinished operations of
+        this rank raise Closed. ``settle``: true if the user's program has ended. Then the call first waits until the
+        companions' work is complete and the parameters have been compared. In a signal handler or a finalizer that has
+        interrupted another call of ddl, this raises ReentrantCall and changes nothing.
         """
 
 

@@ -21,7 +21,7 @@ class Ready:
 
 
 class FusionPolicy(Protocol):
-    """An object that groups tensors into buckets. Equal tensors and parameters must always give equal buckets."""
+    """An object that groups tensors into buckets. Equal calls must always give equal buckets."""
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
         """Return the buckets in the order in which they run. Each bucket is a list of positions in ``ready``.

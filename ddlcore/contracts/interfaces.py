@@ -31,11 +31,11 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
 
 def chosen_address(wanted: str, toward: str = "") -> str:
-    """Return this host's own address that ``wanted`` names: the name of an interface or an address of this host.
+    """Return one of this host's own addresses. ``wanted`` names the address, or a network interface that has it.
 
     ``wanted`` may be a list of such names, separated by commas. Then the first name that exists on this host is used.
-    ``toward``: the address of a peer; "" if none. If an interface has IPv4 and IPv6 addresses, the result has the same
-    family as ``toward``.
+    ``toward``: the address of a peer; "" if there is none. If a named interface has IPv4 and IPv6 addresses, the result
+    is of the same IP version as ``toward``.
 
     Raises ValueError if no name in ``wanted`` exists on this host. The message is one line that lists the existing
     interfaces.

@@ -50,22 +50,23 @@ class Kernels(ABC):
     ) -> None:
         """Compute target[i] = scale * (prescale * s0[i] op prescale * s1[i] op …), in the order of ``sources``.
 
-        s0, s1, … are the tensors at the addresses ``sources``. ``target`` may be one of these addresses. ``op`` is Sum,
-        Min, Max or Product. For bool, Sum and Max mean "or", and Min and Product mean "and".
+        s0, s1, … are the tensors at the addresses ``sources``, and i runs from 0 to ``count`` - 1. ``target`` may be
+        one of these addresses. ``op`` is Sum, Min, Max or Product. For bool, Sum and Max mean "or", and Min and Product
+        mean "and".
         """
 
     @abstractmethod
     def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
         """Fill ``count`` elements at ``target`` with the identity element of ``op``, such as 0 for a sum.
 
-        A rank that has joined contributes such memory.
+        This is for a rank that has joined: it contributes such memory to the collectives of the other ranks.
         """
 
     def widen(self, source: int, count: int, dtype: DType, target: int, scale: float = 1.0) -> None:
-        """Multiply the integers at ``source`` by ``scale``, and write them to ``target`` as int64.
+        """Multiply the integers at ``source`` by ``scale``, and write the products to ``target`` as int64.
 
-        If ``dtype`` is int64, each integer becomes two int64: its high half and its low half. So up to 2^31 results can
-        be added without overflow. Both addresses are in host memory.
+        If ``dtype`` is int64, each product becomes two int64: its high half and its low half. So up to 2^31 such
+        results can be added without overflow. Both addresses are in host memory.
         """
         raise NotImplementedError(f"{type(self).__name__} makes no exact sums")
 

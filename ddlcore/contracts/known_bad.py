@@ -1,6 +1,6 @@
-"""Tables of components that are known to be bad, with their fixes, and the check that finds such components on a host.
+"""Tables of components that are known to be bad, and the check that finds such components on a host.
 
-Plugins may add their own tables.
+Each row of a table also says what the user should do. Plugins may add their own tables.
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ class AgentPlace:
 class StartPlan:
     """The agents that must be started, and the program that starts one agent.
 
-    The agents are in the order of their hosts. If each rank has its own agent, the agents are in the order of their
-    ranks.
+    The agents are in the order of their hosts. If each rank has its own agent, they are in the order of their ranks.
     """
 
     agents: tuple[AgentPlace, ...]

@@ -12,7 +12,7 @@ __all__ = ["Library"]
 class Library:
     """The description of a library that this process has loaded.
 
-    ``facts`` are shown to users, such as the library's path and features.
+    ``facts`` are further facts about the library, such as its path and its features. They are shown to users.
     """
 
     name: str

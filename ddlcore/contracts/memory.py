@@ -13,7 +13,7 @@ class Memory:
     """A block of memory from which a transport can send efficiently. The memory lives as long as this object.
 
     ``address`` is the address of the first byte, and ``nbytes`` is the size. This class uses plain process memory with
-    undefined content. Transports and devices may return objects of other classes, with other memory.
+    undefined content. Transports and devices may return objects of subclasses that use other memory.
     """
 
     def __init__(self, nbytes: int) -> None:

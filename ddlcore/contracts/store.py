@@ -34,8 +34,8 @@ class Store(ABC):
     def get_checked(self, key: str, timeout_s: float, check: Callable[[], None]) -> bytes:
         """Do the same as ``get``, but call ``check`` twice a second during the wait.
 
-        If ``check`` raises an error, the wait ends with this error. A transport calls this in ``Transport.open``, with
-        a ``check`` that raises an error after ``Transport.abort``.
+        If ``check`` raises an error, the wait ends with this error. A transport uses this in ``Transport.open``: its
+        ``check`` raises an error after ``Transport.abort`` was called.
         """
         until_s = time.monotonic() + timeout_s
         while True:

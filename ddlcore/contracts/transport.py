@@ -6,16 +6,15 @@ The rules:
   the same order on every rank. Calls come from one thread at a time. If ``capabilities.thread_bound`` is true, all
   calls come from the thread that called ``open``. Only ``abort`` may be called by any thread at any moment. ``abort``
   returns within 1 s, and makes a pending call or Work raise an error.
-* Memory is dense: the elements of a buffer fill ``nbytes`` bytes from ``address`` on, in any order of the axes. A
-  transport refuses a buffer with gaps with ValueError before it sends anything: each collective begins with
-  ``dense(source, target)``.
+* Memory is dense: the elements of a buffer fill ``nbytes`` bytes from ``address`` on, in any order of the axes. If a
+  buffer has gaps, a transport raises ValueError before it sends anything. For this, the implementation of each
+  collective calls ``dense(source, target)`` first.
 * All members pass matching sizes. The arguments contain the counts of the sent *and* of the received elements, so a
   transport never exchanges sizes. A length of zero is always allowed.
 * A ``Work`` is complete when the call returns (``DONE``), or after ``wait``, which has a timeout.
 * If ``capabilities.stream_ordered`` is true, addresses are in memory of the device of ``context.queue`` (or in pinned
   host memory). A call enqueues its work on that queue and returns ``DONE``. In this case, ``DONE`` means only that this
-  rank has enqueued the work. If the work needs other memory, the transport itself keeps that memory alive. Calls still
-  come from one thread at a time.
+  rank has enqueued the work. If the work needs other memory, the transport itself keeps that memory alive.
 * Source and target of an allreduce, and of each tensor of a plan, are the same memory or disjoint. Source and target of
   ``allgatherv``, ``reducescatterv`` and ``alltoallv`` are always disjoint.
 * Buffers belong to the executor. The executor keeps them until the Work is done or the transport is aborted.
@@ -59,8 +58,8 @@ ALL_OPS = frozenset({ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product}
 class Capabilities:
     """The description of what a transport can do.
 
-    ddl reads the capabilities once, when it chooses the transports for a group of ranks, and logs them with the reason
-    for the choice.
+    ddl reads the capabilities once, when it chooses the transports for a group of ranks. It logs the capabilities and
+    the reason for the choice.
     """
 
     devices: frozenset[str] = frozenset({"cpu"})
@@ -141,9 +140,9 @@ class Prepared(ABC):
 
     @abstractmethod
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
-        """Start the plan with these addresses of tensors, and return its Work.
+        """Start the plan for the tensors at these addresses, and return its Work.
 
-        The tensors at ``sources[i]`` and ``targets[i]`` have ``plan.counts[i]`` elements each. Both addresses are
+        The tensors at ``sources[i]`` and ``targets[i]`` have ``plan.counts[i]`` elements each. The two addresses are
         equal, or the memory of the two tensors is disjoint.
         """
 
@@ -160,9 +159,10 @@ class Prepared(ABC):
         """Try to do the same as ``run_atomic`` with real data. Return None if a rank is missing after about 0.1 s.
 
         This is called only if ``capabilities.resumable`` is true. After a result of None, this method is called again
-        with the same ``ticket``, by any one thread at a time, until the result is True or False. Until then, no other
-        method of the communicator is called. A later call with the same ticket has no effect and returns the same
-        result, so that a caller that was interrupted can ask for the result again.
+        with the same ``ticket`` until the result is True or False. Any thread may make these calls, one at a time.
+        Until then, no other method of the communicator is called. After a result of True or False, a further call with
+        the same ticket has no effect and returns the same result. So a caller that was interrupted can ask for the
+        result again.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be run in several tries")
 
@@ -224,12 +224,12 @@ class Transport(ABC):
     def attend(self, context: Context, check: Callable[[], None]) -> None:
         """Help other ranks to open instances of this transport. This is called instead of ``open`` on this instance.
 
-        Some transports can be opened only if the ranks outside the group take part, too; their provider has
-        ``attended`` set. If such a transport is the part across hosts of a communicator, every rank of the communicator
-        creates a separate instance and calls ``attend`` on it. A rank that also opens an instance calls ``attend``
-        after ``open``. ``context.members`` are all ranks of the communicator. ``check`` is called while this rank
-        waits; if ``check`` raises an error, the wait ends with that error. After ``attend``, only ``abort`` and
-        ``close`` may be called. Raises DeadlineExceeded after ``context.timeout_s`` seconds.
+        Some transports can be opened only if all ranks outside the group take part; their provider has ``attended``
+        set. Such a transport may be the part of a communicator that connects its hosts. Then every rank of the
+        communicator creates a separate instance and calls ``attend`` on it, with all ranks of the communicator as
+        ``context.members``. If a rank also has an instance to open, it calls ``open`` on that one first. ``check`` is
+        called while this rank waits; if ``check`` raises an error, the wait ends with that error. After ``attend``,
+        only ``abort`` and ``close`` may be called. Raises DeadlineExceeded after ``context.timeout_s`` seconds.
         """
 
     @abstractmethod
@@ -246,9 +246,9 @@ class Transport(ABC):
         """
 
     def check_queued(self) -> None:
-        """Raise the error of enqueued work that was aborted after the call that enqueued it had returned, if any.
+        """Raise an error if enqueued work was aborted after the call that enqueued it had returned.
 
-        This returns at once. Any thread may call this.
+        Otherwise, do nothing. This returns at once. Any thread may call this.
         """
 
     @abstractmethod
@@ -267,7 +267,7 @@ class Transport(ABC):
 
     @abstractmethod
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """Copy the content of ``buffer`` on the rank ``root`` of this communicator to ``buffer`` on all other ranks."""
+        """Copy the content of ``buffer`` on rank ``root`` of this communicator to ``buffer`` on all other ranks."""
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
         """Reduce the sources of all ranks, and write this rank's part of the result to ``target``.

@@ -1,4 +1,4 @@
-"""The tuner contract: how a tuner proposes settings, gets the duration of a step, and proposes better settings."""
+"""The tuner contract: how a tuner proposes settings, gets the measured duration of a step, and proposes better ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tuner(ABC):
 
     @abstractmethod
     def ask(self) -> dict[str, Value] | None:
-        """Return the settings to try next, with one value for each knob. Return None if no further trial would help."""
+        """Return the settings to try next, with one value for each knob; None if no further trial would help."""
 
     @abstractmethod
     def tell(self, values: Mapping[str, Value], cost: float) -> None:

@@ -52,7 +52,7 @@ class Beats(Generic[WhoT]):
         """Return the peers that have been silent for too long, and remove them from the table.
 
         Call this method at least once in ``BEAT_S`` seconds, after calling ``heard`` for all messages that have
-        arrived. If more than twice this time has passed between two calls, this process itself was stopped (SIGSTOP, a
+        arrived. If more than twice ``BEAT_S`` has passed between two calls, this process itself was stopped (SIGSTOP, a
         suspended machine), possibly together with its peers. The time between these calls then does not count as
         silence of the peers.
         """
@@ -66,7 +66,10 @@ class Beats(Generic[WhoT]):
         return gone
 
     def deadline_s(self) -> float | None:
-        """Return the earliest time at which ``due`` or ``silent`` may return a peer. None if the table has no peer."""
+        """Return the earliest time at which ``due`` or ``silent`` may return a peer.
+
+        Return None if the table has no peer.
+        """
         if not self._heard_s:
             return None
         return min(self._beat_s, min(self._heard_s.values()) + self.silence_s)

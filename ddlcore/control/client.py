@@ -50,7 +50,7 @@ def connect_with(access: Access, rank: int, peer: str = LAUNCHER) -> tuple[Chann
 
 
 class ClientChannel(Channel):
-    """A channel to the coordinator by a socket that no other object uses. ``wake`` interrupts ``receive``."""
+    """A channel to the coordinator. It has a socket of its own. ``wake`` interrupts ``receive``."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

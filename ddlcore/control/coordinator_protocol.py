@@ -45,15 +45,16 @@ class CoordinatorProtocol(Protocol):
         """
 
     def lost(self) -> dict[int, str]:
-        """Return all ranks that were lost so far, each with the reason in words for the user.
+        """Return the ranks that are lost at present, each with the reason in words for the user.
 
-        A rank is removed when another process is started for it, or when it registers for a new world.
+        A lost rank is no longer in the result after another process was started for it, or after it has registered for
+        a new world.
         """
 
     def due(self) -> Outgoing:
         """Return the messages that must be sent now because of the time.
 
-        The present time is ``now_s`` of the last call of ``overdue``.
+        The coordinator uses ``now_s`` of the last call of ``overdue`` as the present time.
         """
 
     def overdue(self, now_s: float) -> list[str]:

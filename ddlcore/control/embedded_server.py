@@ -119,8 +119,8 @@ class EmbeddedServer:
     def close(self, reason: str, patient: bool) -> None:
         """Close the server, and send ``reason`` to the ranks that still use the server.
 
-        If ``patient`` is true, first wait until all other ranks have left or until a rank is lost. Also wait for ranks
-        that have not arrived yet, because they may still train together without rank 0, but only until the
+        If ``patient`` is true, first wait until all other ranks have left or until a rank is lost. Ranks that have not
+        arrived yet may still train together without rank 0. So also wait for these ranks, but only until the
         ``deadline_s`` that was given to the constructor. Further calls do nothing. In a forked child, every call does
         nothing.
         """
@@ -211,9 +211,9 @@ class EmbeddedServer:
 
 
 class _Last:
-    """A wrapper that passes all calls on to ``coordinator``, and sets ``told`` when the end of rank 0 was handled.
+    """A wrapper that passes all calls on to ``coordinator``. It sets the event ``told`` after the end of rank 0.
 
-    The end of rank 0 is the last event.
+    The coordinator has then handled the end of rank 0, which is the last thing that it has to handle.
     """
 
     def __init__(self, coordinator: CoordinatorProtocol, told: threading.Event) -> None:

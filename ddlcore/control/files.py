@@ -16,11 +16,10 @@ _STRANGERS = 512  # for TCP connections that have shown no key: fewer of them if
 
 
 def allow_files(ranks: int, *, tcp: bool = False) -> None:
-    """Raise this process's soft limit of open files to the number that connections of ``ranks`` ranks need.
+    """Raise this process's soft limit of open files, so that it is enough for the connections of ``ranks`` ranks.
 
-    ``ranks`` is a number of ranks. The limit is never lowered. Set ``tcp`` if the ranks may connect by TCP: such a
-    connection needs more files. Processes that are started later inherit the limit. Raises DdlInternalError if the hard
-    limit is too low.
+    The limit is never lowered. Set ``tcp`` if the ranks may connect by TCP: such a connection needs more files.
+    Processes that are started later inherit the limit. Raises DdlInternalError if the hard limit is too low.
     """
     needed = (_PER_RANK_TCP if tcp else _PER_RANK) * ranks + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

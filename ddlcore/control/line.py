@@ -141,7 +141,7 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
 
 
 class Refusals:
-    """The rule that decides whether the end of a TCP connection is final, or is ignored because ZeroMQ connects again.
+    """Decides whether the end of a TCP connection is final, or must be ignored because ZeroMQ connects again.
 
     While many clients connect at once, a server may close a connection before the client has shown its key. ZeroMQ then
     connects again by itself, and keeps the client's messages until the server has admitted the client.
@@ -221,7 +221,7 @@ class Line:
         """Wait at most ``timeout_s`` for any input, and handle all input except messages.
 
         Input is a message, an event of the socket's monitor, the end of the launcher's process, or the event ``wake``.
-        Returns False if only events of the socket's monitor have arrived. The caller then waits again, unless
+        Returns False if only events of the socket's monitor have arrived. The caller must then wait again, unless
         ``broken`` is set. Returns True in all other cases, including the timeout.
         """
         sources = self._poller.poll(max(math.ceil(timeout_s * 1000), 0))

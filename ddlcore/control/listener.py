@@ -98,10 +98,10 @@ class Listener:
     def bind(self, address: str, *, beats: bool = True, connections: int = 0) -> str:
         """Listen at ``address`` and return the endpoint. If the port in ``address`` is 0, the system chooses the port.
 
-        ``address`` is ``tcp://IP:PORT`` or an ipc address. If ``beats`` is true, TCP connections to hosts that are gone
-        and to processes that are stopped are ended. ``connections`` is the number of TCP connections that the job
-        itself may open at the same time. Raises ValueError if ``address`` is malformed or if this host does not have
-        it, and DdlInternalError if it is in use.
+        ``address`` is ``tcp://IP:PORT`` or an ipc address. If ``beats`` is true, the listener ends TCP connections to
+        hosts that are gone and to processes that are stopped. ``connections`` is the number of TCP connections that the
+        job itself may open at the same time. Raises ValueError if ``address`` is malformed or if this host does not
+        have it, and DdlInternalError if it is in use.
         """
         if not address.startswith(("tcp:", "ipc:")):
             raise ValueError(f"control network: {address!r} is neither tcp://IP:PORT nor an ipc address")

@@ -32,8 +32,8 @@ def _to_stderr(text: str) -> None:
 class LocalNetwork:
     """The control network between ``size`` ranks of this process.
 
-    ``coordinator`` has no thread: it runs in the thread that sends a message to it, in one thread at a time. ``report``
-    is called with each line of text for the user.
+    ``coordinator`` has no thread of its own. It runs in the threads that send messages to it, in one of them at a time.
+    ``report`` is called with each line of text for the user.
     """
 
     def __init__(self, size: int, coordinator: CoordinatorProtocol, report: Callable[[str], None] = _to_stderr) -> None:
@@ -98,7 +98,7 @@ class LocalNetwork:
     def tick(self) -> None:
         """Run the coordinator's periodic work (``overdue`` and ``due``) if the last run was at least 0.5 s ago.
 
-        Threads that wait for messages call this, because the network has no thread.
+        Threads that wait for messages call this, because the network has no thread of its own.
         """
         now_s = time.monotonic()
         if now_s < self._tick_s:

@@ -26,9 +26,8 @@ def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
 def joined(outgoing: Outgoing) -> Outgoing:
     """Return the messages of ``outgoing``, with consecutive answers to the same rank joined into one answer.
 
-    The messages to one rank keep their order. Messages to different ranks may change their order. If several ranks had
-    the same message objects in ``outgoing``, these ranks also share the message objects in the result, so that
-    ``packed`` encodes each shared object only once.
+    The messages to one rank keep their order. Messages to different ranks may change their order. Ranks that shared
+    message objects in ``outgoing`` also share them in the result, so that ``packed`` encodes each object only once.
     """
     said: dict[int, list[FromCoordinator]] = {}
     for rank, message in outgoing:
@@ -60,7 +59,7 @@ def _join(messages: list[FromCoordinator]) -> list[FromCoordinator]:
 def _agree(answers: list[Answer], message: Answer) -> bool:
     """Return whether ``message`` can be joined with ``answers`` into one answer.
 
-    An answer has only one epoch and acknowledges only one request.
+    They can be joined if all have the same epoch and at most one of them acknowledges a request (has a serial number).
     """
     return message.epoch == answers[0].epoch and not (message.serial and any(one.serial for one in answers))
 

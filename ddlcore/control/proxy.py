@@ -107,7 +107,7 @@ class TcpProxy:
             self._wake.close()
 
     def _room(self) -> int:
-        """Return the largest number of connections without a shown key that may exist at the same time.
+        """Return how many connections that have not shown a key may exist at the same time.
 
         The number leaves enough file descriptors for the connections that have shown a key.
         """
@@ -352,7 +352,7 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def _worst(book: OrderedDict[_Pair, None]) -> _Pair:
-    """Return the connection of ``book`` that is ended first if there are too many connections.
+    """Return the connection in ``book`` that must be ended first if there are too many connections.
 
     Return the oldest connection that has not sent valid first bytes. If there is none, return the oldest connection
     whose client has not shown that it knows the server's key. If there is none either, return the oldest connection.

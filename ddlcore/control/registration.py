@@ -16,7 +16,8 @@ class Registration:
     """An implementation of CoordinatorProtocol for ``size`` ranks that another launcher has started.
 
     ``coordinator`` handles all messages except Arrive. ``arrived`` is called once for each rank, when the rank arrives,
-    with the rank and its Arrive message. ``changed`` is called each time the set ``active`` has changed.
+    with the rank and its Arrive message. The attribute ``active`` is the set of ranks that have arrived and have
+    neither left nor been lost. ``changed`` is called each time after ``active`` has changed.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class Registration:
         """Handle the end of the process of ``rank`` because of ``reason``, and return the messages to send.
 
         All ranks that wait for the arrival of ``rank`` get a message Lost. The coordinator handles the end, too. The
-        end of rank 0 is the last event, because the coordinator runs in the process of rank 0: all ranks that train
-        together with rank 0 then get a message Lost.
+        end of rank 0 is handled last, because the coordinator runs in the process of rank 0. All ranks that train
+        together with rank 0 then get a message Lost, too.
         """
         self._set_active(self.active - {rank})
         self._gone.setdefault(rank, reason)
@@ -76,15 +77,15 @@ class Registration:
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:
-        """Pass the start of another process of ``rank`` on to the coordinator; see ``CoordinatorProtocol``."""
+        """Tell the coordinator that another process of ``rank`` was started; see ``CoordinatorProtocol``."""
         return self._coordinator.rank_started(rank, host)
 
     def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
-        """Pass the request that ``ranks`` leave the training on to the coordinator; see ``CoordinatorProtocol``."""
+        """Tell the coordinator that ``ranks`` must leave the training; see ``CoordinatorProtocol``."""
         return self._coordinator.dismiss(ranks, reason)
 
     def lost(self) -> dict[int, str]:
-        """Return all ranks that the coordinator has lost so far, each with the reason; see ``CoordinatorProtocol``."""
+        """Return the ranks that the coordinator counts as lost, each with the reason; see ``CoordinatorProtocol``."""
         return self._coordinator.lost()
 
     def due(self) -> Outgoing:
@@ -122,7 +123,8 @@ class Registration:
     def _dissolve(self, reason: str) -> Outgoing:
         """Return one message Lost for each rank whose world (the ranks that it trains with) contains rank 0.
 
-        The coordinator runs in the process of rank 0 and ends with this process. ``reason`` is why that process ended.
+        The coordinator runs in the process of rank 0 and ends with this process. ``reason`` says why this process has
+        ended.
         """
         worlds = {rank: self._worlds[rank] for rank in sorted(self.active) if 0 in self._worlds.get(rank, ())}
         return [(rank, Lost((ranks.index(0),), reason)) for rank, ranks in worlds.items()]

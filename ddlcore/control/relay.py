@@ -84,7 +84,7 @@ class Relay:
     def close(self) -> None:
         """Remove the job file, and stop the thread. The ranks then notice that their connection has ended.
 
-        Messages that are not yet sent are still sent to the launcher, for at most one second.
+        The relay tries for at most one second to send its remaining messages to the launcher.
         """
         self._job_file.close()
         self._stopping = True

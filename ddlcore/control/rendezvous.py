@@ -44,7 +44,7 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class Occupied(Exception):
-    """The error that another launch with the same name is still running.
+    """Raised if another launch with the same name is still running.
 
     ``path`` is the rendezvous file of that launch, and ``invitation`` is the contents of the file.
     """
@@ -131,11 +131,12 @@ class Published:
 
 
 def publish(places: Sequence[Path], name: str, invitation: Invitation, dead: Callable[[Invitation], bool]) -> Published:
-    """Create a file called ``name`` with the contents ``invitation``, in the first possible directory of ``places``.
+    """Create a file called ``name`` with the contents ``invitation`` in one of the directories ``places``.
 
-    If the file exists, ``dead`` is called with its contents. The file is replaced if ``dead`` returns True; otherwise
-    Occupied is raised. Raises DdlInternalError with a message of one line if the file can be created in no directory of
-    ``places``, for example because existing files with this name belong to another user.
+    Use the first directory in which this is possible. If the file exists there, ``dead`` is called with its contents,
+    and returns whether the launch that wrote the file has ended. If so, the file is replaced; otherwise Occupied is
+    raised. Raises DdlInternalError with a message of one line if the file can be created in no directory of ``places``,
+    for example because existing files with this name belong to another user.
     """
     refusals = []
     for place in places:
@@ -250,7 +251,7 @@ def look(places: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]
 
 
 class _Unfit(Exception):
-    """The error that a rendezvous file must not be trusted.
+    """Raised if a rendezvous file must not be trusted.
 
     ``ours`` is true if the file belongs to this user, so that this process may replace the file.
     """

@@ -143,9 +143,9 @@ class Server:
         self._thread.start()
 
     def rank_ended(self, rank: int, reason: str) -> None:
-        """Tell the coordinator that the process of ``rank`` has ended, cleanly or not, because of ``reason``.
+        """Tell the coordinator that the process of ``rank`` has ended, cleanly or not.
 
-        Returns at once. Any thread may call this.
+        ``reason`` says how the process ended, in words for the user. Returns at once. Any thread may call this.
         """
         self._changes.append(lambda: self._coordinator.rank_ended(rank, reason))
         self._wake.set()
@@ -160,9 +160,10 @@ class Server:
         self._wake.set()
 
     def dismiss_ranks(self, ranks: Collection[int], reason: str) -> None:
-        """Tell the coordinator that ``ranks`` of an elastic job must leave the training, because of ``reason``.
+        """Tell the coordinator that ``ranks`` of an elastic job must leave the training.
 
-        The ranks leave at the next call in which all ranks agree on changes. Returns at once. Any thread may call this.
+        ``reason`` says why, in words for the user. The ranks leave at the next call in which all ranks agree on
+        changes. Returns at once. Any thread may call this.
         """
         self._changes.append(lambda: self._coordinator.dismiss(ranks, reason))
         self._wake.set()
@@ -244,7 +245,7 @@ class Server:
         self._tell_agents()
 
     def _read(self) -> None:
-        """Handle the messages that have arrived. Handle only a limited number, because the loop has other work, too."""
+        """Handle messages that have arrived, but only a limited number, because the loop has other work, too."""
         with contextlib.suppress(zmq.Again):
             for _ in range(4 * self.size + 16):
                 self._take(self._listener.receive())

@@ -37,9 +37,9 @@ class Shelf(Generic[ClientT]):
     """The values in the store of one job, and the ``get`` requests that wait for a value.
 
     A Shelf does no I/O: its methods return the replies to send, each together with the client that must get the reply.
-    A waiting get fails when a rank is lost. A loss does not count if it happened before the last message Hello of the
-    rank that waits: after a loss, the remaining ranks may call ``init`` again to train without the lost rank, and then
-    each of them sends a Hello.
+    A waiting get fails when a rank is lost. Losses do not count if they happened before the waiting rank sent its last
+    message Hello. A rank sends a Hello when it calls ``init``, and after a loss the remaining ranks may call ``init``
+    again to train without the lost rank.
     """
 
     def __init__(self) -> None:
@@ -90,11 +90,14 @@ class Shelf(Generic[ClientT]):
         return self._end(lambda waiting: self._loss(waiting.rank))
 
     def expire(self, now_s: float) -> list[tuple[ClientT, StoreReply]]:
-        """End the waiting gets whose deadline is not after ``now_s``, and return a reply with a timeout for each."""
+        """End the waiting gets whose deadline has been reached at ``now_s``.
+
+        Return a reply for each of them, which says that the get has timed out.
+        """
         return self._end(lambda waiting: _TIMEOUT if waiting.deadline_s <= now_s else "")
 
     def deadline_s(self) -> float | None:
-        """Return the earliest deadline of a waiting get: the time to call ``expire``. None if no get waits."""
+        """Return the time to call ``expire``, the earliest deadline of a waiting get. Return None if no get waits."""
         return min((waiting.deadline_s for queue in self._waiting.values() for waiting in queue), default=None)
 
     def _get(self, waiting: _Waiting[ClientT], key: str, now_s: float) -> list[tuple[ClientT, StoreReply]]:
@@ -150,7 +153,7 @@ class JobStore(Store):
         self._ask(StoreDelete(next(self._serials), prefix), _ANSWER_S, f"store.delete({prefix!r})")
 
     def clock(self) -> Reading:
-        """Return a Reading of the monotonic clock in the process that keeps the store's values."""
+        """Read the monotonic clock of the process that keeps the store's values, and return the Reading."""
         now_ns, _, boot = self._ask(StoreClock(next(self._serials)), _ANSWER_S, "store.clock()").decode().partition(" ")
         return Reading(int(now_ns), boot)
 

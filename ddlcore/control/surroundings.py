@@ -30,8 +30,8 @@ def lineage() -> list[list[str]]:
 def host_name() -> str:
     """Return a name that is the same for all processes of this host and different on every other host.
 
-    Each network namespace counts as a separate host: processes that cannot reach each other's sockets do not share
-    memory either.
+    Each network namespace counts as a separate host. So processes that cannot reach each other's sockets are on
+    different hosts for ddl, and do not use shared memory together.
     """
     return ":".join((socket.gethostname(), _boot(), _namespace("net")))
 

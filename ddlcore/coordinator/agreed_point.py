@@ -64,7 +64,7 @@ class AgreedPoint:
         return self._decide(joined)
 
     def awaited(self) -> list[Awaited]:
-        """Return the wait for the ranks that have not answered CountCalls yet; [] if none is missing."""
+        """Return the wait for the ranks that have not answered CountCalls, in a list; [] if none is missing."""
         if not self._reason or self._decided:
             return []
         missing = tuple(rank for rank in self._present if rank not in self._counts)

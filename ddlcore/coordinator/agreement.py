@@ -46,7 +46,7 @@ class _Optimizer:
 
 @dataclass
 class _Explaining:
-    """A difference between the ranks that was found, with the values that the ranks have sent so far to explain it."""
+    """A difference that was found between the ranks, and the values that the ranks have sent so far to explain it."""
 
     differ: Differ
     advice: str
@@ -96,7 +96,7 @@ class Agreement:
     def settle(self, rank: int) -> Outgoing:
         """Handle the message Settle of ``rank``, and return the messages to send.
 
-        The rank wants to leave as soon as all of its reports have been compared.
+        By this message, the rank says that it wants to leave as soon as all of its reports have been compared.
         """
         self._settling.add(rank)
         return self._compare()
@@ -117,9 +117,10 @@ class Agreement:
     def look(self, now_s: float) -> Outgoing:
         """Do the work that depends on time, and return the messages to send. This is called about once a second.
 
-        ``now_s`` is the present time of the caller's clock. After a difference, the ranks are asked for their values.
-        If some values have not arrived after EXPLAIN_S seconds, stop waiting for them. If no values were asked for,
-        compare the reported digests again: a rank that has joined since the last comparison is not waited for any more.
+        ``now_s`` is the present time of the caller's clock. If a difference was found, the ranks were asked for their
+        values. If some of these values have not arrived after EXPLAIN_S seconds, stop waiting for them. If no
+        difference was found, compare the reported digests again: a rank that has joined since the last comparison is
+        not waited for any more.
         """
         waiting = self._explaining
         if waiting is None:
@@ -182,8 +183,8 @@ class Agreement:
     def _explained(self, late: bool = False) -> Outgoing:
         """Return the messages that end the job and say how far the ranks' values differ.
 
-        The messages need a sample of the values from each rank. If a sample is missing, return no message. If ``late``
-        is True, make the messages from the samples that have arrived.
+        The messages need a sample of the values from each rank that was asked. If a sample is missing, return no
+        message. But if ``late`` is True, make the messages from the samples that have arrived.
         """
         waiting = self._explaining
         if waiting is None or not (late or all(r in waiting.samples or r in self._gone for r in waiting.asked)):
@@ -220,11 +221,11 @@ def differing(
 ) -> tuple[int, tuple[tuple[int, ...], ...], int]:
     """Compare the digests of the ranks' tensors. Return (index, groups, count).
 
-    ``names`` contains the names of each rank's tensors, and ``digests`` their digests in the same order, 8 bytes each.
-    ``index`` is the position of the first tensor that differs, in the list of the lowest rank. ``groups`` are the ranks
-    in groups with equal digests of this tensor. ``count`` is the number of tensors that differ. If the ranks do not
-    have the same tensors, ``index`` is -1, and each group contains ranks with the same tensors. If nothing differs,
-    ``index`` is -1 and there are no groups.
+    ``names`` contains the names of each rank's tensors. ``digests`` contains the digests of each rank's tensors in the
+    same order, 8 bytes for each tensor. ``index`` is the position of the first tensor that differs, in the list of the
+    lowest rank. ``groups`` are the ranks in groups with equal digests of this tensor. ``count`` is the number of
+    tensors that differ. If the ranks do not have the same tensors, ``index`` is -1, and each group contains ranks with
+    the same tensors. If nothing differs, ``index`` is -1 and there are no groups.
     """
     if len({tuple(sorted(own)) for own in names.values()}) > 1:
         return -1, grouped({rank: tuple(sorted(own)) for rank, own in names.items()}), 0
@@ -298,10 +299,10 @@ def wording(differ: Differ, count: int, advice: str = "") -> str:
 
 
 def _table(names: Mapping[int, tuple[str, ...]]) -> str:
-    """Return a table for ranks that do not have the same tensors. It has a line for each group of equal ranks.
+    """Return a table that shows how the ranks' tensors differ. Ranks with the same tensors form a group.
 
-    ``names`` contains the names of each rank's tensors. A line shows how many tensors the ranks of the group have, and
-    which tensor they have at the first position where the ranks have different tensors.
+    Each group has a line. The line shows the number of tensors that each rank of the group has, and the group's tensor
+    at the first position where two groups differ. ``names`` maps each rank to the names of its tensors.
     """
     most = max(map(len, names.values()))
     padded = {rank: (*own, *["nothing"] * (most - len(own))) for rank, own in names.items()}

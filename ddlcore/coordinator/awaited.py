@@ -1,4 +1,4 @@
-"""Describes the waits of a world: the ranks that must answer before the job continues, and what these ranks were asked.
+"""Describes the waits of a world: for which ranks the job waits, and what these ranks were asked to do.
 
 Whenever the coordinator or a rank waits for ranks, the coordinator returns an ``Awaited`` that describes this wait. One
 check (``stall.py``) examines all these objects, so that every long wait is reported.
@@ -16,7 +16,7 @@ WHY_SILENT = "its process is stopped, or a call in native code holds the interpr
 
 @dataclass(frozen=True)
 class Details:
-    """The facts about a wait that a report shows. They are collected when the report is made."""
+    """The facts about a wait that a report shows. They are collected only when a report is made."""
 
     ranks: tuple[int, ...]  # the missing ranks; () if all have entered the collective, so the transport blocks
     tensors: tuple[Late, ...] = ()  # the tensors that wait; the reporter fills in their ``waits_s``

@@ -68,10 +68,10 @@ class Coordinator:
     ) -> None:
         """Create the coordinator of a world that begins.
 
-        ``policy`` decides which tensors share a bucket. ``fusion_bytes``, ``first_bucket_bytes`` and ``overlap`` are
-        the settings for this. ``replay`` says whether the ranks may replay schedules. ``driver`` searches for better
-        settings while the world runs. ``compression`` is the job's setting. It is used for tensors whose spec does not
-        name a compressor, see ``Spec.compressor_by``.
+        ``policy`` decides which tensors share a bucket, by the settings ``fusion_bytes``, ``first_bucket_bytes`` and
+        ``overlap``. ``replay`` says whether the ranks may replay schedules. ``driver`` searches for better settings
+        while the world runs. ``compression`` is the value of the job's setting. It is used for tensors whose spec does
+        not name a compressor, see ``Spec.compressor_by``.
         """
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
@@ -206,11 +206,11 @@ class Coordinator:
     def _admit(
         self, rank: int, ask: Ask, ready: list[PendingRequest], items: list[tuple[Iterable[int], Item]]
     ) -> PendingRequest | None:
-        """Return the pending request to which ``ask`` belongs. Create it if there is none.
+        """Return the pending request to which ``ask`` belongs. Create the pending request if there is none.
 
-        If ``ask`` is invalid, append a Failure to ``items`` and return None. If ``ask`` is a call of ``join``, also
-        return None: append the requests that this join has made complete to ``ready``, and if all ranks have joined,
-        append the items that must be sent for this to ``items``.
+        If ``ask`` is invalid, append a Failure to ``items`` and return None. If ``ask`` is a call of ``join``, return
+        None, too. In this case, append to ``ready`` the requests that are complete because of this join. If all ranks
+        have joined now, also append to ``items`` what must be sent because of that.
         """
         members = self.sets.get(ask.set_id)
         if members is None or rank not in members:
@@ -276,10 +276,10 @@ class Coordinator:
         return items + self._decided(runnable)
 
     def _decided(self, runnable: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
-        """Arrange ``runnable`` in buckets, and change to replay if these tensors complete a proven period.
+        """Arrange ``runnable`` in buckets. Change to replay if these tensors complete a proven period.
 
-        A period is a sequence of tensors that repeats in every step. Return the items that must be sent, each with the
-        ranks that must get it.
+        A period is a sequence of tensors that repeats in every step. It is proven if it has repeated often enough, see
+        ``PeriodDetector``. Return the items that must be sent, each with the ranks that must get it.
         """
         items: list[tuple[Iterable[int], Item]] = []
         rest = list(runnable)
@@ -297,7 +297,7 @@ class Coordinator:
     def _observe(
         self, runnable: Sequence[PendingRequest], buckets: Sequence[Sequence[PendingRequest]]
     ) -> tuple[int, KnownSchedule | None]:
-        """Look for the end of a period among ``runnable``. A period is a sequence of tensors that repeats in each step.
+        """Look for the end of a proven period (see ``_decided``) among ``runnable``.
 
         Return the number of tensors of ``runnable`` up to the end of the period, and the schedule of the period. If no
         proven period ends among these tensors, return the number of all tensors and None. ``buckets`` are the buckets
@@ -397,9 +397,10 @@ class Coordinator:
     ) -> Outgoing:
         """Handle the requests that ``rank`` has sent while a schedule is replayed. Return the messages to send.
 
-        ``ready`` are the requests that all members have sent. If such a request is for a negotiated slot, run its
-        bucket. If it is for a tensor that is not in the schedule, interrupt the replay, so that the tensor can run.
-        ``items`` are further items to send. ``serial`` is the number of the rank's message.
+        ``ready`` are the requests that are complete, because all members have sent them. If such a request is for a
+        negotiated slot, run the bucket of the slot. If it is for a tensor that is not in the schedule, interrupt the
+        replay, so that the tensor can be reduced. ``items`` are further items to send. ``serial`` is the number of the
+        rank's message.
         """
         insert = bool(self.table.joined)
         calls: dict[object, tuple[bool, bool]] = {}  # a grouped call may have thousands of tensors: look at it once
@@ -569,7 +570,7 @@ def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
 
 
 def _params(layout: Mapping[str, Value]) -> dict[str, float]:
-    """Return the settings with which the fusion policy arranges the buckets of a whole period, as numbers by name."""
+    """Return the settings with which the fusion policy arranges the buckets of a whole period: numbers by name."""
     numbers = {name: float(value) for name, value in layout.items() if not isinstance(value, str)}
     return {**numbers, "overlap": float(layout["overlap"] == "on")}
 
@@ -577,7 +578,7 @@ def _params(layout: Mapping[str, Value]) -> dict[str, float]:
 def _shared(
     items: Iterable[tuple[Iterable[int], Item]], always: Iterable[int]
 ) -> list[tuple[list[int], tuple[Item, ...]]]:
-    """Return pairs of ranks and the items that these ranks must get, in order.
+    """Return pairs (ranks, items to send to these ranks). The order of the items is kept.
 
     Ranks that get the same items are in one pair. The ranks in ``always`` are included even if there is no item for
     them.

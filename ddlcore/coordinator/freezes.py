@@ -1,4 +1,4 @@
-"""Records which ranks asked to leave replay, and at which bucket they were.
+"""Records which ranks have asked to leave replay, and at which bucket these ranks were.
 
 These facts are used to describe a freeze that does not end.
 """
@@ -19,7 +19,7 @@ class Freezes:
         self._left: dict[int, ReplayStatus] = {}
 
     def leave(self, rank: int, message: Leave, epoch: int) -> None:
-        """Record that ``rank`` asks to leave replay in ``epoch``. Store the replay status in ``message``."""
+        """Record that ``rank`` asks to leave replay in ``epoch``, and keep the replay status from ``message``."""
         if epoch != self._epoch:
             self._epoch, self._left = epoch, {}
         if message.replay_status is not None and message.replay_status.epoch == epoch:

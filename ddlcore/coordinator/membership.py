@@ -95,16 +95,16 @@ class Membership:
     def dismiss(self, places: Collection[int], reason: str) -> Outgoing:
         """Have the processes at ``places`` leave the training, and return the messages to send.
 
-        The processes leave at a call of ``commit()`` on which all ranks agree. But as long as too few members would
-        remain, the processes stay. ``reason`` says why the processes must leave, in words for the user.
+        The processes leave at a call of ``commit()`` on which all ranks agree. They stay as long as too few members
+        would remain without them. ``reason`` says why the processes must leave, in words for the user.
         """
         self._leaving.update(dict.fromkeys((place for place in places if place in self._alive), reason))
         return self._decide()
 
     def finished(self, generation: int) -> Outgoing:
-        """Record that all members of world ``generation`` have reached the end of the training, as a member reported.
+        """Record that all members of world ``generation`` have reached the end of the training.
 
-        Return the messages to send.
+        This is called because a member has reported it. Return the messages to send.
         """
         if self._world is not None and generation == self._world.generation:
             self.complete = True
@@ -175,7 +175,7 @@ class Membership:
         return () if self._world is None else self._world.members
 
     def broken(self, generation: int) -> tuple[int, str] | None:
-        """Return a member that cannot take part in world ``generation`` any more, and the reason; None if all can."""
+        """Return a member that can take no further part in world ``generation``, and why; None if there is none."""
         if self._world is None or generation != self._world.generation:
             return (0 if self._world is None else self._world.members[0]), "it belongs to a newer world"
         return next(iter(self._gone.items()), None)

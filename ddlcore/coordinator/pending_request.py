@@ -1,4 +1,4 @@
-"""Records which ranks have requested a tensor while other ranks do not have it ready. This module decides nothing."""
+"""Records which ranks have requested a tensor, as long as not all ranks have it ready. This module decides nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PendingRequest:
         return ranks_of(self.asked)
 
     def different_asks(self) -> tuple[Ask, ...]:
-        """Return the first Ask, and then the Asks that may differ from it. Equal copies of the first are left out."""
+        """Return the first Ask, and all Asks that may differ from it. Asks that are equal to the first are left out."""
         return (self.first, *self.own.values())
 
     def is_grouped(self, spec_of: Callable[[bytes], Spec]) -> bool:

@@ -30,7 +30,7 @@ def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
 
 @dataclass(eq=False)
 class KnownSchedule:
-    """A schedule that was arranged, and the last places that had run when the ranks last left this schedule."""
+    """A schedule that the ranks can replay, and the places up to which it had run when the ranks last left it."""
 
     arranged: Arranged
     keys: frozenset[TensorKey]
@@ -50,7 +50,7 @@ class KnownSchedule:
     def align(self) -> bool:
         """Return whether the schedule can continue at the beginning of the same period in all its process sets.
 
-        If this is possible, set ``after`` to the place before that period for all process sets.
+        If it can, set ``after`` for all process sets to the last place before that period.
         """
         last = {planned.set_id: i for i, planned in enumerate(self.arranged.buckets)}
         begin = self.fresh_start()
@@ -112,10 +112,10 @@ class ReplayController:
     ) -> tuple[int, KnownSchedule | None]:
         """Look for a period that ends among ``tensors``, which are about to be decided in negotiation.
 
-        ``tensors`` are in the order in which they became ready. Each item is (key, index of its bucket, newest stamp of
-        its Asks). ``may_end(i)`` returns whether a period may end between tensor ``i`` and the next tensor. Return the
-        number of tensors up to the end of the period, and the schedule to replay after them. If no period ends among
-        ``tensors``, return the number of all tensors and None.
+        ``tensors`` are in the order in which they became ready. Each item is (key, index of its bucket, highest
+        ``stamp`` of its Asks). ``may_end(i)`` returns whether a period may end between tensor ``i`` and the next
+        tensor. Return the number of tensors up to the end of the period, and the schedule to replay after them. If no
+        period ends among ``tensors``, return the number of all tensors and None.
         """
         for i, (key, bucket, stamp) in enumerate(tensors):
             self.touched([key])
@@ -161,7 +161,7 @@ class ReplayController:
     def waiting_for(self, key: TensorKey) -> KnownSchedule | None:
         """Return a known schedule that contains the tensor ``key`` and can continue at the place where it was left.
 
-        All members have the tensor ``key`` ready. Return None if there is no such schedule.
+        This is called when all members have the tensor ready. Return None if there is no such schedule.
         """
         for known in self._known:
             if known is not self.replaying and known.whole and key in known.keys:
@@ -210,8 +210,8 @@ class ReplayController:
     def resume(self, known: KnownSchedule, epoch: int, periods: int = 0) -> Resume:
         """Return the message that makes all ranks replay the schedule ``known`` from now on.
 
-        ``periods`` is the number of periods after which the ranks must stop; 0 means no limit. A period that has
-        already begun counts as one period.
+        ``periods`` is the number of periods after which the ranks must stop; 0 means no limit. If a period has already
+        begun, the rest of it counts as one period.
         """
         self.replaying = known
         self._known = [*(other for other in self._known if other is not known), known]
@@ -249,7 +249,7 @@ class ReplayController:
         return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
-        """Return the message that says which buckets the ranks must still run, and which of these buckets are valid.
+        """Return the message that says which buckets the ranks must still run, and which buckets are valid.
 
         Call this only after all ranks have answered Freeze. When these buckets have run, the ranks have left the
         schedule. ``sets`` contains the ranks of each process set.
@@ -272,10 +272,10 @@ class ReplayController:
     def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> KnownSchedule | None:
         """Record that replay was left. Return the schedule that is replayed next; None if the ranks must negotiate.
 
-        ``diverged`` says that the tensors which some rank submitted do not fit the schedule. ``inserted`` are the
+        ``diverged`` says that some rank has submitted tensors that do not fit the schedule. ``inserted`` are the
         tensors for which replay was interrupted. ``slow`` says that some rank has waited for the other ranks for long.
-        Perhaps the other ranks were only slow, for example because they wrote a checkpoint. So after ``slow`` the
-        schedule is kept, and continues as soon as all ranks have one of its tensors ready. If this happens several
+        Perhaps the other ranks were only slow, for example because they wrote a checkpoint. So if ``slow`` is true, the
+        schedule is kept, and continues as soon as all ranks have one of its tensors ready. But if this happens several
         times and no bucket runs in between, the schedule is treated as one that does not fit.
         """
         known, self.replaying = self.replaying, None
@@ -306,11 +306,12 @@ class ReplayController:
 
 
 def _turn(buckets: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
-    """Return the index in ``buckets`` at which ``period`` can begin; None if there is none. Both have the same tensors.
+    """Return the index in ``buckets`` at which ``period`` can begin; None if there is none.
 
-    After the last bucket, reading continues with the first bucket. ``period`` can begin at an index under two
-    conditions. Each bucket contains only tensors of one segment (a part of the period whose tensors do not depend on
-    each other). From the index on, the buckets are in the order of the segments. The order within a segment may differ.
+    Both contain the same tensors. A segment is a part of the period whose tensors do not depend on each other.
+    ``buckets`` are read in a circle: from the index to the last bucket, and then from the first bucket to the index.
+    ``period`` can begin at the index if two conditions hold: each bucket contains only tensors of one segment, and the
+    buckets are in the order of the segments. The order within a segment may differ.
     """
     rounds: dict[TensorKey, list[int]] = {}
     for number, segment in enumerate(segments(period)):

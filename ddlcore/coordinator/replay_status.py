@@ -1,9 +1,9 @@
 """Describes stalls that only the ranks can see: which ranks wait in which bucket, and which ranks have not reached it.
 
 This module is part of the coordinator's state machine, without I/O and without a clock. In replay, the coordinator does
-not know which tensors are ready. For a negotiated bucket, the coordinator does not know which ranks have run it. So a
-rank that has been at one bucket for long reports this, and the coordinator asks the other members for their replay
-status.
+not know which tensors are ready. For a negotiated bucket, the coordinator does not know which ranks have run it. So the
+ranks report such stalls: a rank that has been at one bucket for long sends a message, and the coordinator asks the
+other members for their replay status.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ class ReplayStatuses:
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._other_places(alarm, there)))
 
     def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
-        """Return those tensors of the bucket in ``alarm`` that are missing on at least one rank.
+        """Return those tensors of the bucket in ``alarm`` that are not ready on at least one rank.
 
-        If no tensor is missing, return all tensors of the bucket. ``there`` are the ranks that have entered the bucket.
+        If all tensors are ready on all ranks, return all tensors of the bucket. ``there`` are the ranks that have
+        entered the bucket.
         """
         found = []
         everyone = sorted(self._told.keys() | self._awaited)
@@ -93,9 +94,9 @@ class ReplayStatuses:
     def _other_places(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
         """Return lines about ranks that are at another bucket than the bucket of ``alarm``.
 
-        The table of tensors has no column for this. ``there`` are the ranks that have entered the bucket of ``alarm``.
-        Ranks that are at the same other bucket share a line. If all ranks have entered the bucket of ``alarm``, return
-        one line that says so.
+        A report shows these lines below its table of tensors, which has no column for this. ``there`` are the ranks
+        that have entered the bucket of ``alarm``. Ranks that are at the same other bucket share a line. If all ranks
+        have entered the bucket of ``alarm``, return one line that says so.
         """
         said: dict[str, list[int]] = {}
         for rank, one in sorted(self._told.items()):
@@ -108,18 +109,18 @@ class ReplayStatuses:
 
 
 class Busies:
-    """The steps in which the engines of ranks have been for long, as these ranks have reported.
+    """The pieces of work with which the engines of ranks have been busy for long, as these ranks have reported.
 
-    A step is a negotiated bucket, or other work of the engine that does not belong to a schedule.
+    A piece of work is a negotiated bucket, or an action of the engine that does not belong to a schedule.
     """
 
     def __init__(self) -> None:
         self._said: dict[tuple[int, str], dict[int, Busy]] = {}  # by index and text, then by rank
 
     def hear(self, rank: int, busy: Busy) -> None:
-        """Record that ``rank`` has been in the step ``busy`` for long, or that this step has ended on ``rank``.
+        """Record that ``rank`` has been busy with the work ``busy`` for long, or that this work has ended on ``rank``.
 
-        A step may end earlier on some ranks than on others, for example a broadcast.
+        The same work may end earlier on some ranks than on others, for example a broadcast.
         """
         key = (busy.index, busy.what)
         said = self._said.get(key, {})
@@ -131,10 +132,10 @@ class Busies:
                 del self._said[key]
 
     def awaited(self, sets: Mapping[int, Sequence[int]], present: Collection[int]) -> list[Awaited]:
-        """Return a description of the wait for each reported step. It names the ranks that have not reported the step.
+        """Return a description of the wait for each reported work. It names the ranks that have not reported the work.
 
-        ``sets`` contains the ranks of each process set. ``present`` are the ranks that have not left the world. A step
-        is forgotten when no rank of ``present`` is still in the step.
+        ``sets`` contains the ranks of each process set. ``present`` are the ranks that have not left the world. The
+        work is forgotten when no rank of ``present`` is still busy with it.
         """
         self._said = {
             key: said
@@ -167,9 +168,9 @@ class Busies:
 
 
 def _has_come(one: ReplayStatus, alarm: ReplayStatus) -> bool:
-    """Return whether the rank with the status ``one`` has entered the bucket of ``alarm``, or is already behind it.
+    """Return whether the rank with the status ``one`` has entered the bucket of ``alarm``, or is at a later bucket.
 
-    For example, the root of a broadcast need not wait for the other ranks before it goes on.
+    A rank need not wait for the others in each bucket: for example, the root of a broadcast goes on before them.
     """
     return one.place > alarm.place or (one.launched and one.place == alarm.place)
 

@@ -1,4 +1,4 @@
-"""Records the tensors that some ranks of a world have requested and other ranks have not, and which ranks have joined.
+"""Records, for one world, the tensors that some but not all ranks have requested, and the ranks that have joined.
 
 This module decides nothing.
 """
@@ -130,7 +130,7 @@ class RequestTable:
         return tensor_key(pending.set_id, pending.name, pending.spec)
 
     def describe(self, pending: PendingRequest, compression: str) -> Ready:
-        """Return a description of the tensor for the fusion policy. ``compression`` is the job's setting."""
+        """Return a description of the tensor for the fusion policy. ``compression``: the value of the job's setting."""
         spec = self.spec_of(pending)
         compressor = spec.compressor_by(compression)
         key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, compressor)
@@ -153,22 +153,22 @@ class RequestTable:
     # --- grouped calls
 
     def are_mates(self, one: PendingRequest, other: PendingRequest) -> bool:
-        """Return whether both requests belong to the same grouped call."""
+        """Return whether the requests ``one`` and ``other`` belong to the same grouped call."""
         return _same_call(one, other) and all(self.spec_of(pending).group for pending in (one, other))
 
     def call_of(self, pending: PendingRequest) -> object:
-        """Return an object that identifies the grouped call of ``pending``: it is equal for all tensors of the call.
+        """Return an object that identifies the grouped call of ``pending``: it is equal for all tensors of that call.
 
         If ``pending`` does not belong to a grouped call, return ``pending`` itself.
         """
         return (pending.set_id, _call(pending.name)) if pending.is_grouped(self.spec) else pending
 
     def complete_group(self, pending: PendingRequest) -> list[PendingRequest]:
-        """Return the requests that may run, because ``pending`` is complete.
+        """Return the requests that may run now. This is called when ``pending`` is complete.
 
-        If ``pending`` does not belong to a grouped call, this is only ``pending``. Otherwise these are all requests of
-        the grouped call, or none if one of them is not complete. The tensors of the call need not be counted: a rank
-        sends all tensors of a grouped call that are not in a schedule in one Request.
+        If ``pending`` does not belong to a grouped call, only ``pending`` may run. Otherwise all requests of the
+        grouped call may run together, or none if one of them is not complete. The tensors of the call need not be
+        counted, because a rank sends them all in one Request, except for tensors that are in a schedule.
         """
         if not self.spec_of(pending).group:
             return [pending]

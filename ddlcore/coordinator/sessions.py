@@ -77,8 +77,8 @@ class _World:
     def _awaited(self) -> list[Awaited]:
         """Return all waits of this world.
 
-        These are the waits of the coordinator, the waits for agreed calls, the wait for ranks that are in ``shutdown``,
-        and the wait for ranks that still run after other ranks have left.
+        These are the waits of the coordinator, the waits for agreed calls, the waits of ranks in ``shutdown``, and the
+        wait for ranks that still run after other ranks have left.
         """
         waits = self.coordinator.awaited()
         for point in self.points.values():
@@ -118,7 +118,7 @@ class _World:
         return self.outward(agreement.gone(rank))
 
     def point(self, launched: int, message: StopRequest | CallCount | None) -> Outgoing:
-        """Handle a rank's message about calls at which all ranks act together, and return the messages to send.
+        """Handle a rank's message about a call at which all ranks act together, and return the messages to send.
 
         ``launched`` is the rank's number in the launch. ``message`` is None if the rank has left the world. See
         coordinator.agreed_point.
@@ -284,9 +284,10 @@ class Sessions:
         return self._detach(rank, reason, reason) + self._membership.register(rank, message) + self._let_in()
 
     def _let_in(self) -> Outgoing:
-        """Ask all members to leave the present world, if processes wait to join or must leave an elastic job.
+        """Have all members leave the present world of an elastic job, if the members of the next world can be others.
 
-        The members leave at a call of ``commit()`` on which all of them agree. Return the messages to send.
+        This is so if a process waits to join, or if a member must leave the training. The members leave at a call of
+        ``commit()`` on which all of them agree. Return the messages to send.
         """
         if self._membership is None:
             return []
@@ -430,7 +431,7 @@ class Sessions:
         return {other for other in reach(start) if start in reach(other)} | {start} if start in reach(start) else set()
 
     def _give_up(self, rank: int, waited_s: float) -> Outgoing:
-        """Return the messages that end the wait of ``rank`` in ``init`` and name the ranks that have not called it.
+        """Return the messages that end the wait of ``rank`` in ``init``. They name the ranks that are missing there.
 
         If ``waited_s`` is not 0, the time limit of ``rank`` has passed after ``waited_s`` seconds. Then the wait of all
         ranks that wait for the same world ends, and that world is forgotten. If ``waited_s`` is 0, ``rank`` leaves for

@@ -98,10 +98,10 @@ class StallWatch:
         return texts + self._told(now_s), outgoing
 
     def _seek(self, wait: Awaited, now_s: float, late: dict[str, list[tuple[Awaited, Details, float]]]) -> Outgoing:
-        """Check a wait that is a stall only if its ranks do not answer. Return the messages to send.
+        """Check a wait that is a stall only if the ranks that must act do not answer. Return the messages to send.
 
-        The age of such a wait is the time since the last message of a rank that does not answer. The ranks are asked
-        (by the message Probe) again and again. If the wait must be reported, it is added to ``late``.
+        The ranks are asked again and again, by the message Probe. The age of the wait is the time since the last
+        message of a rank that does not answer. If the wait must be reported, it is added to ``late``.
         """
         warning_s, shutdown_s = self._patience.warning_s, self._patience.shutdown_s
         details = wait.details()
@@ -134,10 +134,10 @@ class StallWatch:
         self._asked_for = {one for one in self._asked_for if one[0] in self._since_s}
 
     def _due(self, key: Hashable, waits_s: float) -> list[int]:
-        """Return the limits (_WARNING, _SHUTDOWN) that the wait ``key`` will reach soon or has reached.
+        """Return the limits (_WARNING, _SHUTDOWN) that the wait ``key`` has reached or will reach soon.
 
-        ``waits_s`` is the age of the wait. A limit is returned early, because the ranks must be asked (by the message
-        Probe) so long before the limit that their answers can arrive before it.
+        ``waits_s`` is the age of the wait. "Soon" is the time that the ranks have to answer the message Probe. So if
+        the ranks are asked now, their answers can arrive before the limit.
         """
         limits_s = (self._patience.warning_s, self._patience.shutdown_s)
         near_s = waits_s + self._patience.answer_s
@@ -157,7 +157,10 @@ class StallWatch:
             outgoing.append((rank, Probe()))
 
     def _is_known(self, ranks: Sequence[int], now_s: float) -> bool:
-        """Return whether the time for an answer to the message Probe has passed for each rank that has not answered."""
+        """Return whether it is known of all ``ranks`` if they answer the message Probe.
+
+        This is known of a rank if it has answered, or if the time for its answer has passed.
+        """
         answer_s = self._patience.answer_s
         return all(now_s - self._probed_s[rank] >= answer_s for rank in ranks if rank in self._probed_s)
 
@@ -168,7 +171,8 @@ class StallWatch:
     def _heard(self, now_s: float) -> list[str]:
         """Record which ranks have sent a message since the last call of ``look``.
 
-        If some of these ranks were reported as silent before, return a report that they answer again; otherwise [].
+        If some of these ranks were reported as silent before, return a report that they answer again; otherwise return
+        [].
         """
         spoke, self._spoke = self._spoke, set()
         again: list[int] = []
@@ -273,9 +277,9 @@ class StallWatch:
 
 
 def _summary(details: Details) -> str:
-    """Return a part of a sentence, for an error message, that describes the first tensors of a wait.
+    """Return a part of a sentence, for an error message, that describes the tensors of a wait.
 
-    These are the tensors that wait for the same ranks as the first tensor.
+    It describes the first tensor, and the other tensors that wait for the same ranks as the first.
     """
     first = details.tensors[0]
     alike = [one.name or "(a call without a name)" for one in details.tensors if one.missing == first.missing]

@@ -1,8 +1,9 @@
-"""Connects a search for better settings to replay: runs trials. In a trial, several periods run with the same settings.
+"""Connects a search for better settings to replay, and runs the trials of the search.
 
-A period is one pass through the schedule. A trial ends at the end of a period. All ranks then stop by themselves, and
-report how long each period took. When all ranks have reported, the next trial begins at the same bucket on all ranks.
-This module is part of the coordinator's state machine, without a thread and without a clock.
+A period is one pass through the schedule. In a trial, several periods run with the same settings. A trial ends at the
+end of a period. All ranks then stop by themselves, and report how long each period took. When all ranks have reported,
+the next trial begins at the same bucket on all ranks. This module is part of the coordinator's state machine, without a
+thread and without a clock.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class SearchDriver(Protocol):
     def reopens(self) -> Collection[str]:
         """Return the names of those settings that take effect only when a communicator opens.
 
-        All other settings decide how a schedule is arranged in buckets.
+        All other settings of the search decide how a schedule is arranged in buckets.
         """
 
     def trial(self, nbytes: int) -> Trial:
@@ -121,7 +122,7 @@ class Tuning:
     def paused(self, rank: int, message: Paused) -> bool:
         """Record that ``rank`` has reached the end of the trial. ``message`` contains the rank's measurements.
 
-        Return True if all ranks have reached the end, so that the next trial must begin.
+        Return True if all ranks have reached the end, so that the next trial must begin; otherwise False.
         """
         if self._paused is None:
             return False
@@ -136,7 +137,7 @@ class Tuning:
         return True
 
     def awaited(self) -> tuple[int, ...]:
-        """Return the ranks that have not reached the end of the trial, if other ranks already wait at the end."""
+        """Return the ranks that have not reached the end of the trial, if others already wait there; otherwise ()."""
         return tuple(sorted(self._awaited - self._paused.keys())) if self._paused else ()
 
     def left(self) -> None:

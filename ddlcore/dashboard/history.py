@@ -34,7 +34,10 @@ _Data = dict[str, Any]
 
 
 class History:
-    """The present state of one job and its recent past. ``now_s`` in the methods is the time of day in seconds."""
+    """The present state of one job and its recent past.
+
+    ``now_s`` in the methods is the Unix time in seconds, as ``time.time()`` returns it.
+    """
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin

@@ -112,7 +112,7 @@ def url_of(listening: socket.socket, place: Place, token: str) -> str:
 
 
 def chart_library() -> Path | None:
-    """Return the path of the charts' JavaScript library, a file of the package plotly. None if the file is missing."""
+    """Return the path of the charts' JavaScript library, a file of the package plotly, or None if it is missing."""
     spec = find("plotly")
     if spec is None or spec.origin is None:
         return None

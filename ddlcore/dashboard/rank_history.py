@@ -33,7 +33,7 @@ class LinkRate:
 
 @dataclass
 class RankHistory:
-    """The recent past of one rank: its state as the launcher knows it, its last pulses, and the last pulse's arrival.
+    """The recent past of one rank: its state as the launcher knows it, its last pulses, and when the last one arrived.
 
     A pulse is a message about itself that a rank sends about once a second.
     """
@@ -50,10 +50,10 @@ class RankHistory:
     _activities: deque[Activity] = field(default_factory=lambda: deque(maxlen=KEPT))  # of ``pulses``, without names
 
     def take(self, pulse: Pulse, now_s: float) -> None:
-        """Add a pulse that has arrived at ``now_s``, a time of day in seconds.
+        """Add a pulse that has arrived at ``now_s``, a Unix time in seconds.
 
-        If the counts of the pulse are lower than before, the rank has called ``init`` again. All earlier pulses are
-        forgotten then.
+        If the counts of the pulse are lower than before, the rank has called ``init`` again. In this case, all earlier
+        pulses are forgotten.
         """
         if self.pulses and (pulse.steps < self.pulses[-1].steps or pulse.at_s < self.pulses[-1].at_s):
             self.forget()
@@ -94,9 +94,10 @@ class RankHistory:
         return (last.steps - since.steps) / (last.at_s - since.at_s) if last.at_s > since.at_s else None
 
     def _stands_s(self, last: Pulse) -> float:
-        """Return the time in seconds without a step after which the rank's rate of steps counts as 0.
+        """Return a duration in seconds. After this time without a step, the rank's rate of steps counts as 0.
 
-        This is a few times the mean duration of a step so far. ``last`` is the last pulse.
+        The duration is a few times the mean duration of a step so far, but at least ``_STANDS_S``. ``last`` is the last
+        pulse.
         """
         first = self._first
         usual_s = (last.at_s - first.at_s) / (last.steps - first.steps) if first and last.steps > first.steps else 0.0
@@ -137,7 +138,10 @@ class RankHistory:
         return [_link(one, before.get(one.name, one), elapsed_s) for one in self.activity.traffic]
 
     def _window(self) -> int | None:
-        """Return the index of the pulse at which the time for a rate begins, or None if there are too few pulses."""
+        """Return the index of the first pulse of the interval for a rate, or None if there are too few pulses.
+
+        The interval ends at the last pulse.
+        """
         last_s = self.pulses[-1].at_s if self.pulses else 0.0
         found: Sequence[int] = [i for i, one in enumerate(self.pulses) if last_s - one.at_s >= _RATE_S] or [0]
         return found[-1] if len(self.pulses) > 1 and last_s > self.pulses[found[-1]].at_s else None

@@ -37,9 +37,10 @@ class Wait:
 
 
 def waits_of(told: Mapping[int, Told]) -> list[Wait]:
-    """Return the operations that wait, as groups with the same ranks, the longest wait first.
+    """Return the waiting operations in groups, the group with the longest wait first.
 
-    ``told`` holds the last reports of all running ranks.
+    All operations of a group are ready on the same ranks and missing on the same ranks. ``told`` holds the last reports
+    of all running ranks.
     """
     waiting = {
         rank: one.activity
@@ -68,10 +69,10 @@ def _wait(
 
 
 def _lacks(one: Told, operation: tuple[str, tuple[int, ...]]) -> bool:
-    """Return whether the rank has certainly not submitted ``operation``, or is silent.
+    """Return whether a rank is silent, or has certainly not submitted ``operation``. ``one`` is the rank's last report.
 
-    A rank reports the names of only some of its operations in flight, the first in alphabetical order. So an operation
-    that comes after the last reported name may be in flight, too; then the result is False.
+    A report names only some of the rank's operations in flight: the first ones in alphabetical order. An operation that
+    comes after the last name in the report may be in flight, too. In this case, the result is False.
     """
     activity = one.activity
     if one.silent:

@@ -1,4 +1,4 @@
-"""Kernels for the memory of one bucket: convert, pack, unpack, reduce and digest. They know nothing about ranks.
+"""Kernels for the memory of one bucket: convert, pack, unpack, reduce, compute digests. They know nothing about ranks.
 
 This module is imported only when numba compiles the kernels. The arguments of all functions are int64 (addresses,
 counts, numbers of types and operations) or float64 (scales).
@@ -41,8 +41,8 @@ def _hub(s: int, t: int, scale: float) -> int:
 def _convert_elements(source: int, s: int, target: int, t: int, count: int, scale: float) -> None:
     """Multiply ``count`` elements by ``scale``, and convert them from type ``s`` to type ``t``.
 
-    The addresses ``source`` and ``target`` are equal (only if both types have the same size), or the memory does not
-    overlap.
+    ``source`` and ``target`` are the addresses of the elements. Either the two memory ranges do not overlap, or the
+    addresses are equal. Equal addresses require that both types have the same size.
     """
     if s == t and scale == 1.0:
         if source != target:
@@ -140,8 +140,8 @@ def ddl_convert(
 ) -> int:
     """Convert ``n`` tensors of type ``dtype`` to one contiguous array of type ``wire`` at the address ``flat``.
 
-    If ``unpack`` is not 0, convert the array to the tensors. Tensor i is at ``addresses[i]`` and has ``counts[i]``
-    elements. The elements are multiplied by ``scale``. Return 0.
+    If ``unpack`` is not 0, convert in the other direction, from the array to the tensors. Tensor i is at
+    ``addresses[i]`` and has ``counts[i]`` elements. The elements are multiplied by ``scale``. Return 0.
     """
     at = flat
     for i in range(n):
@@ -160,7 +160,9 @@ LOW_35 = (1 << 35) - 1
 
 @compiled("qq")
 def _mixed(state: int, word: int) -> int:
-    """Mix ``word`` into ``state``, and return the new state. Different words turn one state into different new states.
+    """Mix ``word`` into ``state``, and return the new state.
+
+    For the same old state, different words give different new states.
 
     The shift lets the high bits affect the low bits. Without the shift, changes of the highest bit in two words would
     cancel each other. Without the mask, the shift would copy the sign bit and lose information.

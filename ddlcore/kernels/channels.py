@@ -137,7 +137,7 @@ def wait(frame: int, rank: int, channel: int, value: int) -> int:
 
 @compiled("qqqq")
 def wait_a_while(frame: int, channel: int, value: int, sleeps: int) -> int:
-    """Wait until every rank's counter in ``channel`` has reached ``value``, for a limited time.
+    """Wait for a limited time until every rank's counter in ``channel`` has reached ``value``.
 
     Return 0, LATER after ``sleeps`` sleeps in the wait for one of the ranks, or HERE or BY_PEER if the communicator was
     aborted.

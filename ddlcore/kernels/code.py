@@ -107,10 +107,11 @@ def obtain(cache_dir: str = "") -> tuple[bytes, str]:
 
 
 def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
-    """Compile the kernels if the cache does not contain them, and return the time in seconds; 0 without compilation.
+    """Compile the kernels if the cache does not contain them, and return the time in seconds that this took.
 
-    ``report`` is called with one line of text if the kernels were compiled. The launcher calls this function before it
-    starts the ranks. ``cache_dir`` is the cache directory that the user has chosen, or "".
+    Return 0 if the cache contains the kernels. ``report`` is called with one line of text if the kernels were compiled.
+    The launcher calls this function before it starts the ranks. ``cache_dir`` is the cache directory that the user has
+    chosen, or "".
     """
     start = time.perf_counter()
     _, kept = obtain(cache_dir)

@@ -69,8 +69,8 @@ def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row:
     """Publish part ``i`` of this rank's data for all other ranks, in ``round_``.
 
     The data at ``source`` is in the order of the ranks: ``row[d]`` elements are for rank d. The data for each rank is
-    divided into ``rounds`` parts. ``most`` is the largest number of elements that a rank sends in all rounds. Return 0,
-    or another value if the communicator was aborted.
+    divided into ``rounds`` parts. ``most`` is the number of elements that the rank with the most data sends in all
+    rounds together. Return 0, or another value if the communicator was aborted.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     code = reserve(frame, INPUT, round_, ((most + rounds - 1) // rounds + size) * itemsize)
@@ -118,8 +118,8 @@ def _rounds(frame: int, total: int, itemsize: int) -> int:
 def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
     """Send ``nbytes[s * size + d]`` bytes from each rank s to each rank d.
 
-    ``source`` contains the parts for the ranks, and ``target`` contains the parts from the ranks, both in the order of
-    the ranks. Return 0, or another value if the communicator was aborted.
+    ``source`` contains this rank's parts for all ranks. The parts from all ranks are written to ``target``. Both are in
+    the order of the ranks. Return 0, or another value if the communicator was aborted.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     first = read(frame + IN_USED)

@@ -72,7 +72,8 @@ def _pointer(builder: Any, address: Any, element: Any = I64) -> Any:
 def load_word(typing: Any, address: Any) -> Any:
     """Load the word at ``address`` atomically (sequentially consistent).
 
-    Afterwards, this thread sees everything that the other thread wrote before it stored the word.
+    If another thread has stored the word by ``store_word``, this thread then sees everything that the other thread
+    wrote before.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -171,7 +172,7 @@ def stack(typing: Any, nbytes: Any) -> Any:
 
 @inline
 def pause(typing: Any) -> Any:
-    """Tell the processor that it runs a loop that only waits, by its instruction for this purpose."""
+    """Execute the processor's instruction for loops that only wait."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         nothing, i32 = ir.VoidType(), ir.IntType(32)
@@ -189,10 +190,10 @@ def pause(typing: Any) -> Any:
 
 @compiled("qqq", "")
 def futex_wait(word: int, seen: int, timeout: int) -> None:
-    """Sleep until ``futex_wake`` is called for the address ``word``, or until the time is over.
+    """Sleep until ``futex_wake`` is called for the address ``word``, or until a time limit is reached.
 
-    ``timeout`` is the address of a timespec with the longest time. If the low 32 bits at ``word`` differ from the low
-    32 bits of ``seen``, return at once.
+    ``timeout`` is the address of a timespec with the time limit, counted from now. If the low 32 bits at ``word``
+    differ from the low 32 bits of ``seen``, return at once.
     """
     _syscall(SYS_FUTEX, word, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout, 0, 0)
 

@@ -106,7 +106,8 @@ def _bytes(element: Any) -> int:
 def combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
     """Define and return the loop of ``ddl_combine`` for one type and operation, a function of type LOOP.
 
-    ``form`` consists of the bits WIDE_LEFT and WIDE_OUT: they say which memory is float32 for a type of 16-bit floats.
+    ``form`` consists of the bits WIDE_LEFT and WIDE_OUT. If ``dtype`` is a type of 16-bit floats, these bits say which
+    memory contains float32 elements instead.
     """
     short = dtype in SHORT_FLOATS
     left = F32 if form & WIDE_LEFT else STORED[dtype]
@@ -159,7 +160,7 @@ def _conversions() -> Iterable[tuple[DType, DType]]:
 
 
 def _dispatch(b: Any, code: Value, loops: dict[int, Any], args: list[Value]) -> None:
-    """Generate code that calls the loop ``loops[code]`` with ``args``, or calls no loop if there is none.
+    """Generate code that calls the loop ``loops[code]`` with ``args``, or does nothing if there is no such loop.
 
     ``code`` is a value that is known only when the generated code runs.
     """
@@ -223,9 +224,9 @@ def ddl_combine(
 ) -> int:
     """Compute out[i] = scale * (left_scale * left[i] op right_scale * right[i]) for ``count`` elements. Return 0.
 
-    Integers are not scaled. 16-bit floats are computed in float32 and rounded once; ``form`` says whether ``left`` and
-    ``out`` are float32 memory (bits WIDE_LEFT, WIDE_OUT). ``out`` may be equal to ``left`` or ``right``; otherwise it
-    must not overlap with them.
+    Integers are not scaled. 16-bit floats are computed in float32 and rounded once; the bits WIDE_LEFT and WIDE_OUT of
+    ``form`` say whether ``left`` and ``out`` contain float32 elements. ``out`` may be equal to ``left`` or ``right``;
+    otherwise it must not overlap with them.
     """
     _combine(dtype, op, form, left, right, out, count, left_scale, right_scale, scale)
     return 0

@@ -68,9 +68,10 @@ def _copy_pieces(
 ) -> tuple[int, int]:
     """Copy ``count`` elements between the tensors and the contiguous memory at ``flat``.
 
-    The elements begin at the place (``tensor``, ``offset``). If ``outwards`` is 0, they are copied from the tensors to
-    ``flat``; if it is 1, from ``flat`` to the tensors; if it is -1, nothing is copied. ``addresses`` is the address of
-    a table of the tensors' addresses. Return the place after these elements.
+    The elements begin at element ``offset`` of tensor number ``tensor``. If ``outwards`` is 0, they are copied from the
+    tensors to ``flat``; if it is 1, from ``flat`` to the tensors; if it is -1, nothing is copied. ``addresses`` is the
+    address of a table of the tensors' addresses. Return the tensor and the offset at which the elements after these
+    begin.
     """
     size = ITEMSIZE[read(plan + DTYPE)]
     while count > 0:
@@ -93,8 +94,8 @@ def _copy_pieces(
 def _reduce_slots(frame: int, plan: int, round_: int, offset: int, own: int, target: int, count: int) -> None:
     """Reduce ``count`` elements of all ranks into ``target``.
 
-    The elements of each other rank begin ``offset`` bytes after the beginning of that rank's memory for ``round_``.
-    This rank's own elements are at the address ``own``.
+    On every rank except this one, the elements begin ``offset`` bytes after the beginning of that rank's memory for
+    ``round_``. This rank's own elements begin at the address ``own``.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     for r in range(size):
@@ -109,8 +110,8 @@ def _reduce_pieces(
 ) -> tuple[int, int]:
     """Reduce the chunk of ``round_``, which has ``count`` elements, and write the results directly to the tensors.
 
-    The chunk begins at the place (``tensor``, ``offset``). ``sources`` and ``targets`` are the addresses of tables of
-    the tensors' addresses. Return the place after the chunk.
+    The chunk begins at element ``offset`` of tensor number ``tensor``. ``sources`` and ``targets`` are the addresses of
+    tables of the tensors' addresses. Return the tensor and the offset at which the next chunk begins.
     """
     size = ITEMSIZE[read(plan + DTYPE)]
     done = 0
@@ -136,8 +137,8 @@ def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> 
     """Wait for a limited time until all ranks have published round ``first``, the first round of this allreduce.
 
     Return LATER if some rank has not published the round after ``sleeps`` sleeps. In this case the caller tries again
-    later. For the next try, save that this rank has published the first chunk, and save the place (``tensor``,
-    ``offset``) at which the second chunk begins.
+    later. For the next try, save that this rank has published the first chunk, and save ``tensor`` and ``offset``: the
+    second chunk begins at element ``offset`` of tensor number ``tensor``.
     """
     # If a try ends with LATER, this rank has already published round ``first``. Other ranks may read the published data
     # and reduce it, so the data cannot be withdrawn, and must not be published a second time. BEGUN tells the next try
@@ -153,7 +154,7 @@ def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> 
 
 @compiled("qqq", "qq")
 def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
-    """Return the begin and end of this rank's part of a chunk of ``n`` elements, as indices in the chunk.
+    """Return the beginning and the end of this rank's part of a chunk of ``n`` elements, as indices in the chunk.
 
     Each part begins at a cache line, so that two ranks never write to the same cache line.
     """
@@ -184,11 +185,12 @@ def _copy_others(
 def _publish(
     frame: int, plan: int, i: int, n: int, tensor: int, offset: int, whole: int, idle: int, sleeps: int
 ) -> tuple[int, int, int]:
-    """Publish chunk ``i``, which has ``n`` elements and begins at the place (``tensor``, ``offset``).
+    """Publish chunk ``i``, which has ``n`` elements and begins at element ``offset`` of tensor number ``tensor``.
 
-    Return three numbers: 0 or another return code, and the place after the chunk. If ``whole`` is 0, this rank's own
-    part is left out. With the first chunk, also publish whether this rank has no data (``idle`` is not 0). If
-    ``sleeps`` is not 0, then wait after the first chunk for all ranks, for a limited time; the code may be LATER.
+    Return three numbers: 0 or another return code, and the tensor and the offset at which the next chunk begins. If
+    ``whole`` is 0, this rank's own part is left out. With the first chunk, also publish whether this rank has no data
+    (``idle`` is not 0). If ``sleeps`` is not 0, wait after the first chunk until all ranks have published it, but only
+    for a limited time. If this time was too short, the code is LATER.
     """
     first = read(frame + IN_USED)
     if i == 0 and read(frame + BEGUN) != 0:
@@ -249,8 +251,9 @@ def _reduce_shard(
 ) -> tuple[int, int]:
     """Reduce this rank's part of a chunk of ``n`` elements. Write the result to the shared memory and to the tensors.
 
-    The chunk begins at the place (``tensor``, ``offset``). The data of the other ranks is in their slots of ``round_``,
-    and the shared memory for results is that of ``result_round``. Return the place after the chunk.
+    The chunk begins at element ``offset`` of tensor number ``tensor``. The data of the other ranks is in their slots of
+    ``round_``, and the shared memory for results is that of ``result_round``. Return the tensor and the offset at which
+    the next chunk begins.
     """
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     size = ITEMSIZE[read(plan + DTYPE)]

@@ -38,10 +38,13 @@ class ActivityMeter:
         """Return the present activity of the rank.
 
         ``stats`` holds the rank's statistics (``ddl.stats()``), and ``doing`` is a text about its present state.
-        ``pending`` holds the name and process set id of each operation in flight. ``input_s`` of ``sampled_s`` observed
-        seconds were spent waiting for input. ``traffic`` holds counts of the network interfaces. The result contains
-        the time for which no bucket has ended. This time begins at the first call with the present number of ended
-        buckets, so it is too short by at most the time between two calls.
+        ``pending`` holds the name and process set id of each operation in flight. The rank was observed for
+        ``sampled_s`` seconds, and spent ``input_s`` of them waiting for input. ``traffic`` holds counts of the network
+        interfaces.
+
+        ``waits_s`` of the result is the time for which no bucket has ended, or 0 if no operation is in flight. It is
+        counted from the first call that found the present number of ended buckets. So it may be too short, by at most
+        the time between two calls.
         """
         now_s = self._clock()
         ended = stats["buckets_negotiated"] + stats["buckets_replayed"]

@@ -37,8 +37,8 @@ def compare(ask: Callable[[], Reading], now_ns: Callable[[], int], own_boot: str
     ``ask`` asks the other process and returns a reading of its clock. ``now_ns`` returns the time of this process's
     clock, and ``own_boot`` is this machine's boot id. Of ``SAMPLES`` readings, the one with the shortest round trip is
     used; its error is at most half of the round trip (Cristian, 1989). If the boot ids are equal, both processes read
-    the same clock, and the offset is 0. There is one exception: if a reading contradicts this, the offset is measured,
-    because a time namespace may shift a clock.
+    the same clock, and the offset is 0. But if a reading contradicts this, the measured offset is returned, because a
+    time namespace may shift a clock.
     """
     best: tuple[int, int] | None = None
     same = bool(own_boot)

@@ -145,7 +145,7 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
 
 
 def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
-    """Add an event to ``rows`` for each negotiated bucket and rank: the time at which the rank became ready.
+    """Add an event to ``rows`` for each negotiated bucket and rank. It shows when the rank became ready.
 
     ``rows`` holds the events of each part. The new events are added to the part of the lowest rank that took part in
     the negotiation, so that they are shown at that rank's negotiation.

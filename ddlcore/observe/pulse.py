@@ -1,4 +1,4 @@
-"""Measure the load and progress of this rank for its pulses: messages about itself that it sends at intervals."""
+"""Measure the load and progress of this rank. The rank sends them at intervals, in messages that are called pulses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ticker:
 def make_pulse(
     steps: int, user_s: float, gpu: tuple[float, int, int] | None, activity: Activity | None = None
 ) -> Pulse:
-    """Measure the load of this process, and return it with the given values as a Pulse.
+    """Return a Pulse that contains the measured load of this process and the values of the arguments.
 
     ``steps`` is the number of steps so far, and ``user_s`` is the time in seconds that the user's threads have spent in
     ``wait``. ``gpu`` is (utilization 0 … 1, used bytes, total bytes), or None without a GPU.

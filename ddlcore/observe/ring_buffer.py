@@ -13,7 +13,7 @@ Record = tuple[Any, ...]  # (number, Code, time in ns, fields of that code …)
 
 
 class Code(IntEnum):
-    """The kind of a record. The comments list the fields of a record after number, code and time."""
+    """The kind of a record. A record begins with its number, Code and time. The comments list its other fields."""
 
     READY = 0  # set id, name, spec: the user has submitted this tensor
     READY_TOGETHER = 1  # persistent requests: the user has started all of them in one call

@@ -46,7 +46,7 @@ class _Node:
 
 @dataclass
 class _Loop:
-    """The totals over all frames of one code object. The code object may be the one with the training loop."""
+    """The totals over all frames of one code object. The training loop may be in this code."""
 
     code: CodeType
     depth: int
@@ -112,9 +112,9 @@ class Stacks:
         """Return whether the thread waits for input in one sample. The sample is not added to the totals.
 
         ``frame`` is the innermost frame of the thread's stack, or None. The result is None if no code in the stack is
-        known to call ddl. Unlike ``take``, this method stores no frame, so that tensors in local variables are not kept
-        alive. Without stored frames, the training loop cannot be recognized. In its place, the innermost code in the
-        stack that is known to call ddl is used.
+        known to call ddl. Unlike ``take``, this method stores no frame, because a stored frame keeps the tensors in its
+        local variables alive. Without stored frames, the training loop cannot be recognized. Instead, the method looks
+        at the innermost code in the stack that is known to call ddl.
         """
         frames = _outermost_first(frame)
         self._note_ours(frames)
@@ -166,9 +166,12 @@ class Stacks:
     def _waits(self, frames: Sequence[FrameType]) -> list[bool]:
         """Return for each frame whether the frame waits for input at the time of the sample.
 
-        A frame that has called ddl does not wait. Training code is code that has called ddl in some sample. A frame
-        that has called training code waits if the called frame waits. Any other frame waits if it gets the next element
-        of an iteration, or if a frame inside of it runs code of a module in ``loaders``.
+        Training code is code that has called ddl in some sample. There are three cases:
+
+        * A frame that calls ddl does not wait.
+        * A frame that calls training code waits if the called frame waits.
+        * Any other frame waits if it gets the next element of an iteration, or if a frame inside of it runs code of a
+          module in ``loaders``.
         """
         found = [False] * len(frames)
         loading = False

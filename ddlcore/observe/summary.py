@@ -20,7 +20,7 @@ SHOWN = 10  # rows of the tables of buckets and tensors
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a bucket on one rank. Times are in µs of the trace."""
+    """One run of a bucket on one rank. Times are in µs on the clock of the trace."""
 
     pid: int
     key: str  # the same on all ranks that ran the bucket together
@@ -150,9 +150,9 @@ def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
 
 
 def waits_of(events: Iterable[Event]) -> dict[int, list[Interval]]:
-    """Return the intervals, in µs of the trace, in which a user's thread waited in ddl, by pid.
+    """Return the intervals, in µs on the clock of the trace, in which a user's thread waited in ddl, by pid.
 
-    In a trace, a rank is shown as a process, whose number is the pid.
+    In a trace, a rank is shown as a process; the number of this process is the pid.
     """
     waits: dict[int, list[Interval]] = defaultdict(list)
     for event in events:
@@ -229,10 +229,10 @@ def _rank_row(
 
 
 def steps_of(runs: Sequence[Run]) -> list[Interval]:
-    """Return the begin and the end, in µs of the trace, of each step that was replayed on one rank.
+    """Return the begin and the end of each step that was replayed on one rank, in µs on the clock of the trace.
 
-    ``runs`` are the runs of buckets on this rank. A step begins at the end of the last bucket of the step before, and
-    ends at the end of its own last bucket.
+    ``runs`` are the runs of buckets on this rank. A step ends at the end of its last bucket, and begins at the end of
+    the step before. If the step before was not replayed, the step is left out.
     """
     ends: dict[tuple[str, int, int], float] = {}
     for run in runs:
@@ -248,9 +248,10 @@ def steps_of(runs: Sequence[Run]) -> list[Interval]:
 def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
     """Return the delays in µs of the ranks that came last, by the rank's pid: one delay for each bucket.
 
-    For each bucket, the rank that came last is found, and its delay relative to the median of the other ranks. For a
-    replayed bucket, the time at which each rank began the bucket counts. For a negotiated bucket, the time at which all
-    tensors were ready on a rank counts. So a delay comes from a rank's own work, and not from the network.
+    The delay is the difference between the time at which the last rank came to the bucket and the median of the times
+    of the other ranks. For a replayed bucket, a rank's time is the begin of the bucket on this rank. For a negotiated
+    bucket, it is the time at which all tensors were ready on this rank. So a delay comes from a rank's own work, and
+    not from the network.
     """
     buckets: dict[str, list[Run]] = defaultdict(list)
     for run in runs:

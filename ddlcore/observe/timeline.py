@@ -97,8 +97,8 @@ class TraceFile:
     def add(self, events: Sequence[str]) -> None:
         """Add ``events``, each a JSON text, by one write that replaces the end of the list.
 
-        The kernel executes the write as a whole, so the list in the file stays complete. Only if the process is killed
-        during the write, the list may be incomplete.
+        The kernel executes the write as a whole, so the list in the file stays complete. It can be incomplete only if
+        the process is killed during the write.
         """
         if not events:
             return

@@ -16,8 +16,7 @@ from ddlcore.observe.ring_buffer import Code, RingBuffer
 class Counted(Protocol):
     """Counters that a rank has even without a timeline. They only increase.
 
-    The value for one bucket is the difference between a counter after this bucket and the same counter after the bucket
-    before.
+    The value for one bucket is the increase of a counter from the end of the bucket before to the end of this bucket.
     """
 
     pack_ns: int
@@ -58,8 +57,9 @@ class TraceHooks:
     def completed(self, what: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
         """Record that the bucket ``what`` has run from ``begun_ns`` to ``ended_ns``.
 
-        ``place`` is the bucket's number in the replay, or -1 if the bucket was negotiated. The number is: number of the
-        step in the replay * number of the schedule's buckets + position in the schedule.
+        ``place`` is the bucket's number in the replay, or -1 if the bucket was negotiated. The number is s * n + p: s
+        is the number of the step in the replay, n is the number of buckets in the schedule, and p is the bucket's
+        position in the schedule.
         """
         ring, counted, kind = self.ring, self._counted, what.kind
         pack_ns, unpack_ns, nbytes = counted.pack_ns, counted.unpack_ns, counted.nbytes[kind]

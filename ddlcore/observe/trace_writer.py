@@ -43,8 +43,9 @@ class _Place:
 class TraceWriter:
     """Converts one rank's records to events. Each event is a JSON text.
 
-    In the trace, the rank is shown as the process ``pid``. ``transport(set_id, kind)`` returns the name of a transport,
-    such as "shm". If ``mark_cycles`` is true, an event is added at the begin of each replayed step.
+    In the trace, the rank is shown as the process ``pid``. ``transport(set_id, kind)`` returns the name of the
+    transport for buckets of this kind in this process set, such as "shm". If ``mark_cycles`` is true, an event is added
+    at the begin of each replayed step.
     """
 
     def __init__(

@@ -15,9 +15,9 @@ ALIKE = 0.005  # exposed shares count as equal if they differ by no more than ha
 
 @dataclass(frozen=True)
 class TypicalStep:
-    """The time of one step of the first rank. Times are in µs of the trace.
+    """One step of the first rank, from ``begin`` to ``end`` in µs on the clock of the trace.
 
-    The picture shows the events of all ranks within this time.
+    The picture of the step shows the events of all ranks between these two times.
     """
 
     rank: int  # the first rank of the trace
@@ -32,9 +32,10 @@ def typical_step(summary: Summary, runs: Sequence[Run], waits: Mapping[int, Sequ
     """Return the step that represents ``summary`` best, or None if the first rank replayed no whole step.
 
     ``summary`` was computed from ``runs`` and ``waits``. The exposed share of the chosen step is equal to that of the
-    summary, or as near as possible. If several steps have this share, the step is chosen whose length and whose shares
-    on the single ranks are nearest to the medians. It is not enough to choose a step of median length: the exposed
-    share depends on the length, because a late rank makes the step longer for all ranks.
+    summary, or as near as possible. If several steps have such a share, the choice among them is made by two values:
+    the length of the step, and the exposed shares on the single ranks. The step that is nearest to the medians is
+    chosen. The length alone would not be enough, because the exposed share depends on it: a late rank makes the step
+    longer for all ranks.
     """
     if not summary.ranks:
         return None

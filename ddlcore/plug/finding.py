@@ -15,9 +15,10 @@ _OWN = frozenset({importlib.__file__, *(__file__.replace("finding.py", name) for
 
 
 def find(name: str) -> ModuleSpec | None:
-    """Return the spec of module ``name`` without importing the module or its packages. None: there is no such module.
+    """Return the spec of module ``name`` without importing the module or its packages.
 
-    importlib.util.find_spec, in contrast, imports the packages in a dotted name.
+    Return None if there is no such module. importlib.util.find_spec, in contrast, imports the packages in a dotted
+    name.
     """
     at, *rest = name.split(".")
     try:

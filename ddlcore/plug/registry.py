@@ -69,7 +69,7 @@ class Distribution(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The record that a plugin, or one of its providers, is not used, and why."""
+    """Says that a plugin, or one of its providers, is not used, and why."""
 
     origin: Distribution
     name: str  # name of the provider, or of the entry point if the whole plugin is refused
@@ -210,11 +210,11 @@ class Registry:
         return {origin.name for origin in self._origins.values()}
 
     def missing(self, provider: Provider) -> str:
-        """Return the reason why ``provider`` cannot be used here, with a command that helps.
+        """Return the reason why ``provider`` cannot be used here.
 
-        Return "" if the provider can be used. The only module that this method imports is the module of the provider's
-        probe, a function that tests whether the provider can be used. For the modules that the provider requires, the
-        method only checks that they exist.
+        If a module is missing, the text also has the command that installs it. Return "" if the provider can be used.
+        The only module that this method imports is the module of the provider's probe, a function that tests whether
+        the provider can be used. For the modules that the provider requires, the method only checks that they exist.
         """
         if provider.platforms and sys.platform not in provider.platforms:
             return f"works on {' and '.join(provider.platforms)} only; this is {sys.platform}"
@@ -235,8 +235,8 @@ class Registry:
     def library(self, provider: Provider) -> Library | None:
         """Return the name and version of the external library that the target of ``provider`` uses in this process.
 
-        Return None if the target uses no such library, if the library cannot be loaded, or if the provider cannot be
-        used here.
+        The target is the object that ``load`` returns. Return None if the target uses no such library, if the library
+        cannot be loaded, or if the provider cannot be used here.
         """
         if not provider.library or self.missing(provider):
             return None
@@ -346,9 +346,9 @@ class Registry:
 
 
 def _function(target: str) -> Callable[[], object]:
-    """Return the function that ``target`` names, in the form ``module:function``.
+    """Return the function that ``target`` names.
 
-    The module is imported without running the ``__init__`` of its package.
+    ``target`` has the form ``module:function``. The module is imported without running the ``__init__`` of its package.
     """
     module, _, name = target.partition(":")
     found: Callable[[], object] = getattr(run_alone(module), name)

@@ -31,8 +31,8 @@ def settings_of(
     load them now.
 
     ``warns`` says whether to warn of misspelt variables. Pass False in a process that may be one of many ranks, so that
-    not every rank warns. There is also no warning if ``registry`` is given, because the user was warned before, or in a
-    rank of ``ddl run``, because ``ddl run`` warns before it starts the ranks.
+    not every rank warns. There is also no warning if ``registry`` is given, because the user was warned before. The
+    ranks of ``ddl run`` do not warn either, because ``ddl run`` warns before it starts them.
 
     Raises ValueError if a value is not valid, and UnknownSetting (a ValueError) if ``file`` or ``flags`` contain the
     name of a setting that does not exist. The message of UnknownSetting also names the plugins that the user's allow or

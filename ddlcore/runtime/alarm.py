@@ -1,7 +1,7 @@
-"""Notices when this rank has been in one operation for long, and makes the report of this to the coordinator.
+"""Notices when this rank has been in one operation for long, and makes the report about it for the coordinator.
 
-Only the rank itself can see how long it is in an operation. A second report says that the operation has ended. This
-module uses no thread and no lock, and does not read a clock: the caller passes the time.
+Only the rank itself can see how long it has been in an operation. When a reported operation has ended, a second report
+says so. This module uses no thread and no lock, and does not read a clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ LEAST_S = 0.05
 
 
 class Alarm:
-    """Decides when one rank reports to the coordinator that the rank has been in one operation for long.
+    """Decides when this rank must report to the coordinator that it has been in one operation for long.
 
-    The report is made a little before the first time limit of ``patience`` (``warning_s`` or ``shutdown_s``). So the
-    coordinator can ask the other ranks and get their answers before that limit.
+    ``patience`` has two time limits, ``warning_s`` and ``shutdown_s``. The report is made a little before the earlier
+    one. So the coordinator can ask the other ranks and get their answers before that limit. If both are 0, there are no
+    reports.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -61,9 +62,10 @@ class Alarm:
         return said
 
     def since(self, replay_status: ReplayStatus | None) -> ReplayStatus | None:
-        """Return a copy of ``replay_status`` that also contains how long the rank has been at its place.
+        """Return a copy of ``replay_status`` that also says how long the rank has been at its place in the schedule.
 
-        Return ``replay_status`` itself if that time is not known: ``look`` has not yet seen the rank at this place.
+        Return ``replay_status`` itself if it is None, or if that length of time is not known because ``look`` has not
+        yet seen the rank at this place.
         """
         if replay_status is None or _place(replay_status) != self._at:
             return replay_status

@@ -35,10 +35,10 @@ class Backend:
 
 
 def parse_backend(text: str) -> Backend:
-    """Parse ``text``, which is ``auto``, ``NAME`` or ``LOCAL+CROSS``, and return the choices in it.
+    """Parse ``text``, the value of ``--backend``, and return the choices of transports in it.
 
-    After it, ``text`` may contain another choice for some kinds of operations, such as ``auto,allgather=NAME``. Raises
-    ValueError, with a message of one line, if ``text`` is invalid.
+    ``text`` begins with ``auto``, ``NAME`` or ``LOCAL+CROSS``. Other choices for some kinds of operations may follow,
+    as in ``auto,allgather=NAME``. Raises ValueError, with a message of one line, if ``text`` is invalid.
     """
     first, *rest = (part.strip() for part in text.split(","))
     if "=" in first:

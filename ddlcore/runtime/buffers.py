@@ -1,6 +1,6 @@
 """Keeps the memory into which buckets are packed.
 
-There is one buffer for each use. A buffer may be replaced by a larger one. Buffers are kept until the job ends.
+There is one buffer for each purpose. A buffer may be replaced by a larger one. Buffers are kept until the job ends.
 """
 
 from __future__ import annotations

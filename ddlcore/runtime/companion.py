@@ -1,6 +1,7 @@
 """Keeps the companions of a job.
 
-A companion is an object of a framework's package. It makes calls in the background, while no thread waits for them.
+A companion is an object of a framework's package that exists as long as the job. For example, it makes calls of ddl in
+the background, while no thread of the user waits for them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from ddlcore.runtime.reentry import Lock
 class Completion:
     """Announces finished operations to waiting threads. All handles of a job share one such object.
 
-    ``observed`` is the highest index of a bucket whose end the user's code has seen; -1: of none.
+    ``observed`` is the highest index of a bucket whose end the user's code has seen. It is -1 if there is no such
+    bucket.
     """
 
     def __init__(self) -> None:

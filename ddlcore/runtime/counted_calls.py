@@ -70,7 +70,7 @@ class CountedCalls:
             self._calls = 0
 
     def count(self) -> CallCount:
-        """Return the number of calls that were made. The next call waits until ``agreed`` is called."""
+        """Return the number of calls so far. Later calls wait until ``agreed`` is called."""
         with self._lock:
             self._released.clear()
             return CallCount(self._kind, self._joins, self._calls)
@@ -86,9 +86,9 @@ class CountedCalls:
         self._released.set()
 
     def take_wanted(self) -> str:
-        """Return the reason to act that was written to ``wanted`` since the last call of this method.
+        """Return the text in ``wanted``, and set ``wanted`` to "". The text says why the ranks should act together.
 
-        Return "" if there was no such reason.
+        Return "" if no such text was written to ``wanted`` since the last call of this method.
         """
         wanted, self.wanted = self.wanted, ""
         return wanted

@@ -65,8 +65,9 @@ class Dispatcher:
     def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
         """Run a bucket of a schedule together with the other ranks, but do not change the user's tensors yet.
 
-        Return a function that delivers the results to the tensors, or a Later. Call that function when it is known
-        that the bucket is not void. ``use`` names the fusion buffer in which the results are kept until then.
+        Return the function that delivers the results to the tensors, or a Later, which contains that function. The
+        function must be called only when it is known that the bucket is not void. ``use`` names the fusion buffer in
+        which the results are kept until then.
         """
         run: Run | None = launch.position.run
         if run is None:

@@ -1,7 +1,8 @@
-"""Calls a compressor: chooses the name under which it keeps a tensor's state, and tells it whether a bucket was valid.
+"""Passes the tensors of a bucket to a compressor, and tells the compressor later whether the bucket was valid.
 
-The names include the process set, so that tensors with the same name in two sets never share state. A call without a
-name gets a new internal name in each step. So its tensor is encoded under the empty name, and no state is kept for it.
+A compressor keeps its state under a name for each tensor. This name includes the process set, so tensors with the same
+name in two sets never share state. A call without a name gets a new internal name in each step, so the compressor could
+not find its state again. Such a tensor is encoded under the empty name, and no state is kept for it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def state_name(set_id: int, name: str) -> str:
 def encode(compressor: Compressor, entry: Entry, source: Buffer, target: Buffer, scale: float) -> None:
     """Encode the values in ``source``, multiplied by ``scale``, into ``target``.
 
-    ``source`` contains the values of the tensor of ``entry``. Call ``settle`` later to tell the compressor whether the
-    bucket was valid (not void).
+    ``source`` contains the values of the tensor of ``entry``. Call ``settle`` when it is known whether the bucket was
+    valid (not void).
     """
     name = entry.name if compressor.casts else state_name(entry.set_id, entry.name)
     if name:

@@ -43,15 +43,18 @@ Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]
 
 
 def _LAND() -> None:
-    """Mark, in the engine's queue, that ``Engine._land`` must be called. This function itself is never called."""
+    """Stand in the engine's queue as a sign: when the engine finds it there, it calls ``Engine._land`` instead.
+
+    This function itself is never called.
+    """
 
 
 class Engine:
     """The thread that owns a rank's communicators and executors, and runs the rank's buckets.
 
-    Items that were passed to ``post`` are run first, in the order of the calls. Then the engine runs the buckets that
-    are ready in the schedule that is replayed. ``broken(error)`` is called when the transport or an executor fails on
-    this rank. If ``ranges`` is given, every bucket runs within a profiler range that has the bucket's name.
+    The engine first runs the items that were passed to ``post``, in the order of the calls. Then it runs the buckets of
+    the schedule that are ready. ``broken(error)`` is called when the transport or an executor fails on this rank. If
+    ``ranges`` is given, every bucket runs within a profiler range that has the bucket's name.
     """
 
     def __init__(
@@ -148,8 +151,9 @@ class Engine:
     def stop(self, timeout_s: float) -> bool:
         """End the engine after all items in its queue have run, and close the communicators.
 
-        Return False if the engine has not ended within the time limits. The items in the queue get ``timeout_s``. Then
-        work that is still queued on devices gets CLOSE_S + CLOSED_S more, as long as the job has not failed.
+        Return whether the engine has ended within the time limits. The items in the queue have ``timeout_s`` seconds.
+        After that, work that is still queued on devices has CLOSE_S + CLOSED_S seconds more, but only as long as the
+        job has not failed.
         """
         with self._tensor_queue.lock:
             self._stopped = True
@@ -194,7 +198,7 @@ class Engine:
         self._sets.close(CLOSE_S)
 
     def _next(self) -> Todo | Launch[Entry] | None:
-        """Wait for the next item that the engine must run, and return it; None means that the engine has to end.
+        """Wait for the next item that the engine must run, and return it. Return None if the engine has to end.
 
         If the schedule cannot continue during this wait, ask the coordinator to end the replay.
         """
@@ -267,9 +271,9 @@ class Engine:
         """Deliver a bucket that has run, or keep the bucket until it is known whether it is valid or void.
 
         If this rank is frozen, a bucket is kept until the message Drain says whether the bucket is valid. If
-        ``deliver`` is a Later, the bucket is only queued on a device. Such a bucket is kept until the device has
-        completed it, or until the hosts have told each other that this bucket or a later bucket of its process set is
-        valid.
+        ``deliver`` is a Later, the bucket has only been queued on a device. Such a bucket is kept until one of two
+        things happens: the device has completed it, or the hosts have told each other that this bucket or a later one
+        of its process set is valid.
         """
         # A device completes a bucket before the host knows whether all members took part with real data, so the result
         # may not be delivered yet. ``told`` is that knowledge: every member's host has said that it launched this
@@ -312,10 +316,10 @@ class Engine:
     def start_and_wait(self, entry: PersistentRequest, address: int, owner: object) -> None:
         """Do ``TensorQueue.start_request`` and ``entry.wait()`` in one call, which is faster than the two calls.
 
-        The tensor is at ``address``, and ``owner`` keeps its memory alive. The fast way is possible if the bucket of
-        ``entry`` has no other entries and is the next bucket to launch. Then one locked section launches the bucket,
-        one call of the transport runs it, and one locked section completes it. Few lines of code matter here: after a
-        pause the CPU caches are cold, so every line takes about ten times as long. Raises the errors of the two calls.
+        The tensor is at ``address``, and ``owner`` keeps its memory alive. Raises the errors of the two calls. The fast
+        way is possible if the bucket of ``entry`` has no other entries and is the next bucket to launch. Then one
+        locked section launches the bucket, one call of the transport runs it, and one locked section completes it. Few
+        lines of code matter here: after a pause the CPU caches are cold, so every line takes about ten times as long.
         """
         me = get_ident()
         tensor_queue = self._tensor_queue
@@ -350,7 +354,7 @@ class Engine:
 
         This saves two thread switches. If the engine runs a bucket or has items in its queue, no bucket is run here. A
         signal handler (Ctrl-C) may interrupt this thread between any two instructions; the engine then continues the
-        interrupted bucket. So only buckets that the transport can enter in several tries are run here. Raises
+        interrupted bucket. So this method runs only those buckets that the transport can enter in several tries. Raises
         ReentrantCall if the calling thread would wait for itself.
         """
         if not operation.pending:
@@ -514,8 +518,8 @@ class Engine:
     def _called_away(self) -> None:
         """Wake the engine, because an exception (for example from a signal handler) interrupted the calling thread.
 
-        The engine continues the work of that thread. If this method is interrupted as well, the control thread notices
-        that within a second and wakes the engine.
+        The engine continues the work of that thread. If this method itself is interrupted too, the control thread
+        notices that within a second and wakes the engine.
         """
         with self._tensor_queue.lock:
             self._tensor_queue.work.notify()
@@ -624,11 +628,11 @@ class Engine:
     # --- ends
 
     def _explain(self, error: BaseException) -> None:
-        """Report ``error``, an error of running a bucket, as the reason why the job ends.
+        """Report ``error``, which was raised when a bucket ran, as the reason why the job ends.
 
-        A transport fails most likely because a peer was lost, and the control network can report which peer. So wait up
-        to FAILURE_WAIT_S seconds for such a report. If the report arrives, it is the reason why the job ends, and
-        ``error`` is not reported.
+        A transport fails most likely because a peer was lost, and the control network can report which peer. So first
+        wait up to FAILURE_WAIT_S seconds for such a report. If the report arrives, it is the reason why the job ends,
+        and ``error`` is not reported.
         """
         if isinstance(error, DdlInternalError) and self._failure.wait(FAILURE_WAIT_S):
             return

@@ -17,10 +17,10 @@ class Submitted(Protocol):
 
 
 class Events(Protocol):
-    """A listener for the events of one rank's operations. Each method is called on the thread of the event.
+    """A listener for the events of one rank's operations. Each method is called on the thread where the event happens.
 
-    The methods must return soon, must take no lock of ddl, and must not raise. A call takes about 50 ns. Callers for
-    which a call per bucket takes too long check ``on`` first.
+    The methods must return soon, must take no lock of ddl, and must not raise. A call takes about 50 ns. A caller for
+    which this is too much per bucket checks ``on`` first.
     """
 
     @property
@@ -60,8 +60,8 @@ class Events(Protocol):
     def drained(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
         """Record that this rank has run all buckets that any rank had launched before the freeze.
 
-        ``valid`` and ``void`` count the buckets whose delivery had waited for this decision: this number of buckets was
-        valid, and this number was void. The drain began at ``begun_ns``.
+        ``begun_ns`` is the time at which this drain began. Some buckets had been kept until it was known whether they
+        are valid: ``valid`` is the number of them that were valid, and ``void`` is the number that were void.
         """
 
     def left(self, epoch: int) -> None:

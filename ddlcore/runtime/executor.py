@@ -39,10 +39,10 @@ Deliver = Callable[[], list[Outcome | None]]
 class Later:
     """A bucket that is queued on a device and may turn out void.
 
-    Call ``deliver`` when the bucket is known to be valid. A bucket is valid if ``event`` shows that the device
-    completed it before this rank froze. A bucket is also valid if ``told`` is True: then the host of every member has
-    said that it launched this bucket with real data. In that case every earlier bucket of the same process set is valid
-    too.
+    Call ``deliver`` only when the bucket is known to be valid. There are two ways to know this. First, ``event`` shows
+    that the device completed the bucket before this rank froze. Second, ``told`` is True: then the host of every member
+    has said that it launched this bucket with real data. In the second case, every earlier bucket of the same process
+    set is valid too.
     """
 
     event: Event
@@ -53,7 +53,8 @@ class Later:
 class Staged:
     """A function that delivers the results of a bucket.
 
-    If the bucket turns out void, ``void`` is called instead. ``void`` undoes the changes that running the bucket made.
+    If the bucket turns out void, ``void()`` is called, and this function is not. ``void()`` undoes the changes that
+    running the bucket made.
     """
 
     def __init__(self, deliver: Deliver, void: Callable[[], None]) -> None:
@@ -72,7 +73,10 @@ PREPARED_LIMIT = 4096
 
 
 class Unserved(TransportError):
-    """The error that the transport cannot do an operation, on any rank. The operation fails and the job continues."""
+    """Raised if a transport or a compressor cannot do an operation. The operation fails, and the job continues.
+
+    Every rank raises it for the same operation.
+    """
 
 
 def reducescatter_rows(rows: int, size: int) -> list[int]:
@@ -280,8 +284,8 @@ class HostExecutor:
     def _pair(self, entry: Entry | None, spec: Spec, op: ReduceOp) -> tuple[Buffer, Buffer]:
         """Return the source and the target of one tensor.
 
-        If ``entry`` is None, this rank does not have the tensor. Then source and target are the same dummy memory. The
-        values of the dummy memory do not change the result.
+        If ``entry`` is None, this rank does not have the tensor. Then source and target are the same dummy memory,
+        whose values do not change the result of the operation.
         """
         if entry is not None:
             assert entry.source is not None and entry.target is not None
@@ -546,7 +550,7 @@ class AtomicAllreduce:
         return self.done if self._prepared.run_atomic(sources, targets, True) else void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
-        """Run the bucket in several tries, and return the bucket's deliver function.
+        """Begin to run the bucket, or continue after an interruption. Return the bucket's deliver function.
 
         This method may be called again for the same launch, also on another thread. ``operation`` is the operation for
         which the calling thread waits. Return None if ``operation`` ended before the bucket could be entered.

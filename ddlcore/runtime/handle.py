@@ -100,10 +100,10 @@ class Handle:
         return self._error
 
     def over(self) -> Callable[[], None] | None:
-        """Return the function that was given to ``then`` if the operation has ended, otherwise None.
+        """Return the function that was given to ``then`` if the operation has ended. Otherwise return None.
 
-        The function is returned only once. The caller holds the completion's lock, and calls the function after it has
-        released that lock.
+        The function is returned only once; later calls return None. The caller holds the completion's lock, and calls
+        the function after it has released that lock.
         """
         if self._left > 0:
             return None
@@ -111,9 +111,9 @@ class Handle:
         return then
 
     def pass_on(self, queue: deque[Any]) -> None:
-        """Append the function that ``over`` would return to ``queue``. The caller later calls the functions there.
+        """Append the function that ``over`` would return, if any, to ``queue``. The caller later calls it.
 
-        If a signal handler interrupts this method, the method may be called again: the function is then in ``queue`` or
+        A signal handler may interrupt this method. Then the method may be called again: the function is in ``queue`` or
         still in the handle, and is never lost.
         """
         then, put = self._then, queue.append

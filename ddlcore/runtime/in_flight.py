@@ -1,8 +1,8 @@
-"""Keeps the buckets that are in flight on devices and may turn out void. Also has memory of the devices released.
+"""Keeps the buckets that are in flight on devices and may turn out void. Also makes the devices release unused memory.
 
-A bucket is kept until the hosts have told each other that all of them launched the bucket with real data. In two cases,
-the bucket is kept until the device has completed it: a user thread already waits for the bucket, or the hosts cannot
-tell each other.
+A bucket is usually kept until the hosts have told each other that all of them launched the bucket with real data. In
+two cases, the bucket is kept until the device has completed it: a user thread already waits for the bucket, or the
+hosts cannot tell each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLICE_S = 0.0005  # the length of one wait, after which a bucket that has become
 
 
 class Untidy(Protocol):
-    """The devices of a rank. This protocol has only the methods that release memory after the devices have used it."""
+    """The devices of a rank, seen only as objects that can release memory which is no longer used."""
 
     @property
     def untidy(self) -> bool:
@@ -56,7 +56,10 @@ class DevicesInFlight:
         self._buckets.append((launch, later))
 
     def look_s(self) -> float | None:
-        """Return for how many seconds the engine may sleep before it calls ``is_due`` again; None: without a limit."""
+        """Return for how many seconds the engine may sleep before it calls ``is_due`` again.
+
+        Return None if the engine may sleep without a limit.
+        """
         return LOOK_S if self._buckets or self._devices.untidy else None
 
     def is_due(self, slept: bool, stopped: bool) -> bool:
@@ -70,7 +73,7 @@ class DevicesInFlight:
         return slept or stopped or self._completion.wanted or _is_done(self._buckets[0][1])
 
     def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
-        """Remove the buckets that devices have completed, and return them in order. Also release memory of devices.
+        """Remove the buckets that devices have completed, and return them in order. Also make devices release memory.
 
         If a thread waits for an operation on a device and no bucket is complete, first wait up to SLICE_S seconds for
         the last bucket. Raises DeviceError if a device has failed and no bucket was completed before the failure. Also
@@ -94,7 +97,7 @@ class DevicesInFlight:
     def through(self, launch: Launch[Entry]) -> list[tuple[Launch[Entry], Deliver]]:
         """Remove the buckets of ``launch``'s process set up to and including ``launch``, and return them in order.
 
-        Buckets that the device has not completed are included.
+        Buckets that the device has not yet completed are removed and returned too.
         """
         valid: list[tuple[Launch[Entry], Deliver]] = []
         others: deque[tuple[Launch[Entry], Later]] = deque()

@@ -12,8 +12,8 @@ def is_exact(spec: Spec, size: int) -> bool:
     """Return whether the reduction that ``spec`` describes must add integers without overflow.
 
     This is True for averages and scaled sums of integers: the mean of int64 values fits into an int64 even if their sum
-    does not. A plain sum may wrap around, as in every framework. An average without scaling over one rank (``size`` is
-    1) needs no addition.
+    does not. It is False for a plain sum, which may wrap around, as in every framework. If ``size`` is 1, an average
+    that has no scale factors is not exact either, because nothing is added.
     """
     if not spec.dtype.is_integer:
         return False

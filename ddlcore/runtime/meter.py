@@ -30,19 +30,20 @@ class Stats(TypedDict):
     - ``steps``: launched periods of a schedule. A period is one pass through the schedule. Before a schedule is found,
       steps are not counted.
     - ``buckets_negotiated``: buckets that the coordinator decided and this rank ran.
-    - ``buckets_replayed``: delivered buckets of a schedule, including the buckets whose sizes are negotiated in each
+    - ``buckets_replayed``: completed buckets of a schedule, including the buckets whose sizes are negotiated in each
       step.
     - ``buckets_void``: buckets that were launched in vain and ran again later.
     - ``divergences``: how often this rank asked to leave replay.
-    - ``bytes``: for each kind of operation, the bytes of this rank's tensors in delivered buckets. The size of a tensor
+    - ``bytes``: for each kind of operation, the bytes of this rank's tensors in completed buckets. The size of a tensor
       is its size in the user's memory. It does not depend on compression, on how often the transport moves the values,
       or on the data of the other ranks. The tensor of a broadcast counts on every member.
-    - ``encoded_bytes``: bytes after encoding, only of tensors whose compressor makes values that cannot be added.
+    - ``encoded_bytes``: bytes after encoding. Only those tensors count whose compressor makes values that cannot be
+      added.
     - ``seconds``: the time of each stage. ``idle``: the engine waits for tensors and for the coordinator. ``pack`` and
-      ``unpack``: copies into and out of transport memory. ``device``: the host waits for a device's queue, either for
-      tensors that are copied to the host, or for buckets whose validity only the device can show. ``commit``: commit
-      messages, including the wait for peers that are later. ``transport``: the rest of the time of buckets: moving the
-      bytes, and waiting for peers that are later. ``user``: user threads are in ``wait``, summed over threads.
+      ``unpack``: copies into and out of transport memory. ``device``: the host waits for a device, either until tensors
+      are copied to the host, or until the device shows that a bucket is complete. ``commit``: commit messages,
+      including the wait for slower peers. ``transport``: the rest of the time of buckets: moving the bytes, and waiting
+      for slower peers. ``user``: user threads are in ``wait``; the times of all threads are added.
     - ``routes``: for each process set that this rank belongs to, its transport, and why this transport was chosen.
     """
 
@@ -110,8 +111,9 @@ class Meter:
     def stats(self, user_s: float, routes: Mapping[int, str], steps: int = 0) -> Stats:
         """Return all counters as ``Stats``.
 
-        The caller passes three values that other objects know: ``user_s`` is the time, in seconds, for which user
-        threads have waited; ``routes`` names the transport of each process set; ``steps`` is the number of periods.
+        The caller passes three values that this object does not know. ``user_s`` is the time, in seconds, for which
+        user threads have waited. ``routes`` names the transport of each process set. ``steps`` is the number of
+        periods.
         """
         transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns - self.commit_ns
         counted = Stats(

@@ -46,8 +46,8 @@ class Occurrence:
 def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
     """Cut ``period`` into segments, and return them. The tensors of a segment do not depend on each other.
 
-    A tensor begins a new segment if at least one rank asked for this tensor only after that rank had seen the end of a
-    tensor of the present segment.
+    A tensor begins a new segment if its operation may depend on the result of a tensor of the present segment. This is
+    so if at least one rank saw that result before it asked for this tensor.
     """
     cut: list[list[Occurrence]] = []
     first = -1  # the earliest bucket of the present segment
@@ -73,11 +73,11 @@ class PeriodDetector:
     """Watches which tensors are decided in negotiation, and finds the period.
 
     A window is the list of tensors that were decided since the last period or repetition. A named tensor that occurs a
-    second time ends the window. The contents of an ended window are a candidate for the period. A candidate is proven
-    when ``needed`` windows have had exactly its contents and one more window has them. A window without any tensor of a
-    candidate (for example an evaluation) neither proves nor refutes that candidate. The same is true for a window that
-    contains all tensors of the candidate and further ones (for example a metric every few steps). If no tensor has a
-    name, the period is the shortest sequence that is repeated exactly.
+    second time ends the window. The contents of an ended window are a candidate for the period. If ``needed`` windows
+    have had exactly these contents, the candidate is proven, and the next window with them is the period. If a window
+    has no tensor of a candidate (for example an evaluation), it neither proves nor refutes that candidate. The same is
+    true for a window that contains all tensors of the candidate and further ones (for example a metric every few
+    steps). If no tensor has a name, the period is the shortest sequence that is repeated exactly.
     """
 
     def __init__(self, needed: int = LEAST_CLEAN) -> None:
@@ -110,10 +110,10 @@ class PeriodDetector:
             self._ends = {}
 
     def divergence(self, held: int) -> None:
-        """Require more proof for the next period, because a schedule was left that did not fit.
+        """Require more repetitions before the next period is proven, because a schedule that did not fit was left.
 
-        ``held`` is the number of periods for which that schedule was replayed. If this number is large, require only
-        the least proof again.
+        ``held`` is the number of periods for which that schedule was replayed. If this number is large, the lowest
+        number of repetitions is required again instead.
         """
         long = held >= HELD_LONG * self.needed
         self.needed = LEAST_CLEAN if long else min(2 * self.needed, MOST_CLEAN)
@@ -146,7 +146,10 @@ class PeriodDetector:
         return found
 
     def _begin(self, window: list[Occurrence]) -> None:
-        """Begin a new window with the occurrences in ``window``, which are the end of the present window."""
+        """Replace the present window by a new one, which contains only ``window``.
+
+        ``window`` contains the last occurrences of the present window, or nothing.
+        """
         dropped = len(self._window) - len(window)
         self._cuts = [cut - dropped for cut in self._cuts if cut >= dropped] if window else []
         self._window = window
@@ -186,9 +189,9 @@ class PeriodDetector:
     def _nameless(self, key: TensorKey) -> list[Occurrence] | None:
         """Add a call with ``key`` to the history of calls without names, and return the period if one is proven.
 
-        A period is proven if the history ends with ``needed`` + 1 repetitions of it in a row. Return the shortest such
-        sequence, or None if there is none. Each repetition ends with a call with the same ``key``. So only those
-        lengths are tried that lead from the end of the history back to an earlier call with ``key``, the latest first.
+        A period is proven if the history ends with ``needed`` + 1 repetitions of it in a row. If there are several such
+        periods, return the shortest; if there is none, return None. Each repetition must end with a call with the same
+        ``key``. So only the distances to earlier calls with ``key`` are tried as lengths, the shortest first.
         """
         self._history += self._numbers.setdefault(key, len(self._numbers).to_bytes(WIDTH, "little"))
         end = len(self._history)

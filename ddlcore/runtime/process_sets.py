@@ -68,7 +68,7 @@ class Opener:
     def part(self, name: str) -> str:
         """Return ``name`` with the number of this generation of communicators appended.
 
-        The result names a part of the store. A generation begins each time all communicators are opened anew, and each
+        The result names a part of the store. A generation begins each time all communicators are opened anew. Each
         generation needs keys that were not used before.
         """
         return f"{name}.{self.generation}" if self.generation else name
@@ -91,7 +91,7 @@ class Opener:
 
 
 class Beside(Protocol):
-    """An object that keeps the transports which the same process sets use for tensors on devices.
+    """The object that keeps the transports of the process sets for tensors on devices.
 
     See runtime/device/routes.py.
     """

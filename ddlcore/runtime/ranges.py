@@ -24,8 +24,8 @@ def in_use(adapters: Iterable[tuple[str, Callable[[], Adapter]]]) -> list[Adapte
 def ranges_of(adapters: Sequence[Adapter]) -> Ranges:
     """Return a function that opens a range with a given name in the profiler of each adapter's framework.
 
-    The range is opened only in profilers that may be running. Some frameworks do not know whether their own profiler
-    runs, so a range may be opened in several profilers for one bucket.
+    The function opens it only in profilers that may be running. Some frameworks do not know whether their own profiler
+    runs, so one bucket may get a range in several profilers.
     """
 
     def ranges(name: str) -> AbstractContextManager[object]:

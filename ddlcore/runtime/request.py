@@ -87,10 +87,10 @@ class PersistentRequest(Entry):
     """An allreduce that is started anew in each step, and described only once. It is both entry and handle.
 
     ``TensorQueue.start_request`` starts the request. The request is idle again when its tensor contains the result. The
-    buffer objects ``source`` and ``target`` (usually the same object: the request works in place) belong to the request
-    and say where the tensor is in memory in this step. ``starts`` counts how often the request was started. This count
-    changes exactly at the start, so a caller that was interrupted can see whether the request was started. ``error`` is
-    kept until the next start, so that an interrupt cannot lose it.
+    buffer objects ``source`` and ``target`` belong to the request, and say where the tensor is in memory in this step.
+    They are usually the same object, because the request works in place. ``starts`` counts how often the request was
+    started. This count changes exactly at the start, so a caller that was interrupted can see whether the request was
+    started. ``error`` is kept until the next start, so that an interrupt cannot lose it.
     """
 
     __slots__ = (
@@ -173,7 +173,7 @@ class PersistentRequest(Entry):
             raise self.error.with_traceback(None)
 
     def arrive(self) -> Event | None:
-        """Do the same as ``wait``, and return None, because the tensor is in host memory.
+        """Wait as ``wait`` does, and return None, because the tensor is in host memory and has no event.
 
         For a tensor on a device, FencedPersistentRequest.arrive returns an event; later work must be ordered after that
         event.

@@ -209,7 +209,10 @@ class _Chooser:
 
 
 def asked_for_devices(backend: str, kind: str, offers: Offers) -> str:
-    """Return the name of the transport that ``backend`` names for devices of ``kind``; ``auto`` if there is none."""
+    """Return the name of the transport for devices of ``kind`` that the user has chosen in ``backend``.
+
+    Return ``auto`` if ``backend`` names no transport for such devices.
+    """
     names = parse_backend(backend).default.names
     named = [offers.transport(name) for name in names if name != AUTO]
     return next((one.name for one in named if HOST not in one.devices and kind in one.devices), AUTO)

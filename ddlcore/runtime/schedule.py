@@ -42,7 +42,7 @@ def arrange(
     params: Mapping[str, float],
     compression: str = "none",
 ) -> Arranged | None:
-    """Return the schedule, with the number ``number``, for the tensors of ``period``. None if it cannot be replayed.
+    """Return the schedule with the number ``number`` for the tensors of ``period``, or None if it cannot be replayed.
 
     ``period`` contains the tensors in the order in which they became ready. ``policy`` and its parameters ``params``
     decide which tensors share a bucket. ``compression`` is the compressor for those tensors whose compressor is chosen
@@ -98,9 +98,9 @@ def _lay_out(
 def _committed(buckets: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
     """Mark the last device bucket of each process set in ``buckets`` by ``commit``, and return all buckets.
 
-    ``buckets`` are those of one segment. The user's next operation may depend on the marked bucket. So after the marked
+    ``buckets`` are those of one segment. The user's next operation may depend on the marked bucket. So after that
     bucket, the hosts tell each other that all of them have launched it and all earlier buckets. A bucket that is staged
-    on the host is never marked: after such a bucket the hosts send no such message.
+    on the host is never marked, because no such message follows it.
     """
     places = [spec_of(one.specs[0]).device for one in buckets]
     on_devices = [place != CPU.kind and not place.endswith(ON_HOST) for place in places]
@@ -197,9 +197,10 @@ class Position(Generic[T]):
 class Launch(Generic[T]):
     """One launch of a bucket during replay. The object never changes.
 
-    ``place`` is the number of the bucket, counted on through all periods. ``entries`` is None if this rank takes part
-    with dummy memory: all ranks are leaving replay then, and the bucket's result will be dropped. The launch of a
-    negotiated slot has entries even then, if this rank has submitted them, because their sizes were negotiated.
+    ``place`` is the number of the bucket, counted on through all periods. If ``entries`` is None, this rank takes part
+    with dummy memory: all ranks are leaving replay, and the bucket's result will be dropped. There is one exception: if
+    this rank has submitted the entries of a negotiated slot, the launch contains them even then, because their sizes
+    were negotiated.
     """
 
     place: int
@@ -223,9 +224,9 @@ class Replay(Generic[T]):
     def __init__(self, schedule: Schedule, start: int, after: Mapping[int, int], until: int = -1) -> None:
         """Begin at place ``start``.
 
-        ``after`` contains, by process set, the last place that has already run; buckets up to that place are skipped.
-        ``until`` is the place before which all ranks stop; -1: none. If ``until`` is given, ``turned`` becomes True
-        whenever a period ends.
+        ``after`` contains, for each process set, the last place that has already run; buckets up to that place are
+        skipped. ``until`` is the place before which all ranks stop, or -1 if there is no such place. If ``until`` is
+        given, ``turned`` becomes True whenever a period ends.
         """
         self.schedule = schedule
         self.frozen = False
@@ -254,9 +255,10 @@ class Replay(Generic[T]):
             self._turn[key] = done
 
     def slot(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
-        """Return the position and the slot number in it that the tensor ``name`` has in every period.
+        """Return the slot of the tensor ``name``: the position of its bucket, and the slot's number in that bucket.
 
-        Return None if the schedule has no slot for this name and spec, or if the slot is negotiated.
+        The slot is the same in every period. Return None if the schedule has no slot for this name and spec, or if the
+        slot is negotiated.
         """
         found = self.schedule.named.get((set_id, name))
         if found is None or found[2] != spec or self.schedule.buckets[found[0]].negotiated:
@@ -287,9 +289,10 @@ class Replay(Generic[T]):
         return Offer.TAKEN
 
     def _refill(self, set_id: int, spec: bytes) -> None:
-        """Put the waiting entries of unnamed calls with ``spec`` into the slots for ``spec``, until a slot is not free.
+        """Put the waiting entries of unnamed calls with ``spec`` into the slots for ``spec``.
 
-        The slots are filled in their order in the schedule. The remaining entries wait for the next period.
+        The slots are filled in their order in the schedule, until the next slot is not free. The remaining entries wait
+        for the next period.
         """
         queue = self._queues.get((set_id, spec))
         places = self.schedule.anonymous[set_id, spec]
@@ -408,10 +411,11 @@ class Replay(Generic[T]):
     ) -> tuple[Launch[T], list[T | None], int, Position[T], bool, int]:
         """Return the next launch and all values that ``launch`` would change, but change nothing.
 
-        ``TensorQueue`` stores these values together with other changes. Return a tuple of six items: the launch; the
-        new, empty slots of its position, or an empty list if the slots do not change; the next place; the position of
-        the next place; whether the replay pauses at the next place; and the place at which the new period ends, or -1
-        if no period has ended. If the bucket has only one slot and that slot is still empty, ``alone`` is its entry.
+        ``TensorQueue`` stores these values together with other changes. If the bucket has only one slot and that slot
+        is still empty, ``alone`` is its entry. The result is a tuple of six items: the launch; the new, empty slots of
+        its position, or an empty list if the slots do not change; the next place; the position of the next place;
+        whether the replay pauses at the next place; and the place at which the new period ends, or -1 if no period has
+        ended.
         """
         position = self.current
         place = self.next
@@ -469,10 +473,10 @@ class Replay(Generic[T]):
         return (place // len(self.positions) + 1) * len(self.positions)
 
     def _from(self, place: int) -> tuple[int, Position[T], bool]:
-        """Return the first place from ``place`` on that this rank must run, the position of that place, and a flag.
+        """Find the next bucket that this rank must run, at ``place`` or later.
 
-        The flag is True if the replay pauses at that place. A rank must run the buckets of its own process sets, except
-        for the buckets that have already run before the message Resume.
+        Return its place, its position, and a flag. If the flag is True, the replay pauses at the returned place. A rank
+        must run the buckets of its own process sets, except for those that had already run before the message Resume.
         """
         size = len(self.positions)
         while True:

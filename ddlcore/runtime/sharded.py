@@ -3,8 +3,8 @@
 Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each piece to the
 rank that must add this piece (alltoallv). That rank decodes the pieces of all ranks, adds them in the order of ranks,
 and encodes the sum. The addition is in float32, or in float64 for float64 tensors. Then all ranks gather the sums
-(allgatherv). Until ``Summed`` is called, only transport memory changes. The compressor's state is committed when it is
-known whether the bucket is valid or void.
+(allgatherv). Until the returned ``Summed`` object is called, only transport memory changes. The compressor's state is
+committed when it is known whether the bucket is valid or void.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Sharder:
         summed.compressor.encode(name, source, target, scale)
 
     def settle(self, compressor: Compressor, names: Sequence[str], valid: bool) -> None:
-        """Tell the compressor whether the bucket is valid (not void) whose values were encoded under ``names``."""
+        """Tell the compressor whether a bucket is valid (not void). Its values were encoded under ``names``."""
         for name in names:
             if (id(compressor), name) in self._open:
                 self._open.discard((id(compressor), name))

@@ -171,8 +171,8 @@ class TensorQueue:
     def start_request(self, entry: PersistentRequest, address: int, owner: object, waits: bool = False) -> None:
         """Start the persistent request ``entry`` on the tensor at ``address``, whose memory ``owner`` keeps alive.
 
-        ``waits`` and the exceptions are the same as those of ``submit``. This method is called once per tensor and
-        step. In replay it only fills the slot of the request.
+        ``waits`` has the same meaning as in ``submit``, and the exceptions are the same. This method is called once per
+        tensor and step. In replay it only fills the slot of the request.
         """
         self.start_all(((entry, address, owner),), waits)
 
@@ -328,10 +328,10 @@ class TensorQueue:
             del self._persistent[key]
 
     def _place(self, entry: Entry, waits: bool = False) -> None:
-        """Put ``entry`` into its slot of the schedule, or else into ``_unsent``, from which the next request is made.
+        """Put ``entry`` into its slot of the schedule, or into ``_unsent`` if the schedule has no slot for it now.
 
-        ``waits`` says that the caller will wait next. Then the engine is not woken for a bucket that is ready, because
-        the wait runs the bucket or wakes the engine.
+        The next request is made from ``_unsent``. ``waits`` says that the caller will wait next. Then the engine is not
+        woken for a bucket that is ready, because the wait runs the bucket or wakes the engine.
         """
         replay = self._replay
         if replay is None or replay.frozen:
@@ -362,7 +362,7 @@ class TensorQueue:
             self._waits_since_s = time.monotonic()
 
     def check_stall(self, since_s: float) -> float:
-        """Ask the coordinator to end the replay if the calling user thread probably waits without an end otherwise.
+        """Ask the coordinator to end the replay if the calling user thread would otherwise probably wait forever.
 
         The user thread has waited since ``since_s``. The replay is ended under three conditions: tensors have waited in
         slots for longer than usual, the next bucket is not ready, and no bucket is running. Return a number of seconds:
@@ -409,7 +409,7 @@ class TensorQueue:
     def next_generation(self) -> None:
         """Number unnamed calls from 0 again, because all ranks have joined.
 
-        Before they joined, some ranks had made fewer calls than others. So only a new count is the same on all ranks.
+        Before they joined, some ranks had made fewer calls than others. So the old counts differ between ranks.
         """
         with self.lock:
             self._generation += 1
@@ -418,10 +418,10 @@ class TensorQueue:
     # --- the control thread
 
     def take_request(self) -> Request | None:
-        """Return a Request for all entries that were not yet requested. None if there is no such entry.
+        """Return a Request for all entries that were not yet requested. Return None if there is no such entry.
 
-        Also return None if no request may be sent now: while the last request is unanswered, and between a freeze and
-        the next epoch.
+        Also return None if no request may be sent now: the last request is unanswered, or a freeze has begun and the
+        next epoch has not.
         """
         with self.lock:
             if self.behind:
@@ -457,8 +457,8 @@ class TensorQueue:
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
         """Return the entries of a negotiated bucket in the order of ``names``, and remove them from the tensor queue.
 
-        A persistent request is not removed; its state changes to DECIDED. An entry is None if this rank has not
-        submitted that tensor because it has joined.
+        A persistent request is returned too, but stays in the tensor queue, and its state changes to DECIDED. An entry
+        is None if this rank has not submitted that tensor because it has joined.
         """
         with self.lock:
             if self.behind:
@@ -547,7 +547,7 @@ class TensorQueue:
         return steps + (replay.periods if replay is not None else 0)
 
     def _end_replay(self) -> None:
-        """End the present replay, if there is one, and add its number of periods to ``_steps``."""
+        """End the present replay, if there is one, and add the number of its periods to ``_steps``."""
         periods = self._replay.periods if self._replay is not None else 0
         self._steps += periods  # no call before the next line, because ``steps`` takes no lock
         self._replay = self._open = None
@@ -555,8 +555,9 @@ class TensorQueue:
     def stuck(self) -> int | None:
         """Return the epoch that this rank should leave, because an entry has been in a slot for too long; else None.
 
-        Somebody may be waiting for such an entry: code outside ddl, or a peer, while the engine of this rank is still
-        in an earlier collective. The epoch is returned only once, because the caller then asks to leave it.
+        Code outside ddl may be waiting for the result of such an entry. Or a peer may be waiting for it, while this
+        rank's engine is still in an earlier collective. The epoch is returned only once, because the caller then asks
+        to leave it.
         """
         with self.lock:
             if self.behind:
@@ -588,7 +589,10 @@ class TensorQueue:
             return [(entry.name, entry.set_id) for entry in (*self._in_flight.values(), *busy)]
 
     def replay_status(self) -> ReplayStatus | None:
-        """Return the place in the schedule that this rank has reached. None if it replays no schedule or has paused."""
+        """Return the place in the schedule that this rank has reached.
+
+        Return None if this rank replays no schedule, or if its replay has paused.
+        """
         with self.lock:
             replay = self._open
             if replay is None or (replay.paused and not self.launches):
@@ -781,9 +785,9 @@ class TensorQueue:
         return self._conflict and self._open is not None
 
     def stopped_waiting(self) -> int:
-        """Record that this rank asks now to leave replay, and return the epoch to leave.
+        """Record that this rank now asks to leave replay, and return the epoch that it leaves.
 
-        After this the rank does not ask a second time for the same reason. The caller holds the lock.
+        After this, the rank does not ask a second time for the same reason. The caller holds the lock.
         """
         self._waits_since_s = None
         self._conflict = False

@@ -53,8 +53,9 @@ class TimelineSwitch:
         """Create the switch. No timeline is recorded yet.
 
         ``clock`` reads the clock of the process that keeps the store; the trace uses it as the common clock of all
-        ranks. ``launched`` is the placement of this process in the launch. ``ranks`` are the launched ranks that belong
-        to this world. ``facts`` are other facts about the job that each trace must contain.
+        ranks. ``launched`` is this process's rank among all launched ranks, with their hosts. ``ranks`` are those of
+        the launched ranks that belong to this world. ``facts`` are other facts about the job that each trace must
+        contain.
         """
         self.on = False
         self._hooks: TraceHooks | None = None

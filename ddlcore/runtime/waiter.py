@@ -108,7 +108,7 @@ class Waiter:
             wanting.pop(mine, None)
 
     def polled(self, pending: bool) -> None:
-        """Record that the user has asked whether an operation is over. ``pending`` says that it is still in flight.
+        """Record that the user has asked whether an operation has ended. ``pending`` says that it is still in flight.
 
         A thread that asks repeatedly counts as a waiting thread, so this method also watches for stalls.
         """

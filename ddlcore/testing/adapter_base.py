@@ -91,9 +91,8 @@ class AdapterBase(StandardSuite):
     def same(self, tensor: Tensor, expected: oracle.Array, what: str, *, terms: int = 0) -> None:
         """Raise AssertionError if the values of ``tensor`` differ from ``expected``.
 
-        ``terms`` is the number of floats that were added or scaled in any order to compute one value; from it follows
-        how much a value may differ. 0 means that every bit must agree. The message calls the tensor by the text
-        ``what``.
+        ``terms`` is the number of floats that were added or scaled, in any order, to compute one value. The more terms
+        there are, the more a value may differ. With 0, every bit must agree. The message begins with ``what``.
         """
         fault = oracle.difference(self.to_numpy(tensor), expected, terms=terms, exact=terms == 0)
         assert not fault, f"{what}: {fault}"

@@ -17,7 +17,7 @@ __all__ = ["ComposedSuite"]
 
 
 class ComposedSuite(TransportSuite):
-    """The suite that tests a transport as that part of a hierarchical transport which moves data across hosts.
+    """The suite that tests the transport across hosts in a hierarchical transport.
 
     A subclass overrides ``cross`` and sets ``layouts``.
     """
@@ -37,7 +37,7 @@ class ComposedSuite(TransportSuite):
         raise NotImplementedError(f"{type(self).__name__}.cross() must return the transport to test")
 
     def local(self) -> Transport:
-        """Return a new transport for the ranks of one host, as one rank uses it; by default ``threads``."""
+        """Return a new transport for one rank, which connects it with the ranks of its host; by default ``threads``."""
         return ThreadsTransport()
 
     def make(self, size: int) -> Sequence[Transport]:

@@ -64,7 +64,7 @@ class CompressorSuite(StandardSuite):
         return target
 
     def allowed(self, compressor: Compressor, values: oracle.Array, terms: int = 1) -> float:
-        """Return the greatest absolute error that a computed result may have if it is a sum of ``terms`` values.
+        """Return the greatest absolute error that a result may have if it was added from ``terms`` values.
 
         ``values`` are the exact results. The allowed error depends on their type and on the largest of them.
         """
@@ -107,7 +107,7 @@ class CompressorSuite(StandardSuite):
         """``decode`` returns the values that were passed to ``encode``, for every type and for odd counts.
 
         If the wire type is the tensor's type, every bit is the same. If the types differ, the error is at most the
-        allowed error.
+        result of ``allowed``.
         """
         for count in (0, 1, 7, 1001):
             compressor = self.make()
@@ -150,7 +150,7 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_a_void_bucket_leaves_no_trace(self, dtype: DType) -> None:
-        """``commit(name, False)`` restores the compressor's state from before the last ``encode`` of this tensor.
+        """``commit(name, False)`` restores the state that the compressor had before the last ``encode`` of this tensor.
 
         So if the same values are encoded again, the result is the same.
         """

@@ -85,7 +85,7 @@ class Case:
         exact: bool = True,
         offsets: tuple[int, int] = (0, 0),
     ) -> Case:
-        """Return a case whose inputs are copies of ``sources``, the array of each rank.
+        """Return a case whose inputs are copies of the arrays ``sources``, one array for each rank.
 
         Unless ``in_place`` is true, each rank also gets a target, which is filled with garbage. The sources begin
         ``offsets[0]`` elements after the beginning of a cache line, and the targets ``offsets[1]`` elements.
@@ -162,8 +162,8 @@ class Group:
     def run(self, function: Callable[[int, Transport], T], deadline_s: float | None = None) -> list[T]:
         """Call ``function(rank, transport)`` on every rank, and return the results in the order of the ranks.
 
-        If the calls do not end within ``deadline_s`` seconds, abort all transports. None means the deadline of the
-        group. ``Ranks.run`` describes the errors that are raised.
+        If the calls do not end within ``deadline_s`` seconds, abort all transports. If ``deadline_s`` is None, the
+        deadline of the group is used. ``Ranks.run`` describes the errors that are raised.
         """
         return self.ranks.run(
             lambda rank: function(rank, self.transports[rank]), deadline_s or self.deadline_s, self.abort

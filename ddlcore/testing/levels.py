@@ -110,7 +110,8 @@ class Result:
 
 
 def level_of(kind: str, test: str) -> str:
-    """Return the level of conformance that requires the test called ``test`` of plugins of this kind."""
+    """Return the level of conformance that a plugin of the kind ``kind`` can reach only if it passes the test ``test``.
+    """
     for level, tests in LEVELS.get(kind, {}).items():
         if test in tests:
             return level
@@ -118,7 +119,7 @@ def level_of(kind: str, test: str) -> str:
 
 
 def highest(kind: str) -> str:
-    """Return the highest level that plugins of this kind can reach.
+    """Return the highest level that plugins of the kind ``kind`` can reach.
 
     The level is `fault-tolerant` if the kind has tests of this level, and `full` if it has none.
     """

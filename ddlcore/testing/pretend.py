@@ -3,8 +3,8 @@
 The memory of a pretend device is host memory. A queue of the device is a thread that executes the queued calls in
 order, and delays some of them at random. So code that forgets to wait for an event gets wrong values. If a queued call
 uses memory that was freed, the call fails. The device fulfils ``ddlcore.contracts.device``, and no more than this
-contract: where the contract allows several behaviours, the device has the one that most probably shows an error of its
-user. ``PretendTensor`` is a tensor in the memory of such a device.
+contract. Where the contract allows several behaviours, the device behaves in the way in which mistakes of the code
+under test show most probably. ``PretendTensor`` is a tensor in the memory of such a device.
 """
 
 from __future__ import annotations

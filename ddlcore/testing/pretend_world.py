@@ -50,10 +50,10 @@ class PretendWorld(World):
     """A world in which each rank has a pretend device.
 
     ``route`` is the value of the setting ``device_dense``. Its default is the transport for pretend devices.
-    ``backend`` is the transport for host memory. By this transport, the ranks find out whether all ranks have launched
-    a bucket. With "shm", they find it out for each bucket, by an atomic allreduce. With "threads", they find it out
-    once for several buckets. With "mute", they cannot find it out in host memory: a rank knows it only when the
-    collective on the device has ended.
+    ``backend`` is the transport for host memory. It decides how the ranks find out whether all ranks have launched a
+    bucket. With "shm", they find it out for each bucket, by an atomic allreduce. With "threads", they find it out once
+    for several buckets. With "mute", they cannot find it out in host memory: a rank knows it only when the collective
+    on the device has ended.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PretendWorld(World):
     def on_streams(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
         """Call ``function(rank, job)`` on every rank, and return the results in the order of the ranks.
 
-        The difference to ``run``: during the call, the rank's current stream is a new stream of the rank's own device.
+        Unlike in ``run``, the rank's current stream during the call is a new stream of the rank's own device.
         """
 
         def play(rank: int, job: Job) -> T:

@@ -25,7 +25,7 @@ SECONDARY = (PeerLost, Closed, TransportError)  # errors that ranks raise as a c
 
 
 class DeadlinePassed(AssertionError):
-    """The error that is raised if some ranks have not ended at the deadline.
+    """Raised if some ranks have not ended at the deadline.
 
     The message contains the stack of every Python thread of the process.
     """
@@ -61,10 +61,10 @@ class Ranks:
     def run(self, function: Callable[[int], T], deadline_s: float, abort: Callable[[], None] | None = None) -> list[T]:
         """Call ``function(rank)`` on every rank's thread, and return the results in the order of the ranks.
 
-        If ranks raise errors, one of these errors is raised here: the first error that is not of a class that ranks
-        raise after the failure of another rank (PeerLost, Closed, TransportError). A note is added that names the rank
-        and lists the errors of the other ranks. Raises DeadlinePassed if some ranks have not ended after ``deadline_s``
-        seconds.
+        If ranks raise errors, one of them is raised here. PeerLost, Closed and TransportError are usually only
+        consequences of another rank's failure. So the first error of any other class is raised, or the first error of
+        all if there is no other class. A note is added that names the rank and lists the errors of the other ranks.
+        Raises DeadlinePassed if some ranks have not ended after ``deadline_s`` seconds.
 
         ``abort`` must make all ranks end. It is called in the calling thread in two cases: if the deadline has passed,
         or if one rank has raised an error and the other ranks have not ended 2 s later.
@@ -111,7 +111,7 @@ class Ranks:
 
 
 def _aborted(abort: Callable[[], None] | None) -> str:
-    """Call ``abort`` if it is not None. Return the error that ``abort`` has raised as text; "" if it raised none.
+    """Call ``abort`` if it is not None. If it raises an error, return this error as text; otherwise return "".
 
     The caller reports this error, because it may be an error of the transport.
     """
@@ -142,11 +142,11 @@ def _task(function: Callable[[int], T], rank: int, outcome: _Outcome[T]) -> Task
 
 
 def _first(errors: dict[int, BaseException], missing: set[int], size: int) -> BaseException:
-    """Choose the error to raise from ``errors``, the error of each rank, add a note, and return this error.
+    """Choose one of ``errors`` to raise, add a note to it, and return it. ``errors`` maps each rank to its error.
 
-    The function chooses the first error whose class is not in SECONDARY. If the classes of all errors are in SECONDARY,
-    it chooses the first error. The note contains the rank, the errors of the other ranks, and the ranks ``missing``,
-    which have not ended. ``size`` is the number of all ranks.
+    The first error whose class is not in SECONDARY is chosen. If the classes of all errors are in SECONDARY, the first
+    error is chosen. The note contains the rank, the errors of the other ranks, and the ranks ``missing``, which have
+    not ended. ``size`` is the number of all ranks.
     """
     rank = next((r for r, e in errors.items() if not isinstance(e, SECONDARY)), next(iter(errors)))
     error = errors[rank]

@@ -177,7 +177,7 @@ class TransportBase(StandardSuite):
             case.check()
 
     def adding(self, size: int) -> Sequence[int] | None:
-        """Return the host of each rank if the transport adds values on each host first; None for other transports.
+        """Return the host of each rank if the transport adds the values within each host first. Otherwise return None.
 
         The result is passed as ``hosts`` to the functions of ``ddlcore.testing.oracle``.
         """

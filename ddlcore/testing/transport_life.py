@@ -238,8 +238,8 @@ class TransportLife(TransportCases):
     def test_abort_ends_a_pending_open(self, absent: str) -> None:
         """If a rank waits in ``open``, ``abort`` from another thread makes ``open`` raise TransportError soon.
 
-        In the test, one rank never calls ``open``. After ``abort``, the other ranks can call ``close``. A rank that
-        does not need the missing rank, as in a composed transport, may have returned from ``open`` before ``abort``.
+        In the test, one rank never calls ``open``. After ``abort``, the other ranks can call ``close``. In a composed
+        transport, a rank may not need the missing rank. Such a rank may have returned from ``open`` before ``abort``.
         """
         size = self.several()
         group = self._abortable(size, opened=False)
@@ -351,8 +351,8 @@ class TransportLife(TransportCases):
     ) -> None:
         """Call ``play`` on every rank, and at the same time ``abort`` on another thread. Then discard the group.
 
-        If ``abort`` has added lines to ``late``, raises AssertionError with these lines. If it has not, raises the
-        error that the ranks have raised, if any.
+        Raises AssertionError with the lines in ``late`` if ``abort`` has added any. Otherwise raises the error of the
+        ranks, if there is one.
         """
         thread = threading.Thread(target=abort, name="abort", daemon=True)
         thread.start()

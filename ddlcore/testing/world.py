@@ -28,9 +28,9 @@ class World:
     """A context manager that runs a world of ``size`` ranks, each of which is a thread with its own job.
 
     Only one thread may use this object. ``backend`` is the transport: "threads", "shm" or another transport whose ranks
-    may share a process. ``hosts`` is the index of the host on which each rank pretends to be; None means that all ranks
-    are on one host. ``registry`` contains the available plugins; None means the installed plugins. If the function of a
-    rank raises an error, the rank leaves the world.
+    may share a process. ``hosts`` contains, for each rank, the index of the host on which it pretends to be; None means
+    that all ranks are on one host. ``registry`` contains the available plugins; None means the installed plugins. If
+    the function of a rank raises an error, the rank leaves the world.
     """
 
     def __init__(
@@ -72,10 +72,9 @@ class World:
         """Call ``function(rank, job)`` on every rank, and return the results in the order of the ranks.
 
         The verbs that ``function`` calls use the rank's job. If ``last`` is true, each rank leaves the world when its
-        call of ``function`` has ended. If ranks raise errors, one of these errors is raised here: the first error that
-        is not only a consequence of another rank's error. A note is added that names the rank and lists the errors of
-        the other ranks. If the calls have not ended after ``deadline_s`` seconds, ends the world, and raises
-        DeadlinePassed with the stack of every thread.
+        call of ``function`` has ended. If ranks raise errors, one of them is raised here, chosen as in ``Ranks.run``. A
+        note is added that names the rank and lists the errors of the other ranks. If the calls have not ended after
+        ``deadline_s`` seconds, ends the world, and raises DeadlinePassed with the stack of every thread.
         """
 
         def play(rank: int) -> T:

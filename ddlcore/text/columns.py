@@ -12,7 +12,7 @@ def padded(
     """Return ``rows``, with spaces added to each cell so that all cells of a column have the same width.
 
     All rows must have the same number of cells. ``right`` has the indexes of the columns that are aligned to the right.
-    ``least`` has the smallest allowed width of each of the first columns.
+    ``least[i]`` is the smallest allowed width of column i. Columns beyond the end of ``least`` may have any width.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows)]
     widths = [max(width, bound) for width, bound in zip_longest(widths, least[: len(widths)], fillvalue=0)]
@@ -28,7 +28,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), least: S
     """Return one line of text for each row, with two spaces between the columns.
 
     All rows must have the same number of cells. ``right`` has the indexes of the columns that are aligned to the right.
-    ``least`` has the smallest allowed width of each of the first columns.
+    ``least[i]`` is the smallest allowed width of column i. Columns beyond the end of ``least`` may have any width.
     """
     return ["  ".join(cells).rstrip() for cells in padded(rows, right, least)]
 

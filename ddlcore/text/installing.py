@@ -116,11 +116,12 @@ def _from_archive(
     own: Mapping[str, Any] | None,
     absolute: bool,
 ) -> str | None:
-    """Return the arguments of ``pip install`` if the source is the file at ``url``, or None if the name is enough.
+    """Return the arguments of ``pip install`` if the source is the file at ``url``.
 
-    The file is a wheel, a source distribution, or an archive of the repository. ``own`` is the recorded source of the
-    distribution ``name``: if it is not empty, the distribution itself was installed from ``url``. Otherwise ddlcore was
-    installed from ``url``, and ``within`` is the folder of the distribution in the repository.
+    Return None if ``name`` alone is the right argument. The file is a wheel, a source distribution, or an archive of
+    the repository. ``own`` is the recorded source of the distribution ``name``: if it is not empty, the distribution
+    itself was installed from ``url``. Otherwise ddlcore was installed from ``url``, and ``within`` is the folder of the
+    distribution in the repository.
     """
     path = Path(unquote(url.path))
     stem = (name if own else _CORE).replace("-", "_")

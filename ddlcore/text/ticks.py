@@ -25,7 +25,7 @@ def linear_ticks(high: float, most: int = 6) -> list[float]:
 
 
 def spread(values: Sequence[int], gaps: int) -> list[int]:
-    """Return a part of ``values`` whose labels on a logarithmic axis do not touch each other.
+    """Select some of ``values``, so that their labels on a logarithmic axis do not touch each other.
 
     ``values`` must be positive and in ascending order. The result contains the smallest and the largest value. The
     distance between two values in the result is at least 1 / ``gaps`` of the length of the axis.

@@ -1,6 +1,6 @@
-"""Run a search during a training: pass settings to the coordinator, and record the times of the steps with them.
+"""Run a search during a training: pass settings to the coordinator, and record the times of the steps.
 
-The tuner computes in a separate thread at the same time.
+At the same time, the tuner computes in a separate thread.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def in_thread(work: Callable[[], None]) -> None:
 
 
 class SearchDriver:
-    """The part that passes settings to the coordinator, and records the times of the steps with these settings.
+    """Passes the settings of a search to the coordinator, and records the times of the steps with these settings.
 
-    The methods for the coordinator never wait for the tuner.
+    The methods that the coordinator calls never wait for the tuner.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SearchDriver:
     ) -> None:
         """Prepare the search that ``plan`` describes. ``watchers`` are informed about the progress.
 
-        ``aside`` is called with a function that is slow, and must run the function in another thread.
+        ``aside(work)`` must run the function ``work``, which is slow, in another thread.
         """
         self.given: dict[str, Value] = dict(plan.default)
         self.reopens = frozenset(knob.name for knob in plan.knobs if knob.reopens)
@@ -158,8 +158,8 @@ class SearchDriver:
     def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
         """Record the times of the trial that has ended.
 
-        ``periods_ns`` has a row for each rank: the durations of the trial's steps in ns, without the first step. The
-        duration of a step is its duration on the rank that was the slowest in this step.
+        ``periods_ns`` has a row for each rank: the durations of the trial's steps in ns, without the first step. For
+        each step, the duration on the slowest rank counts.
         """
         fewest = min(len(row) for row in periods_ns)
         steps_s = [max(row[len(row) - fewest + i] for row in periods_ns) * 1e-9 for i in range(fewest)]
@@ -217,7 +217,7 @@ class SearchDriver:
         return self._why
 
     def settle(self, timeout_s: float = 10.0) -> None:
-        """Wait until the tuner has used all measured times, but at most ``timeout_s`` seconds.
+        """Wait until the tuner has processed all measured times, but at most ``timeout_s`` seconds.
 
         Call this method after the end of a training. The driver can then be used for the next training.
         """

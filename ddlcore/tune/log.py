@@ -65,7 +65,7 @@ def _write(file: TextIO, row: Sequence[object]) -> None:
 
 
 def read_log(path: str | Path, most: int = 3) -> list[Values]:
-    """Return the ``most`` fastest combinations of settings in the log of a search, the fastest first.
+    """Return the fastest combinations of settings in the log of a search, the fastest first, at most ``most`` of them.
 
     Raises ValueError, with a message of one line, if the file cannot be read or is not the log of a search.
     """

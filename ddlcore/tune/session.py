@@ -1,4 +1,4 @@
-"""Decide the course of one search: first the default, then the tuner's proposals, then the best against the default.
+"""Decide what a search measures: first the default, then the tuner's proposals, at last the best against the default.
 
 This module uses no threads, clocks or files. It returns the settings for the next steps, and its caller passes the
 measured times of these steps.
@@ -121,7 +121,7 @@ class Session:
             self._end(self.default)
 
     def _whole(self, values: Values) -> dict[str, Value]:
-        """Return a value for each knob: that in ``values`` if it is there and possible, otherwise the default."""
+        """Return a value for each knob: the value in ``values`` if it exists and is possible, otherwise the default."""
         usable = {knob.name: values[knob.name] for knob in self.knobs if knob.name in values}
         kept = {knob.name for knob in self.knobs if knob.name in usable and knob.holds(usable[knob.name])}
         return {**self.default, **{name: usable[name] for name in kept}}
@@ -202,10 +202,12 @@ class Session:
         self._end(comparison.after if sure else self.default)
 
     def _without_next(self, kept: dict[str, Value], left: Sequence[str]) -> None:
-        """Begin the next comparison: the settings ``kept``, without and with the first of the changes in ``left``.
+        """Begin the comparison that tests the first change in ``left``: the settings ``kept`` without it and with it.
 
-        A change is a setting that differs from the default. A change remains in the result only if it has a benefit of
-        its own. If all changes were tested, end the search or begin the final comparison with the default.
+        A change is a setting that differs from the default, and ``left`` names the changes that are not tested yet. A
+        change remains in the result only if it has a benefit of its own. If ``left`` is empty, or ``kept`` has at most
+        one change, nothing is tested: end the search if no change was removed, else begin the final comparison with the
+        default.
         """
         changed = self.changed(kept)
         if left and len(changed) > 1:
@@ -224,7 +226,7 @@ class Session:
     # --- what is known
 
     def changed(self, values: Values) -> list[str]:
-        """Return the names of the settings whose values in ``values`` differ from the default, in the knobs' order."""
+        """Return the names of the settings in ``values`` that differ from the default, in the order of the knobs."""
         return [knob.name for knob in self.knobs if values[knob.name] != self.default[knob.name]]
 
     @property
@@ -236,7 +238,7 @@ class Session:
         return {knob.name: value for knob, value in zip(self.knobs, key)}
 
     def cost_s(self, values: Values) -> float | None:
-        """Return the median duration in seconds of a step with the settings ``values``, or None if never tried."""
+        """Return the median duration in seconds of a step with the settings ``values``, or None if not tried yet."""
         costs = self._costs.get(self._key(values))
         return median(costs) if costs else None
 

@@ -18,7 +18,7 @@ _LEAST_BYTES = 1 << 10
 
 
 def choose(knobs: Iterable[Knob], fixed: Iterable[str]) -> tuple[Knob, ...]:
-    """Return the knobs that are searched: ``knobs`` without the fixed ones and those with only one possible value.
+    """Return those of ``knobs`` that are searched: not the fixed ones, and not those with only one possible value.
 
     ``fixed`` holds the names of the settings that the user has set by a flag or variable.
     """
@@ -29,8 +29,9 @@ def choose(knobs: Iterable[Knob], fixed: Iterable[str]) -> tuple[Knob, ...]:
 def narrowed(knobs: Sequence[Knob], nbytes: int, default: Mapping[str, Value]) -> tuple[Knob, ...]:
     """Return ``knobs`` with ranges that fit steps of ``nbytes`` bytes.
 
-    The upper limit for sizes of buckets is about the size of a step, because all larger sizes have the same effect. For
-    any other knob, if the default is not among the possible values, the range or the choices are extended to it.
+    The upper limit for sizes of buckets is about the size of a step, because all larger sizes have the same effect. If
+    the default of any other knob is not among its possible values, its range or its choices are extended to include the
+    default, where that is possible.
     """
     made = []
     for knob in knobs:

@@ -29,13 +29,13 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 
     The first argument of ``function`` is an elastic state: an ``ObjectState``, or the elastic state of a framework. All
     ranks must call the decorated function after ``init()``. Before each call of ``function``, all ranks copy the state
-    of the rank that has applied the most steps. ``function`` is called again in two cases: ranks were lost, or new
-    ranks wait when all ranks call ``state.commit()``. In each call, ``function`` must continue from the values in the
-    state. The decorated function returns the result of ``function``.
+    of the rank that has applied the most steps. ``function`` is called again in two cases: ranks were lost, or ranks
+    were waiting to join when all ranks called ``state.commit()``. In each call, ``function`` must continue from the
+    values in the state. The decorated function returns the result of ``function``.
 
     If the job is not elastic (``ddl run`` without ``--min-np``, or no launcher), ``function`` is called once. An error
-    that would occur again is raised: a bug in ``function``, MismatchError, Closed, or a wrong argument. Raises
-    DdlInternalError if fewer ranks than ``--min-np`` are left.
+    that would occur again is raised, and does not start a new world. Examples are a bug in ``function``, MismatchError,
+    Closed, and a wrong argument. Raises DdlInternalError if fewer ranks than ``--min-np`` are left.
     """
 
     @functools.wraps(function)
@@ -96,10 +96,10 @@ def _check(job: Job) -> None:
 
 
 def _mendable(error: Exception, job: Job) -> BaseException | None:
-    """Return the cause of ``error`` if the training can go on in a new world after that cause; otherwise None.
+    """Return the error that made the training stop, if the training can go on in a new world; otherwise None.
 
-    Examples of such a cause are a lost rank and a failed transport. Frameworks wrap errors in other classes. So if the
-    job has failed, the job's error counts as the cause, whatever the class of ``error`` is.
+    Examples of such errors are a lost rank and a failed transport. If ``job`` has failed, return the error of ``job``
+    and not ``error``, because frameworks wrap errors in other classes.
     """
     failed = job.failed_with()
     cause = failed or error

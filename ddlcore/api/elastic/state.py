@@ -52,7 +52,7 @@ class State(ABC):
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Let waiting ranks join the training, as ``commit`` does. Unlike ``commit``, save values only if ranks join.
+        """Let waiting ranks join the training, as ``commit`` does, but save the values only if ranks join.
 
         Raises HostsUpdatedInterrupt on all ranks at the same call if ranks join. Raises the error of the job if the job
         has failed, such as PeerLost if a rank of this world is lost.
@@ -71,8 +71,8 @@ class State(ABC):
         """Copy the state of rank ``root`` of the present world, which has just begun. ``elastic.run`` calls this.
 
         ``before``: the number of ranks of the previous world, or 0 if there was none. A process that was a member of an
-        earlier world first calls ``reset`` and the reset callbacks. A process that joins does not call them: it copies
-        the state that the callbacks on ``root`` have changed.
+        earlier world calls ``reset`` and the reset callbacks before it copies. A process that has just joined does not
+        call them: it copies the state that the callbacks on ``root`` have already changed.
         """
         if before and self._entered:
             self.reset()
@@ -94,11 +94,14 @@ class State(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Set the values that ``save`` has saved last, because the ranks have left a world in the middle of a step."""
+        """Set the attributes to the values that the last ``save`` has saved.
+
+        This is called after the ranks have left a world in the middle of a step.
+        """
 
     @abstractmethod
     def sync(self) -> None:
-        """Replace the whole state by the state of rank ``root``. If this fails, leave the whole state as it was."""
+        """Replace the whole state by the state of rank ``self.root``. If this fails, leave the state as it was."""
 
 
 def _call_with_sizes(callback: Callable[..., object], before: int, after: int) -> None:

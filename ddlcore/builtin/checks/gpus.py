@@ -83,7 +83,7 @@ class GpuSharingCheck(Check):
     each_rank = True
 
     def look(self, host: HostView) -> Any:
-        """Return a dict that describes the rank's GPU: the GPU that the rank uses if it chooses by its local rank.
+        """Return a dict that describes the GPU that this rank uses if it chooses its GPU by its local rank.
 
         The dict is empty if the rank sees no GPU.
         """

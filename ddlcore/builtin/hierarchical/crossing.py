@@ -19,11 +19,12 @@ END_S = 2.0  # how long close() waits for the thread
 
 
 class Crossing:
-    """One communicator across hosts, and a thread, the crossing's own thread, that uses this communicator.
+    """A communicator across hosts, with a thread of its own that makes all calls of this communicator.
 
     The methods ``begin``, ``opened``, ``put``, ``wait`` and ``close`` are all called by one other thread, the caller.
-    If the transport across hosts fails, ``opened`` and ``wait`` raise its error in the caller. But ``opened`` does not
-    raise the error if the communicator was opened before, nor does ``wait`` if its task was completed before.
+    If the transport across hosts fails, ``opened`` and ``wait`` raise its error in the caller. There are two
+    exceptions: ``opened`` returns if the communicator was opened before the failure, and ``wait`` returns if its task
+    was completed before the failure.
     """
 
     def __init__(self, make: Callable[[], Transport]) -> None:

@@ -55,7 +55,11 @@ class Layout:
         return {r: (h, i) for h, ranks in enumerate(self.hosts) for i, r in enumerate(ranks)}
 
     def shared_out(self, count: int) -> list[int]:
-        """Return the number of elements that each rank of this host sends across hosts, out of ``count`` elements."""
+        """Divide ``count`` elements among the ranks of this host for sending them across hosts.
+
+        Return the number of elements for each rank of this host. It is 0 for a rank that exchanges no data with other
+        hosts.
+        """
         return split(count, self.shares) + [0] * (len(self.mates) - self.shares)
 
 

@@ -145,9 +145,10 @@ class _Exchange:
         return at(self._target, self._column_begins[s] + begin, length)
 
     def _abroad(self, rank: int, i: int, received: bool) -> int:
-        """Return the bytes that ``rank``, a rank of this host, exchanges with other hosts in round ``i``.
+        """Return how many bytes ``rank`` receives from other hosts in round ``i``, or sends to them.
 
-        Return the number of bytes that the rank receives if ``received`` is true, otherwise the number that it sends.
+        The result is the number of received bytes if ``received`` is true, otherwise the number of sent bytes. ``rank``
+        is a rank of this host.
         """
         others = [r for ranks in self._others for r in ranks]
         return sum(self._length(r, rank, i) if received else self._length(rank, r, i) for r in others)

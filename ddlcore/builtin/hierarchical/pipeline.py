@@ -20,9 +20,9 @@ Cross = Callable[[Transport, int], Work]
 class Pipeline:
     """The state that all collectives of one communicator use: its layout, its transports and its staging memory.
 
-    One thread calls the collectives and runs their steps, except that ``Cross`` steps run on the thread of the
-    crossing. The crossing's thread uses only staging memory, which stays alive as long as that thread needs it. So if a
-    collective raises an error, the caller may free the source and the target at once.
+    One thread calls the collectives and runs their steps on this host. The ``Cross`` steps run on another thread, that
+    of the ``Crossing`` object. That thread uses only staging memory, which stays alive as long as the thread needs it.
+    So if a collective raises an error, the caller may free the source and the target at once.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
     """Run ``Transport.allreduce`` for all ranks of all hosts.
 
     If there are H hosts and the tensor has N bytes, each host sends 2 N (H - 1) / H bytes to other hosts, as many as in
-    a ring. With more than two hosts, a small tensor is reduced in fewer steps, in which more bytes are sent.
+    a ring. A small tensor on more than two hosts is an exception: each host sends more bytes, but in fewer steps.
     """
     layout, dtype = pipe.layout, source.dtype
     rounds = pipe.rounds(source.nbytes)
@@ -54,7 +54,7 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
         return transport.alltoallv(mine, sums, [[0, mine.count], [mine.count, 0]])
 
     def by_shards(transport: Transport, i: int) -> Work:
-        """Let each host add the sums of all hosts for one shard of the data, and send the result to all other hosts.
+        """Let each host add one shard of the sums of all hosts, and send the result to all other hosts.
 
         With more than two hosts, this step sends fewer bytes than ``exchange``.
         """

@@ -136,7 +136,7 @@ class ShmTransport(Transport):
         return self._aborted
 
     def _aborter(self) -> int:
-        """Return the rank that has aborted the communicator, as its rank in the world.
+        """Return the rank that has aborted the communicator, numbered as in the world.
 
         The rank that aborts writes its number into the first word of the segment.
         """

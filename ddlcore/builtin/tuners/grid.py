@@ -18,9 +18,9 @@ Point = tuple[Value, ...]
 class GridTuner(Tuner):
     """A tuner that searches on grids, and needs no further packages.
 
-    In each round, the tuner varies one knob after the other, while the other knobs keep their best values. After a
-    round, the tuner halves the step of the grid. But if a round has found a better point on a grid other than the first
-    one, the tuner searches the same grid again around that point.
+    In each round, the tuner varies one knob after the other, while the other knobs keep their best values. After the
+    first round, the step of the grid is halved. After a later round, it is halved only if the round found no better
+    point; otherwise the tuner searches the same grid again around the better point.
     """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:

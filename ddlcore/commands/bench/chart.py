@@ -36,7 +36,7 @@ def require_matplotlib(path: Path) -> None:
 
 
 def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
-    """Draw the results in ``rows`` into the file ``path``, with the size of the tensor on the horizontal axes.
+    """Draw the results in ``rows`` into the file ``path``. The horizontal axes show the size of the tensor.
 
     Each operation has two panels, one above the other: the upper one shows the times, the lower one the rates in bytes
     per second. Lines show the medians over the rounds, and bands show the quartiles. ``transport`` is the name of the

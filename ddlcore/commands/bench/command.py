@@ -256,7 +256,7 @@ def _measure(plan: BenchPlan, placed: Placed, settings: Settings, registry: Regi
 
 
 class Show:
-    """The output of a benchmark: prints each row as soon as it arrives, and keeps all rows.
+    """The output of a benchmark: prints the results of each measurement as soon as they arrive, and keeps all results.
 
     Shows the progress, too, if standard output or standard error is a terminal.
     """
@@ -327,8 +327,8 @@ class Show:
 def results_json(rows: list[Row], plan: BenchPlan, layout: Layout, transport: str) -> dict[str, Any]:
     """Return all measurements for JSON: the seconds per call in each round, and the ratios that the table shows.
 
-    The entry "machine" of the result describes the host of this process. No rank may have run on this host, so it may
-    be missing in the entry "hosts".
+    The entry "machine" of the result describes the host of this process. If no rank ran on this host, the host may be
+    missing in the entry "hosts".
     """
     return {
         "machine": machine_facts(),

@@ -1,6 +1,7 @@
-"""Provide the functions that are timed. Each of these contenders runs the same collective in its own way.
+"""Provide the functions that are timed, called contenders. Each runs the same collective in its own way.
 
-The contenders are the transport alone, ddl's whole call (from the user's array to the user's array), and each peer.
+The contenders are the transport alone, ddl's whole call (the verb that a user calls, from the user's array to the
+user's array), and each peer (another library).
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Arrays:
 def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
     """Return the arrays of one rank for a collective of kind ``kind`` on a tensor of ``nbytes`` bytes.
 
-    ``nbytes`` is rounded up to whole elements. If each rank has only a part of the tensor, ``nbytes`` is rounded up so
-    that the parts of all ``size`` ranks are equal, too.
+    ``nbytes`` is rounded up to whole elements. If each rank has only a part of the tensor, ``nbytes`` is rounded up
+    further, so that the parts of all ``size`` ranks are equally large.
     """
     native = numpy_dtype(dtype)
     count = -(-nbytes // native.itemsize)

@@ -22,8 +22,8 @@ Tell = Callable[[dict[str, Any]], None]
 def bench_rank(plan: BenchPlan, pipe: str, teller: int | None) -> list[dict[str, Any]]:
     """Run the benchmark in the process of one rank.
 
-    The rank ``teller`` writes each message (see ``measure_all``) as a line of JSON to ``pipe``, the path of a named
-    pipe on the host of that rank. If ``teller`` is None, nothing is written, and rank 0 returns the messages. In all
+    The rank ``teller`` writes each message (see ``measure_all``) as a line of JSON to a named pipe on its own host;
+    ``pipe`` is the path of the pipe. If ``teller`` is None, nothing is written, and rank 0 returns the messages. In all
     other cases, the returned list is empty.
     """
     ddl.init()

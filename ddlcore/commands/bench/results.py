@@ -30,7 +30,7 @@ class Row:
     def gbytes_per_s(self, name: str) -> float:
         """Return the size of the tensor divided by the median time of contender ``name``, in 10⁹ bytes per second.
 
-        The number of bytes that an algorithm really sends does not count.
+        It does not matter how many bytes the algorithm sends.
         """
         return self.nbytes / self.median_s(name) / 1e9
 
@@ -85,5 +85,5 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def interval_words(rounds: int) -> str:
-    """Return a name, for users, of the interval that ``median_interval`` returns for ``rounds`` values."""
+    """Return the name under which users see the interval that ``median_interval`` returns for ``rounds`` values."""
     return "95 % interval of the median" if 2 / 2**rounds <= 1 - _CERTAIN else "least and greatest"

@@ -47,8 +47,8 @@ def line(row: Row, peers: Sequence[str]) -> str:
 def closing(rows: Sequence[Row], plan: BenchPlan, transport: str) -> list[str]:
     """Return the lines below the table. They explain the columns, and list the peers that lack an operation.
 
-    They also say which share of the whole calls ran in replay, unless all did. ``transport`` is the name of the open
-    transport.
+    They also say which share of ddl's whole calls ran in replay, unless all of them did. ``transport`` is the name of
+    the open transport.
     """
     lines = [
         "",

@@ -19,7 +19,7 @@ _MOST = 2000  # at most so many calls in one round
 
 
 class Together:
-    """Operations of all ranks together, before and after a measurement: synchronise, and exchange numbers.
+    """Operations that all ranks run together before and after a measurement, to synchronise and to exchange numbers.
 
     The operations use the open transport directly, so that ddl's tensor queue stays empty. Every rank must call them.
     """
@@ -47,12 +47,14 @@ class Together:
 def measure(
     calls: Mapping[str, Call], together: Together, rounds: int, budget_s: float, replayed: Callable[[], int]
 ) -> tuple[dict[str, list[float]], float]:
-    """Time each of ``calls`` in ``rounds`` rounds. Return the times of each contender, and a share of replayed calls.
+    """Time each of ``calls`` in ``rounds`` rounds. Return the times of each contender, and the share of replayed calls.
 
     The times are seconds per call on the slowest rank, one value for each round. In each round, each contender runs for
-    about ``budget_s`` seconds; rank 0 decides how often all ranks repeat the call. The share (0 to 1) is the part of
-    ddl's whole calls that ran in replay on this rank, and 0 if the whole call is not timed. ``replayed()`` returns the
-    number of buckets that this rank has replayed so far. A whole call has one bucket.
+    about ``budget_s`` seconds; rank 0 decides how often all ranks repeat the call.
+
+    The second value is the share (0 to 1) of ddl's whole calls that ran in replay on this rank. It is 0 if the whole
+    call is not timed. ``replayed()`` returns the number of buckets that this rank has replayed so far. A whole call has
+    one bucket.
     """
     repeats = {}
     for name, call in calls.items():
@@ -71,10 +73,11 @@ def measure(
 
 
 def _warm(call: Call, together: Together, replayed: Callable[[], int] | None) -> None:
-    """Warm up: make ``call`` a few times. Make a whole call until ddl replays it, but at most 160 times more.
+    """Warm up: make ``call`` a few times. If it is ddl's whole call, then repeat it until ddl replays it.
 
-    ddl may never replay the call, because replay is off or no schedule is found. ``replayed`` returns the number of
-    replayed buckets on this rank; it is None if ``call`` is not ddl's whole call.
+    The repetitions end after 160 calls, because ddl may never replay the call: replay may be off, or no schedule may be
+    found. ``replayed`` returns the number of replayed buckets on this rank; it is None if ``call`` is not ddl's whole
+    call.
     """
     for _ in range(_WARM):
         call()

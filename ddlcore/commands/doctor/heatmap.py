@@ -64,9 +64,10 @@ def known_values(matrix: Matrix) -> list[float]:
 def colour_range(values: Sequence[float], small_is_good: bool) -> tuple[float, float]:
     """Return the values of the first and the last colour of a heat map. All ``values`` must be positive.
 
-    One end of the range is the best value. The other end is the worst value, or the best value times (or divided by)
-    ``SPAN`` if the worst value is nearer than that. Without this minimum, the slowest of several nearly equal links
-    would have the colour of a broken link. ``small_is_good`` is true for latencies, and false for bandwidths.
+    One end of the range is the best value. The other end is the best value times ``SPAN`` (divided by ``SPAN``, if
+    large values are good), or the worst value if it is even worse. Without this minimum, the slowest of several nearly
+    equal links would have the colour of a broken link. ``small_is_good`` is true for latencies, and false for
+    bandwidths.
     """
     low, high = min(values), max(values)
     return (low, max(high, low * SPAN)) if small_is_good else (min(low, high / SPAN), high)

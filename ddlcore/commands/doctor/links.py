@@ -15,7 +15,7 @@ CLOCK_S = 0.1  # with a larger difference, logs and file times of several hosts 
 
 @dataclass(frozen=True)
 class Pair:
-    """The measured link from one rank to another by one transport."""
+    """The measured latency and bandwidth from rank ``a`` to rank ``b`` over one transport."""
 
     a: int
     b: int

@@ -21,7 +21,10 @@ LEAST_US = 20.0
 
 @dataclass(frozen=True)
 class Outlier:
-    """A link that is much slower than usual for its transport and kind. The kinds are: within a host, between hosts."""
+    """A link whose latency or bandwidth is much worse than usual for its transport and kind.
+
+    There are two kinds: links within a host, and links between hosts.
+    """
 
     transport: str
     pair: Pair
@@ -33,7 +36,7 @@ class Outlier:
 
     @property
     def factor(self) -> float:
-        """The number of times by which this link is worse than the usual value."""
+        """The factor by which the value of this link is worse than the usual value."""
         value = _value(self.pair, self.is_latency) or 0.0
         return value / self.usual if self.is_latency else self.usual / value if value else float("inf")
 
@@ -42,10 +45,10 @@ def outliers(transport: str, pairs: Sequence[Pair], host_of: Mapping[int, Hashab
     """Return the outliers among the links ``pairs`` of one transport, the worst first.
 
     ``host_of`` holds the host of each rank. A link is compared with two values; the better of them counts. The first
-    value comes from the other links of the same kind (both ranks on one host, or on two hosts). It is their quartile on
-    the good side, not their median, because one bad host of three hosts slows down four of six links. The second value
-    is that of the opposite direction of the same link. For latencies the two directions should be equal, because each
-    latency is half of a round trip between the same two ranks.
+    value is a quartile of the other links of the same kind (both ranks on one host, or on two hosts): the quartile on
+    the good side. The median would not do, because one bad host of three hosts slows down four of six links. The second
+    value is the value of the opposite direction of the same link. For latencies the two directions should be equal,
+    because each latency is half of a round trip between the same two ranks.
     """
     found = []
     for within_host in (True, False):

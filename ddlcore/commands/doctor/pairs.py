@@ -43,8 +43,9 @@ Share = Callable[[object], list[Any]]  # gathers one object of each rank on all 
 def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) -> list[TransportProvider]:
     """Return the transports that can be measured between pairs of processes and are usable on this host.
 
-    If ``wanted`` is not empty, only transports named in it are returned. If ``wanted`` is empty, the transports are
-    returned that need no launcher, or that need the launcher ``launcher``. That launcher has started the processes.
+    If ``wanted`` is not empty, only the transports that it names are returned. If ``wanted`` is empty, the transports
+    that need another launcher than ``launcher`` are left out. ``launcher`` is the launcher that has started the
+    processes.
     """
     return [
         one
@@ -130,10 +131,11 @@ def _measure(
 ) -> _Measured | None:
     """Measure the link between the ranks ``a`` and ``b``. Return None on all other ranks.
 
-    ``turn`` is the number of earlier measurements of this link. On the ranks ``a`` and ``b``, return three values: the
-    measured link from this rank to the other rank, as a list of one element; the difference of the two clocks, on rank
-    ``a`` if ``with_clock`` is true and None otherwise; and the error as one line of text. If there is no error, the
-    text is empty. If there is an error, the list is empty.
+    ``turn`` is the number of earlier measurements of this link. The ranks ``a`` and ``b`` return three values:
+
+    * The link from this rank to the other rank, as a list of one element. The list is empty if there is an error.
+    * The difference of the two clocks, on rank ``a`` if ``with_clock`` is true. None in all other cases.
+    * The error as one line of text. The text is empty if there is no error.
     """
     if job.rank not in (a, b):
         return None

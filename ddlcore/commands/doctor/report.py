@@ -69,8 +69,8 @@ def judge(
 ) -> None:
     """Let every check judge the facts that it reported, and add the results to the report.
 
-    ``seen`` holds the facts by name of the check. ``why`` holds the reason for each check that reported no facts, or
-    no facts of some hosts.
+    ``seen`` holds the facts by name of the check. ``why`` holds, by name of the check, the reason why the check
+    reported no facts, or none about some of the hosts.
     """
     for name, check in checks.items():
         mine = seen.get(name, ())
@@ -94,7 +94,7 @@ def judge(
 
 
 def text_lines(report: Report, colour: bool = False) -> list[str]:
-    """Return the lines of the whole report in aligned columns. If ``colour``, add colours for a terminal."""
+    """Return the lines of the whole report in aligned columns. If ``colour`` is true, add colours for a terminal."""
     paint = _paint if colour else _plain
     lines = [report.title, ""]
     cells = padded([(line.check, line.state) for line in report.lines], least=(0, max(map(len, _STATES))))

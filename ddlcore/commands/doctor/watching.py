@@ -38,7 +38,7 @@ class InputWatch:
         self._timer: threading.Timer | None = None
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """Return replacements for ``screens`` that show nothing, because nobody needs the program's output.
+        """Return two screens that take the place of ``screens`` and show nothing: nobody needs the program's output.
 
         The last lines of the output are stored, for the report of an error.
         """
@@ -46,7 +46,7 @@ class InputWatch:
         return quiet, quiet
 
     def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Start the timer. When the time has passed, ``stop`` is called, and it ends the job."""
+        """Start the timer. When the time has passed, ``stop`` is called, and it ends the job. ``say`` is not used."""
         self._stop = stop
         self._timer = threading.Timer(self._seconds, self._enough)
         self._timer.daemon = True
@@ -155,9 +155,10 @@ def judge_input(profiles: dict[int, Profile], host_of: Callable[[int], str]) -> 
 
 
 def _words(profiles: dict[int, Profile]) -> tuple[str, list[str]]:
-    """Return two texts about ``profiles``: one line with each rank's share of waiting for input, and a list of lines.
+    """Return a line with the ranks' shares of waiting for input, and lines about the code of the first rank.
 
-    The list shows the lines of code in which the first rank spends at least 1 % of its time.
+    The share is the part of a step in which the rank waits for input; at most eight ranks are named. The lines about
+    the code show where the first rank spends at least 1 % of its time.
     """
     shares = ", ".join(f"rank {rank} {one.input_s / one.seconds:.0%}" for rank, one in list(profiles.items())[:8])
     rank, first = next(iter(profiles.items()))

@@ -55,7 +55,7 @@ def plugins(ctx: click.Context, probe: bool, for_machines: bool) -> int | None:
 
 
 def _problems(problems: Sequence[str], found: Sequence[Row]) -> list[str]:
-    """Return lines with the problems that no row of ``found`` shows, after an empty line; [] if there are none."""
+    """Return the problems that no row of ``found`` shows, as lines after an empty line; [] if there are none."""
     rest = [problem for problem in problems if not any(row.reason and row.reason in problem for row in found)]
     return ["", *rest] if rest else []
 

@@ -61,10 +61,11 @@ def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Ro
 
 
 def _waits_for(provider: Provider, environ: Mapping[str, str]) -> str:
-    """Return a text with the environment variables that must be set before ddl chooses a launcher automatically.
+    """Return a text that names variables which must be set before ddl chooses this launcher automatically.
 
-    The text names only variables that are not set now. A user can choose the launcher by its name without them. The
-    text is empty if no variable is missing, or if ``provider`` does not describe a launcher.
+    ``provider`` describes the launcher. The text names only environment variables that are not set now. It is empty if
+    none is missing, or if ``provider`` does not describe a launcher. Even without these variables, a user can choose
+    the launcher by its name.
     """
     if not isinstance(provider, LauncherProvider):
         return ""

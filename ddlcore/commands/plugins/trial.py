@@ -1,4 +1,4 @@
-"""Try the things that plugins add, each with three elements, in a separate process.
+"""Try the things that plugins add, each with a tensor of three elements. This module runs in a separate process.
 
 The process prints one line about each of these trials. (They are not the trials of a search for settings.)
 """

@@ -1,4 +1,7 @@
-"""Try each usable thing that plugins add with three elements, in separate processes, and report the results."""
+"""Try each usable thing that plugins add, in separate processes, and report the results.
+
+Each thing is tried with a tensor of three elements.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,10 @@ from ddlcore.tune.session import Phase
 
 
 def after_training(launch: Launch) -> None:
-    """Remove the progress bar. If the search has not ended, print the remaining parts of the search."""
+    """Remove the progress bar. If the search has not ended, print which parts of the search remain.
+
+    If no step was measured, print this fact instead.
+    """
     if launch.bar is not None:
         launch.bar.clear()
     session = launch.driver.session if isinstance(launch.driver, SearchDriver) else None

@@ -79,7 +79,7 @@ _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def job_options(in_brief: Collection[str] = tuple(GROUPS)) -> _Decorator:
-    """Return a decorator for the options that ``ddl run`` and ``ddl tune`` share.
+    """Return a decorator that adds the options which ``ddl run`` and ``ddl tune`` share.
 
     The options are those for the hosts, those for the settings, and the command of the ranks. ``in_brief`` holds the
     groups of settings that the short help may show.

@@ -191,7 +191,7 @@ def _read_warm(path: Path) -> list[Values]:
 def _is_log(path: Path) -> bool:
     """Return whether the file at ``path`` is the log of a search, not a config file.
 
-    The first line decides, because the name of a log may end in .csv, .log or .txt.
+    The first line decides. The name does not tell, because the name of a log may end in .csv, .log or .txt.
     """
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
         return file.readline().startswith("sample,phase,")

@@ -132,11 +132,11 @@ def _draw_convergence(session: Session, panel: Any) -> None:
 
 
 def best_so_far(samples: Sequence[Sample]) -> list[float]:
-    """Return, for each sample of a search, the best step time in seconds of all settings that were tried until then.
+    """Return, for each sample of a search, the step time in seconds of the best settings that were tried until then.
 
-    The step time of settings is the median of all samples with these settings, including later samples. Therefore the
-    returned times never increase. If later samples did not count, the best time could increase: settings may be the
-    best because of one lucky sample, and be slower when they are measured again.
+    The step time of settings is the median of all samples with these settings, including later samples. So the returned
+    times never increase. If later samples did not count, the times could increase: settings may be the best because of
+    one lucky sample, and turn out to be slower when they are measured again.
     """
     costs: dict[tuple[Any, ...], list[float]] = {}
     for sample in samples:

@@ -224,10 +224,10 @@ class _Agent:
             self._supervisor.deliver(number)
 
     def host_leaves(self, number: int, frame: FrameType | None) -> None:
-        """Tell the launcher of an elastic job that this agent's host must leave the job, so that its ranks end soon.
+        """In an elastic job, tell the launcher that this agent's host must leave the job.
 
-        This is the handler for SIGTERM. In a job that is not elastic, the signal is ignored, because the launcher
-        decides how to react to it.
+        The launcher then lets the ranks of this host leave the training. This is the handler for SIGTERM. In a job that
+        is not elastic, the signal is ignored, because the launcher decides how to react to it.
         """
         if self._stays:
             self._say(Leaves())
@@ -260,9 +260,9 @@ class _Agent:
     # --- the ranks
 
     def _start_later(self) -> None:
-        """Start the ranks of all messages Again that have arrived so far, if the supervisor exists already.
+        """Start the rank of each message Again that has arrived so far.
 
-        The first message Again may arrive before the supervisor is created.
+        If the supervisor was not created yet, do nothing: this method is called again after its creation.
         """
         while self._supervisor is not None and self._later:
             with contextlib.suppress(IndexError):  # the other thread has removed the last rank

@@ -136,10 +136,10 @@ class AgentPool:
     ) -> None:
         """Run ``commands``, which start the agents. Call this in the main thread.
 
-        When the first message of an agent has arrived, ``server`` sends ``look`` to the agent: the request to report on
-        its host. ``endpoint_of(host)`` returns the endpoint at which an agent on that host reaches ``server``.
-        ``environ`` is the environment of the commands. An agent ends if it gets no message from the launcher for
-        ``silence_s`` seconds. Raises OSError if a command cannot be run.
+        ``look`` is the request to an agent to report on its host. ``server`` sends it to each agent after the agent's
+        first message has arrived. ``endpoint_of(host)`` returns the endpoint at which an agent on that host reaches
+        ``server``. ``environ`` is the environment of the commands. An agent ends if it gets no message from the
+        launcher for ``silence_s`` seconds. Raises OSError if a command cannot be run.
         """
         self._server, self._look = server, look
         self._endpoint_of, self._environ, self._silence_s = endpoint_of, environ, silence_s
@@ -151,8 +151,8 @@ class AgentPool:
     def call_late(self, place: AgentPlace, command: StartCommand) -> None:
         """Run ``command``, which starts one more agent while ranks are already running. ``place`` describes the agent.
 
-        Call this in the main thread, after ``call``. The function ``changed`` is called when the agent has sent its
-        report. Raises OSError if the command cannot be run.
+        Call this in the main thread, after ``call``. The function in the attribute ``changed`` is called when the agent
+        has sent its report or is lost. Raises OSError if the command cannot be run.
         """
         assert place.index == len(self.members)
         self.members.append(Agent(place, [], late=True, credit=Credit(self._sender(place.index))))
@@ -234,7 +234,7 @@ class AgentPool:
     # --- while ranks run
 
     def ranks(self) -> list[RemoteRank]:
-        """Return one RemoteRank for each rank that agents run. A supervisor watches the rank by this object."""
+        """Return one RemoteRank for each rank that agents run. A supervisor watches the ranks by these objects."""
         return [RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.ranks]
 
     def serves(self, rank: int) -> bool:
@@ -297,7 +297,7 @@ class AgentPool:
         return credit
 
     def results(self) -> dict[int, bytes]:
-        """Return, by rank, the pickled result of the function. Ranks that have sent no result are missing."""
+        """Return the pickled results of the function, by rank. Ranks that have sent no result are missing."""
         found = [
             (rank, data) for member in self.members for rank, data in member.results.items() if rank in member.ranks
         ]

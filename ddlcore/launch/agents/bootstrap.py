@@ -31,8 +31,8 @@ _PROGRAM = (
 class AgentTask(msgspec.Struct, frozen=True):
     """The information that an agent needs to begin.
 
-    One command may start several agents with the same task. Each of them then finds its own position in ``agents`` by
-    an environment variable (``number``).
+    One command may start several agents with the same task. Each of them then reads its own position in ``agents`` from
+    an environment variable: the first of the variables in ``number`` that is set.
     """
 
     access: Access

@@ -140,7 +140,8 @@ class RemoteLaunch:
     def _checks(self, registry: Registry) -> list[HostCheck]:
         """Return the result of checking each host, in the order of the hosts.
 
-        If a host has several agents, there is one result for each agent. Return one with problems if there is one.
+        For a host with several agents, return the result of only one agent: one with problems, if there is such a
+        result.
         """
         packages = compared_packages(registry)
         found: dict[str, HostCheck] = {}
@@ -251,7 +252,8 @@ class RemoteLaunch:
     def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
         """Return the environment variables that only ``rank`` gets, for a process that starts while other ranks train.
 
-        ``host`` is the name of the host of the new process. ``hosts`` has the host index of each rank so far.
+        ``host`` is the name of the host of the new process. ``hosts[r]`` is the host index of rank r, or -1 if rank r
+        was not started yet.
         """
         torch_env = bool(self.remote_plan.settings["torch_env"])
         first = self._places[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]]

@@ -124,9 +124,9 @@ def _any_address(interface: str) -> str:
 
 
 def route_for(settings: Settings, reach: Reach, known: str) -> str:
-    """Return the address of this host for another host that is added later.
+    """Return the address by which a host that is added later reaches this host.
 
-    ``known`` is the name or address by which the network knows the other host.
+    ``known`` is the name or address by which the network knows the added host.
     """
     if endpoint_host(reach.bind) not in _WILDCARDS:
         return endpoint_host(reach.bind)
@@ -143,12 +143,12 @@ def _by_ipv4(host: str) -> str:
 
 
 def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
-    """Return, by name of each host in ``hosts``, the address of this host that the other host can reach.
+    """Return, for the name of each host in ``hosts``, the address by which that host reaches this host.
 
     If ``interface`` is not empty, this is the address of the interface. Otherwise it is this host's address on the
-    route to the other host. Sometimes no route to a host is found, because only the remote shell knows the name of the
-    host or because the host does not exist. Then use the first address that was found for another host or for the
-    default route. Raises ValueError if no address at all is found.
+    route to that host. Sometimes no route to a host is found, because only the remote shell knows the name of the host
+    or because the host does not exist. Then use the first address that was found for another host or for the default
+    route. Raises ValueError if no address at all is found.
     """
     if interface:
         return {host: chosen_address(interface, known) for host, known in hosts.items()}

@@ -1,4 +1,4 @@
-"""Define the messages between the launcher and its agents, and the credit that limits the amount of data on the way."""
+"""Define the messages between the launcher and its agents, and the credit that limits the unacknowledged data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
-    """An acknowledgement that ``nbytes`` bytes of streams were processed. The other end may then send as many more."""
+    """Says that ``nbytes`` bytes of streams were processed. The receiver of this message may send as many more."""
 
     nbytes: int
 
@@ -90,7 +90,7 @@ class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """The message that no rank will be started again, to an agent whose Begin has ``stays`` set."""
+    """Tells an agent whose Begin has ``stays`` set that no rank will be started again."""
 
 
 class Quit(msgspec.Struct, frozen=True, array_like=True, tag="quit"):
@@ -130,7 +130,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """The report that a rank's process has ended. The last output of the process may arrive after this message."""
+    """Says that a rank's process has ended. The last output of the process may arrive after this message."""
 
     rank: int
     returncode: int
@@ -144,7 +144,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
 
 
 class Leaves(msgspec.Struct, frozen=True, array_like=True, tag="leaves"):
-    """The message that the agent has received SIGTERM, which means that its host must leave the elastic job."""
+    """Says that the agent has received SIGTERM. This means that its host must leave the elastic job."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
@@ -197,7 +197,7 @@ class Credit:
     """The sending end of all streams between one agent and the launcher, in one direction.
 
     Sent bytes use up credit, and acknowledgements from the other end restore the credit. If no credit is left, the
-    sender must wait. So a rank that writes faster than its output is shown must wait, as for a full pipe, and the
+    sender must wait. So a rank that writes faster than its output is shown must wait, as if a pipe were full, and the
     output uses a limited amount of memory. Any thread may use this object.
     """
 

@@ -37,7 +37,7 @@ def check_call(func: object, args: object, kwargs: object, executable: str | Non
 def number_of_ranks(
     num_proc: int | None, np: int | None, hosts: str | None, hostfile: str | None, discovery: str | None = None
 ) -> int | None:
-    """Return the number of ranks for these arguments of ``ddlcore.run``. None means all slots of the hosts.
+    """Return the number of ranks for these arguments of ``ddlcore.run``. A result of None means all slots of the hosts.
 
     ``num_proc`` and ``np`` are two names for the number of ranks. If neither is given, the result is None if hosts are
     given in any way, and 2 if not. ``discovery`` is the host discovery script. Raises ValueError if ``num_proc`` and

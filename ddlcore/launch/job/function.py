@@ -275,7 +275,7 @@ def _outcomes(places: int, files: Mapping[int, int], remote: RemoteLaunch | None
     """Return the outcome of each rank below ``places``, in rank order: its return value or its exception.
 
     The outcome of a rank of this host is read from the rank's file in ``files``. The outcomes of other ranks were
-    received from their agents. The outcome of a rank that wrote none is None.
+    received from their agents. If a rank wrote no outcome, the result has None for this rank.
     """
     results = {} if remote is None else remote.agents.results()
     return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(places)]
@@ -336,7 +336,8 @@ def _show(screen: Screen, text: str) -> None:
 def _dashboard_setting(dashboard: str | int | bool | None) -> str | None:
     """Return the value of the setting ``dashboard`` that corresponds to the argument ``dashboard`` of ``run``.
 
-    None means that the argument was not given, so that the environment determines the setting.
+    Return None if ``dashboard`` is None, which means that the argument was not given. The environment then determines
+    the setting.
     """
     if isinstance(dashboard, bool):
         return "auto" if dashboard else ""
@@ -374,7 +375,7 @@ def _begin_rank(rank: int, environment: Mapping[str, str], files: Mapping[int, i
 def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
     """Return screens that write to the present sys.stdout and sys.stderr.
 
-    In a notebook, these streams have no file descriptors.
+    The screens use no file descriptors, because in a notebook these streams have none.
     """
 
     def screen(stream: Any) -> Screen:

@@ -74,7 +74,8 @@ class BeginHere(Protocol):
     def __call__(self, rank: int, hosts: Sequence[int]) -> Watched:
         """Start a process of ``rank`` on this host, and return the object by which a supervisor watches the process.
 
-        ``hosts`` has the host index of each rank so far. Raises OSError if the process cannot be started.
+        ``hosts[r]`` is the host index of rank r, or -1 if rank r was not started yet. Raises OSError if the process
+        cannot be started.
         """
 
 
@@ -189,11 +190,11 @@ class Growth:
         return self._revival.over
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the training is complete without the ranks in ``running``, whose processes still run."""
+        """Return whether the training is complete and needs no rank in ``running``, the ranks that still run."""
         return self._revival.is_done(running)
 
     def relevant(self) -> list[End]:
-        """Return the ends of processes from which the job's exit code follows, at most one for each rank.
+        """Return the ends of processes that determine the job's exit code, at most one for each rank.
 
         See ``Revival.relevant``.
         """
@@ -269,9 +270,9 @@ class Growth:
             self._table.lost(host, time.monotonic())
 
     def _hosts(self, rank: int) -> list[int]:
-        """Return the host index of each rank, from rank 0 to the last rank that was ever started or to ``rank``.
+        """Return the host index of each rank, in rank order. It is -1 for a rank that was never started.
 
-        The list ends with the higher of these two ranks. The index of a rank that was never started is -1.
+        The last rank in the list is ``rank`` or the highest rank that was ever started, whichever is higher.
         """
         hosts = [self._table.host_of(one) for one in range(self._table.places)]
         last = max(one for one, host in enumerate(hosts) if host >= 0 or one == rank)

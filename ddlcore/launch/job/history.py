@@ -20,7 +20,7 @@ _MOST_ROWS = 10  # limit for the rows of the summary; the oldest rows are left o
 
 @dataclass(frozen=True)
 class Change:
-    """The beginning of one world that is not the first world: its time, and the line of text for the user."""
+    """The beginning of a world other than the first: its time, and the line of text for the user."""
 
     after_s: float  # seconds from the beginning of the first world
     text: str

@@ -83,9 +83,9 @@ class HostTable:
         ``assigned`` has the host index of each of these processes. Processes can be started at once on these hosts and
         on the launching process's own host, which has the index ``here``; -1 means that the launching process starts no
         processes itself. There are ``places`` places. At most ``most`` processes run at the same time, not counting
-        processes that are leaving. After a failure, no process is started on the host for some time: for the first
-        value of ``cooldown_s`` (seconds) after the first failure, and for twice the last time after each further
-        failure, up to the second value.
+        processes that are leaving. After a failure, no process is started on the host for some time. After the host's
+        first failure, this time is the first value of ``cooldown_s`` (seconds). Each further failure doubles it, up to
+        the second value.
         """
         reached = {*assigned, here}
         self.hosts = [_Host(one.host, one.slots, index in reached) for index, one in enumerate(hosts)]
@@ -111,7 +111,7 @@ class HostTable:
     def leaves(self, host: int) -> None:
         """Record that ``host`` leaves the job, even if host discovery still finds it.
 
-        The host may be used again after host discovery has reported hosts without it once.
+        The host may be used again after host discovery has found hosts once and this host was not among them.
         """
         self.hosts[host].slots, self.hosts[host].leaving = 0, True
 
@@ -143,11 +143,17 @@ class HostTable:
     # --- what follows
 
     def host_of(self, place: int) -> int:
-        """Return the index of the host on which the last process at ``place`` was started. -1: none was started."""
+        """Return the index of the host on which the latest process for ``place`` was started.
+
+        Return -1 if none was started.
+        """
         return self._at[place]
 
     def name_of(self, place: int) -> str:
-        """Return the name of the host on which the last process at ``place`` was started. "": none was started."""
+        """Return the name of the host on which the latest process for ``place`` was started.
+
+        Return "" if none was started.
+        """
         return self.hosts[self._at[place]].name if self._at[place] >= 0 else ""
 
     @property
@@ -201,7 +207,7 @@ class HostTable:
     def _free_place(self, host: int) -> int:
         """Return a free place for a process on ``host``, or -1 if no place is free.
 
-        If possible, return a place whose last process was on the same host.
+        If possible, return a place whose latest process was on ``host``, too.
         """
         free = [place for place, state in enumerate(self._state) if state == _FREE]
         return min(free, key=lambda place: (self._at[place] != host, place), default=-1)

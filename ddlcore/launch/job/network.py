@@ -22,7 +22,7 @@ _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because anothe
 
 
 class FailureLog:
-    """A wrapper around a coordinator that records which ranks leave because of an exception.
+    """A wrapper around a coordinator. The wrapper records which ranks leave because of an exception.
 
     The wrapper passes all calls on to the coordinator, except pulses and profiles (messages in which a rank reports its
     own state), which it passes to the functions in ``listeners``. The functions in ``observers`` are called with all

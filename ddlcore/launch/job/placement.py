@@ -48,7 +48,7 @@ class Placed:
         return most if self.discovery is None else 2 * most
 
     def host_names(self) -> list[str]:
-        """Return the host name of each rank, in rank order. It is "" for ranks that may be started later."""
+        """Return the host name of each rank, in rank order. The name is "" for a rank that may be started later."""
         later = [""] * (self.places - self.layout.size)
         if self.remote_plan is None:
             return [socket.gethostname()] * self.layout.size + later

@@ -1,7 +1,7 @@
 """Read the output of the ranks, and write it to the screen and to files, in a separate thread.
 
-The thread that watches the ranks must not do this: if the reader of the screen's output is slow, a write blocks, and
-the thread would notice the death of a rank too late.
+The thread that watches the ranks must not do this: a write blocks if the program that reads ddl's output is slow, and
+that thread would then notice the death of a rank too late.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class Output:
         return datetime.now().isoformat(timespec="milliseconds") + " " if self._stamped else ""
 
     def _note(self, stream: _Stream, pieces: list[tuple[bytes, bytes]]) -> None:
-        """Store the last lines in ``pieces``, which a rank wrote to ``stream``, for the summary of a failure."""
+        """Keep the last lines of ``pieces``, text that a rank wrote to ``stream``, for the summary of a failure."""
         if len(pieces) > LAST_LINES + 1:
             stream.begun = ""  # this is the beginning of a line that is not among the last lines
         for text, end in pieces[-LAST_LINES - 1 :]:

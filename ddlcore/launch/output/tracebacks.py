@@ -1,4 +1,4 @@
-"""Shorten the tracebacks of ranks: show a traceback that several ranks wrote only once.
+"""Shorten the tracebacks of ranks: if several ranks write the same traceback, show it only once.
 
 If a rank has failed only because it lost another rank, its traceback is shown as one line. To do this, the module keeps
 the text that a rank writes to stderr, from the beginning of a traceback until the rank has written no text for 0.2 s.
@@ -50,7 +50,7 @@ class Block:
 class _Waiting:
     """A complete traceback that waits for other ranks with the same traceback.
 
-    For each rank that wrote this traceback, it also has the text that the rank has written after the traceback.
+    This object also has, for each rank that wrote the traceback, the text that the rank has written after it.
     """
 
     since_s: float
@@ -74,7 +74,7 @@ class Shown(NamedTuple):
 
 
 class Tracebacks:
-    """The tracebacks of ``size`` ranks that are kept back for a short time before they are shown.
+    """The tracebacks of ``size`` ranks. Each traceback is kept back for a short time before it is shown.
 
     If ``verbose`` is true, tracebacks that report only the loss of another rank or Ctrl-C are shown in full. Only one
     thread may use this object.
@@ -191,10 +191,10 @@ class Tracebacks:
         return [Shown(ranks, head), *(Shown([rank], one.rests[rank]) for rank in ranks if one.rests[rank])]
 
     def _referring(self, head: list[Piece], ranks: list[int], now_s: float) -> list[Piece]:
-        """Return ``head``, a traceback of ``ranks``, or one line if other ranks have already shown the same traceback.
+        """Return ``head``, a traceback of ``ranks``, or one line if the same traceback of other ranks was shown before.
 
-        The line has the exception and a reference to the lowest rank with this traceback. If one of ``ranks`` has
-        itself shown the same traceback before, the error has happened again, so return the whole ``head``.
+        The line has the exception and a reference to the lowest of the other ranks. If the traceback shown before was
+        also from one of ``ranks``, the error has happened again, so return the whole ``head``.
         """
         lines = _texts(head)
         self._above = {key: one for key, one in self._above.items() if now_s - one.at_s < _ABOVE_S}

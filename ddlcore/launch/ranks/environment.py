@@ -152,11 +152,11 @@ def late_environment(
 ) -> dict[str, str]:
     """Return the variables of one process that is started while the other ranks of an elastic job already train.
 
-    The result has only the variables that differ between ranks. ``placement`` has the rank of the process and the host
-    index of each rank so far, and ``place`` describes the host of the process. ``master`` and ``port`` are the values
-    of MASTER_ADDR and MASTER_PORT; if ``master`` is "", the loopback address is used. TF_CONFIG is not set, because the
-    strategies that read TF_CONFIG cannot add a worker later. If ``torch_env`` is false, torchrun's variables are not
-    set either.
+    The result has only the variables that differ between ranks. ``placement`` has the rank of the process, and the host
+    index of each rank (-1 if it was not started yet). ``place`` describes the host of the process. ``master`` and
+    ``port`` are the values of MASTER_ADDR and MASTER_PORT; if ``master`` is "", the loopback address is used. TF_CONFIG
+    is not set, because the strategies that read TF_CONFIG cannot add a worker later. If ``torch_env`` is false,
+    torchrun's variables are not set either.
     """
     ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir, True)
     rank, host = placement.rank, placement.hosts[placement.rank]
@@ -188,7 +188,7 @@ def rank_environments(
     """Return the complete environment of each rank of a job in which all ranks run on this host.
 
     ``environ`` is the environment of this process, ``hosts`` has the host index of each rank, ``added`` has variables
-    that take precedence, and ``port`` is the value of MASTER_PORT.
+    that take precedence over ``environ``, and ``port`` is the value of MASTER_PORT.
     """
     shared = shared_environment(environ, added)
     return [{**shared, **own} for own in own_environments(hosts, (HostPlace(job_file),), port)]

@@ -14,7 +14,7 @@ STOPPED = 85  # ERESTART; HTCondor's manual uses this code for "has saved a chec
 
 
 class NotStarted(Exception):
-    """The error that no rank was started. The message is one line with the reason."""
+    """Raised if no rank was started. The message is one line with the reason."""
 
     def __init__(self, text: str, code: int = 2, hosts: Mapping[str, Sequence[str]] | None = None) -> None:
         """Create the exception with the message ``text``. ``code`` is the exit code with which the launcher ends.
@@ -100,8 +100,8 @@ def summary(
 
     ``ends`` has the ends of all ranks, and ``first`` is the end of the rank that failed first. ``host`` is the host
     name of that rank, ``last_lines`` has the last lines that the rank wrote, and ``after_s`` is the time in seconds
-    from the start to the failure. ``wrote`` means that the rank wrote any output. A progress bar, for example, is
-    output that leaves no line.
+    from the start to the failure. ``wrote`` says whether the rank wrote any output. The rank may have written output
+    even if ``last_lines`` is empty: a progress bar, for example, leaves no line.
     """
     text = [f"rank {first.rank} on {host} failed first: it {_described(first, f' after {after_s:.1f} s')}"]
     if last_lines:

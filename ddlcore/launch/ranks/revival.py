@@ -25,14 +25,15 @@ class Revival:
     ) -> None:
         """Allow each rank to be started again at most ``restarts`` times within WINDOW_S seconds.
 
-        ``first_delay_s`` is the first delay in seconds before a start that is not made at once. Each further delay is
-        twice the last one. ``startable(rank)`` returns whether the rank's host can be reached, so that another process
-        can be started there.
+        If a signal has killed a rank and this is the rank's first failure, the rank is started again at once. Every
+        other start is delayed by ``first_delay_s`` seconds or a multiple of this time, see ``delay_s``.
+        ``startable(rank)`` returns whether the rank's host can be reached, so that another process can be started
+        there.
 
-        The results of the other functions may change at any time, because other threads change them. ``over()`` returns
-        why no further world can begin, or "" as long as one can begin. ``complete()`` returns whether the training has
-        reached its end. ``world()`` returns the number of the last world (0 if there was none) and the ranks of this
-        world.
+        The results of ``over``, ``complete`` and ``world`` may change at any time, because other threads change them.
+        ``over()`` returns why no further world can begin, or "" as long as one can begin. ``complete()`` returns
+        whether the training has reached its end. ``world()`` returns the number of the last world (0 if there was none)
+        and the ranks of this world.
         """
         self._restarts = restarts
         self._first_delay_s = first_delay_s
@@ -46,10 +47,11 @@ class Revival:
     def delay_s(self, end: End) -> float | None:
         """Return the time in seconds after which the ended rank is started again, or None if it is not started again.
 
-        ``end`` is the end of the rank. The first time that a rank was killed, it is started at once. For later failures
-        the delay is 1, 2, 4, … times ``first_delay_s``. A rank that ended by itself is never started at once, because
-        all ranks may raise the same error: if all ranks end during the delay, the job is over, and no new process hides
-        the error.
+        ``end`` is the end of the rank. If a signal has killed the rank, the delay is 0 for its first failure within
+        WINDOW_S seconds, then 1, 2, 4, … times ``first_delay_s``. If the rank has ended by itself, the delay is 1, 2,
+        4, … times ``first_delay_s`` from the first failure on. A rank that has ended by itself is never started at
+        once, because all ranks may raise the same error: if all ranks end during the delay, the job is over, and no new
+        process hides the error.
         """
         number, members = self._world()
         self._in_world.append((number, end))
@@ -78,11 +80,14 @@ class Revival:
         return self._complete() or bool(self._over())
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the training is complete without the ranks in ``running``, whose processes still run."""
+        """Return whether the training is complete and needs no rank in ``running``, the ranks that still run.
+
+        The ranks of the last world are needed until they end.
+        """
         return self._complete() and not set(running) & set(self._world()[1])
 
     def relevant(self) -> list[End]:
-        """Return the ends of processes from which the job's exit code follows, at most one for each rank.
+        """Return the ends of processes that determine the job's exit code, at most one for each rank.
 
         If the training is complete, return the last ends of the ranks that have completed it. If it is not complete,
         return the first end of each rank during the last world, because later ends are consequences of these ends. The

@@ -61,7 +61,7 @@ class RestartPolicy(Protocol):
         """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the training is complete without the ranks in ``running``, whose processes still run."""
+        """Return whether the training is complete and needs no rank in ``running``, the ranks that still run."""
 
 
 class Supervisor:
@@ -273,7 +273,7 @@ class Supervisor:
 
     @property
     def _ends_all(self) -> bool:
-        """Whether all ranks are being ended, so that no rank must be started."""
+        """Whether all ranks are being ended, so that no rank may be started any more."""
         return self._terminate_at_s is not None or self._kill_at_s is not None or self.interrupted_s is not None
 
     def _revive(self, now_s: float) -> None:

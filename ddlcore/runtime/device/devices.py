@@ -47,7 +47,8 @@ class DeviceStream:
     def after(self, buffers: Sequence[Buffer]) -> None:
         """Make all work that is queued from now on wait until the values of ``buffers`` are complete.
 
-        If several buffers come from one stream of the user, the queue waits only for the last of their events.
+        Each buffer may have an event after which its values are complete. If several buffers come from the same stream
+        of the user, the queue waits only for the last of their events.
         """
         orders = [buffer.order for buffer in buffers]
         streams = [buffer.stream for buffer in buffers]
@@ -64,9 +65,9 @@ class DeviceStream:
             self.queue.wait_for(event)
 
     def mark(self, kept: Sequence[object]) -> Event:
-        """Return an event that is done when all work that is queued now has run.
+        """Return an event that is done when all work that has been queued so far has run.
 
-        The objects in ``kept``, which the queued work uses, stay alive until the event is done.
+        That work uses the objects in ``kept``, so they stay alive until the event is done.
         """
         event = self.queue.record()
         self.keep(event, kept)
@@ -213,7 +214,8 @@ class Devices:
     def stream(self, label: str) -> DeviceStream:
         """Return the stream of the device with the label ``label``. Only the engine's thread may call this.
 
-        If this rank has not used such a device before (it has joined), open a device that this rank chooses by itself.
+        This rank may not have used such a device before, because it has joined. Then it chooses a device by itself, and
+        opens it.
         """
         name = label_of_stream(label)
         while name not in self._streams:

@@ -32,8 +32,8 @@ Entries = Sequence[Entry | None]
 class DeviceExecutor:
     """Runs buckets whose tensors are on devices. Only the engine's thread uses this object.
 
-    ``compressor(name, kernels)`` returns a new compressor that uses a device's kernels. Results are complete when the
-    device has reached the events in the outcomes. Handles are completed earlier: they do not wait for these events.
+    ``compressor(name, kernels)`` returns a new compressor that uses a device's kernels. Handles are completed when the
+    work is queued. The results are complete later, when the device has reached the events in the outcomes.
     """
 
     def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor], host: HostRuns) -> None:
@@ -83,9 +83,9 @@ class DeviceExecutor:
         return run(route, self._queued(route, kind, specs, launch.bucket, again=False), launch, use)
 
     def _confirmed(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Deliver:
-        """Ask the hosts of all members whether they take part with real data, and if all do, run the bucket.
+        """Ask the hosts of all members whether they take part with real data, and run the bucket if all of them do.
 
-        If a member has no real data, the device exchanges no data, and the bucket is void.
+        If a member has no real data, the devices exchange no data, and the bucket is void.
         """
         assert route.confirm is not None
         entries = launch.entries if use != "dummy" else None
@@ -104,10 +104,9 @@ class DeviceExecutor:
     def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
         """Queue a bucket on the device before it is known whether some ranks take part with dummy data.
 
-        So the device writes only transport memory, and the user's tensors are written later. A segment is a part of the
-        schedule whose tensors do not depend on each other. After the last bucket of a segment, for which users usually
-        wait, the hosts tell each other whether any rank used dummy data. For the other buckets, an event of the device
-        shows when the bucket is done. The event is also used if the hosts cannot tell each other.
+        So the device writes only transport memory, and the user's tensors are written later. If the bucket is marked by
+        ``commit`` and the hosts can exchange this message, they tell each other whether any rank used dummy data. For
+        the other buckets, an event of the device shows when the bucket is done.
         """
         entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
         if launch.entries is not None:

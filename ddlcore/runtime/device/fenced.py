@@ -50,7 +50,7 @@ def _is_over(event: Event) -> bool:
 
 
 class FencedHandle(Handle):
-    """A Handle for tensors on devices. ``tensors`` are the tensors that the operation reads and writes."""
+    """The Handle of an operation on device tensors. ``tensors`` are the tensors that the operation reads and writes."""
 
     __slots__ = ("_after", "_events", "_tensors")
 

@@ -83,7 +83,8 @@ class Queued(ABC):
     def forget(self) -> None:
         """Release the tensors of the last call of ``pack``.
 
-        This object is used again in the next pass through the schedule, and would otherwise keep these tensors alive.
+        Without this, the tensors would stay alive until the next pass through the schedule, in which this object is
+        used again.
         """
         self._tensors = _Tensors(())
 
@@ -99,7 +100,7 @@ class Queued(ABC):
         """
 
     def run_apart(self, entries: Entries) -> Later:
-        """Run the bucket in transport memory, and return a Later, by which its results are delivered later.
+        """Run the bucket in transport memory only. Return a Later, by which the results are delivered to the tensors.
 
         All entries are None if this rank takes part with dummy data.
         """
@@ -108,7 +109,7 @@ class Queued(ABC):
         return Later(events[-1], lambda: outcomes)
 
     def _done(self, *kept: object) -> Outcome:
-        """Return an outcome with an event that is done when all work that is queued now has run.
+        """Return an outcome with an event that is done when all work that has been queued so far has run.
 
         The bucket's tensors and the objects in ``kept`` stay alive until this event is done.
         """
@@ -134,8 +135,8 @@ class _Allreduce(Queued):
     """An allreduce on a device's queue.
 
     ``again`` says that this object is used in each pass through a schedule. ``joined`` says that some of the ranks may
-    have joined. A rank that has joined contributes the identity element of the reduction. The transport must not scale
-    then, because scaling inside the transport would change the identity element.
+    have joined. A rank that has joined contributes the identity element of the reduction. Then the transport must not
+    scale, because it would change the identity element.
     """
 
     def __init__(
@@ -387,7 +388,7 @@ def queued(
     bucket: Bucket | None,
     again: bool,
 ) -> Queued:
-    """Return the object that puts the work of a bucket of operation ``kind`` on the queue of its device.
+    """Return the object that puts the work of one bucket on the queue of its device. ``kind`` is its operation.
 
     ``bucket`` is the negotiated bucket, or None for a bucket of a schedule whose sizes are fixed. ``again`` says that
     the returned object is used in each pass through a schedule.

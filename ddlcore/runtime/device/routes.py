@@ -153,10 +153,10 @@ def choose(
 ) -> Choice:
     """Choose the best transport of ``providers`` that all members can use.
 
-    If there is no such transport, the returned choice is to stage on the host, and its reason says why each transport
-    cannot be used. ``kind`` is the kind of device. ``wanted`` is ``auto``, ``cpu``, or a transport's name. ``facts``
-    contains the facts of each member, in the order of ``members``. ``launcher`` is the name of the launcher that
-    started the ranks; ``auto`` skips transports that need another launcher.
+    If there is no such transport, the returned choice is to stage on the host, and its ``reason`` says why each
+    transport cannot be used. ``kind`` is the kind of device. ``wanted`` is ``auto``, ``cpu``, or a transport's name.
+    ``facts`` contains the facts of each member, in the order of ``members``. ``launcher`` is the name of the launcher
+    that started the ranks; ``auto`` skips transports that need another launcher.
     """
     if wanted == STAGED_ON_HOST:
         return Choice("", "asked for")
@@ -210,8 +210,8 @@ class DeviceOpener:
         """Return the choice for the process set of ``host``. All members get the same choice.
 
         All members call this at the same point in the order of all buckets. Raises DeadlineExceeded or PeerLost if a
-        member does not answer. Raises Unserved if the transport that the user asked for cannot be used; after Unserved
-        the job continues.
+        member does not answer. Raises Unserved, after which the job continues, if the transport that the user asked for
+        cannot be used.
         """
         kind = stream.device.kind
         if label.endswith(ON_HOST):
@@ -350,7 +350,7 @@ class DeviceRoutes:
                 self._end(route.transport)
 
     def reopen(self, opener: Opener, routes: Sequence[tuple[int, str]]) -> None:
-        """Choose the routes that ``shut`` closed again, and open them. Only the engine's thread may call this.
+        """Choose and open new routes instead of those that ``shut`` has closed. Only the engine's thread may call this.
 
         ``routes`` is the list that ``shut`` returned. The routes are opened now and not at the first bucket, because
         all ranks call this method at the same time.
@@ -406,7 +406,7 @@ class DeviceRoutes:
     def _has_ended(self, stream: DeviceStream, deadline_s: float) -> bool:
         """Wait for the work on ``stream``, and return whether it has ended before the deadline.
 
-        ``deadline_s`` is a time of time.monotonic(). If the job is aborted, return without further waiting.
+        ``deadline_s`` is a time of time.monotonic(). If the job is aborted, return at once whether the work has ended.
         """
         event, begun_s, told = stream.mark(()), time.monotonic(), False
         while not event.wait(0.0 if self._aborted else max(min(deadline_s - time.monotonic(), LEAVE_SLICE_S), 0.0)):

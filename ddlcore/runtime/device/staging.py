@@ -37,7 +37,7 @@ class HostRuns(Protocol):
 class _Below:
     """The copies of a bucket's tensors in pinned host memory, and entries for these copies.
 
-    An entry is None if this rank has no such tensor. ``nbytes`` is the total size of the copies.
+    An entry is None if this rank does not have that tensor. ``nbytes`` is the total size of the copies.
     """
 
     entries: list[Entry | None]
@@ -59,7 +59,8 @@ class Staging:
     def arranged(self, route: OnDevice, planned: Planned, specs: Sequence[Spec]) -> HostRun:
         """Return a function that runs the bucket ``planned`` of a schedule in host memory.
 
-        The function copies the tensors to the host first. The deliver function that it returns copies the results back.
+        That function first copies the tensors to the host. It returns a deliver function, which copies the results
+        back.
         """
         inner = self._host.arranged_on_host(planned, specs)
 

@@ -201,10 +201,10 @@ def _below(filename: str, directory: str) -> bool:
 
 
 def _not_implemented(error: BaseException | None, depth: int = 0) -> str:
-    """Return the name of the method that raised NotImplementedError, if this error is ``error`` or has caused it.
+    """Return the name of the method that has raised a NotImplementedError.
 
-    Return "" if there is no NotImplementedError among ``error`` and its causes. ``depth`` counts the recursive calls;
-    causes that are more than 8 levels deep are ignored.
+    The NotImplementedError is ``error`` itself or one of its causes. Return "" if there is none among them. ``depth``
+    counts the recursive calls; causes that are more than 8 levels deep are ignored.
     """
     if error is None or depth > 8:
         return ""

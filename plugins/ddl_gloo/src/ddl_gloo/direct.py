@@ -140,5 +140,8 @@ def copy(source: int, target: int, nbytes: int) -> None:
 
 
 def _addresses(address: int, counts: Sequence[int], dtype: DType) -> list[int]:
-    """Return the address of each rank's part. The parts are contiguous from ``address`` on; ``counts`` are elements."""
+    """Return the address of each rank's part. The parts follow each other without gaps from ``address`` on.
+
+    Part r has ``counts[r]`` elements.
+    """
     return [address + before * dtype.itemsize for before in accumulate(counts[:-1], initial=0)]

@@ -56,8 +56,8 @@ class Group:
     def __init__(self, store: Any, rank: int, size: int, address: str, timeout_s: float) -> None:
         """Listen at ``address``, an address of this host, and connect to the other ranks within ``timeout_s`` seconds.
 
-        The ranks exchange their addresses through ``store``. Raises RuntimeError if the ranks cannot connect, and the
-        errors of the store.
+        The ranks exchange their addresses through ``store``. Raises RuntimeError if the ranks cannot connect. Errors of
+        the store are passed on.
         """
         if not dist.is_gloo_available():
             raise RuntimeError("this torch was built without Gloo; pip install torch")

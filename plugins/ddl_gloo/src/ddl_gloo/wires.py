@@ -88,7 +88,7 @@ class Wires:
     def _traffic(self) -> list[tuple[bytes, int]]:
         """Return two values for each connection: the counts of bytes sent and received, and the number of queued bytes.
 
-        The counts are raw bytes, which can only be compared.
+        The counts are bytes in the kernel's form. They are only compared with earlier counts, so they are not decoded.
         """
         found = []
         for number, inode in self._wires.items():

@@ -94,8 +94,8 @@ def _command(plan: StartPlan, argv: Sequence[str], number: tuple[str, ...], envi
     """Return a command that starts all agents in the order of their ranks.
 
     Each agent reads its number from an environment variable that MPI sets. ``number`` lists the names that this
-    variable may have. ``argv`` is the command without the agent's program, and ``environ`` holds further environment
-    variables for the command.
+    variable may have. ``argv`` is the first part of the command; the program of the agents is added to it. ``environ``
+    holds further environment variables for the command.
     """
     return StartCommand(
         argv=(*argv, *plan.program),

@@ -116,7 +116,9 @@ def _ask_library(python: str) -> tuple[str, str]:
 def _candidates(name: str, path: str, python: str) -> Iterator[str]:
     """Yield the paths of mpiexec programs that exist, the best first.
 
-    Folders are searched in this order: those beside the library ``path``, that of the interpreter ``python``, PATH.
+    These folders are searched, in this order: ``bin`` in each of the four folders above the folder of the library
+    ``path``, the folder of the interpreter ``python``, and the folders of PATH. ``name`` is the name of the MPI, which
+    may be a part of the program's name.
     """
     names = [f"mpiexec.{name}", "mpiexec"]
     if name == "mpich":

@@ -43,9 +43,9 @@ def check_threads(mpi: Any) -> None:
 def begin(context: Context, check: Callable[[], None]) -> None:
     """Initialize MPI if it is not initialized, and wait until all ranks have initialized MPI.
 
-    All processes that MPI has started must do so, even if some of them do not use MPI, because MPI_Init waits for all
-    of them. ``check`` is called during the wait, and may raise an exception to end the wait. Raises TransportError if
-    MPI cannot be initialized, and DeadlineExceeded after ``context.timeout_s`` seconds.
+    All processes that MPI has started must initialize it, even if some of them do not use MPI, because MPI_Init waits
+    for all of them. ``check`` is called during the wait, and may raise an exception to end the wait. Raises
+    TransportError if MPI cannot be initialized, and DeadlineExceeded after ``context.timeout_s`` seconds.
     """
     until_s = time.monotonic() + context.timeout_s
     mpi: Any = apart(process.load, context, until_s, check)
@@ -57,7 +57,7 @@ def begin(context: Context, check: Callable[[], None]) -> None:
 
 
 def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
-    """Create an MPI communicator of ``context.members``, in this order.
+    """Create an MPI communicator of the ranks ``context.members``, in this order.
 
     Return two values: the module mpi4py.MPI, and the communicator. MPI is initialized if necessary. ``check`` is called
     during the wait for other ranks, and may raise an exception to end the wait. Raises TransportError, with the same
@@ -111,8 +111,8 @@ def _name(context: Context) -> str:
 def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
     """Return the reason why these processes cannot have a common MPI communicator, or "" if they can.
 
-    ``facts`` holds three values for each member: its rank in MPI's world, the size of MPI's world, and the version text
-    of its MPI library.
+    ``facts`` holds a sequence for each member, which begins with three values: the member's rank in MPI's world, the
+    size of MPI's world, and the version text of the member's MPI library.
     """
     libraries: dict[str, list[int]] = {}
     for member, fact in zip(context.members, facts):

@@ -161,9 +161,10 @@ class MpiTransport(Transport):
     # --- collectives as steps: each yields a request to wait for
 
     def _meet(self, separate: bool = False, wanted: bool = False, number: int = 0) -> Iterator[Step]:
-        """Wait until all ranks have called this method. Then each element of ``_words`` is the minimum over all ranks.
+        """Wait until all ranks have called this method, and exchange four numbers, called words.
 
-        The arguments are the words that this rank contributes; see SEPARATE, WANTED, NUMBER and NEGATIVE.
+        The words of this rank are ``separate``, ``wanted``, ``number`` and -``number``; see SEPARATE, WANTED, NUMBER
+        and NEGATIVE. At the end, each element of ``_words`` is the minimum of this word over all ranks.
         """
         self._words[:] = [int(separate), int(wanted), number, -number]
         self._meeting.Start()
@@ -183,7 +184,7 @@ class MpiTransport(Transport):
         """Reduce a large tensor with a persistent request of MPI, or with an ordinary call.
 
         A persistent request is used if all ranks already have the same request for their memory, or if all ranks want
-        to create a new one.
+        to create a new one. Otherwise, an ordinary call is made.
         """
         key = (source.address, target.address, source.count, source.dtype, op)
         kept = self._requests.pop(key, 0)

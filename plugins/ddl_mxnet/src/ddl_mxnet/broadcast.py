@@ -66,9 +66,10 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
 
 def _state(value: Any) -> tuple[str, tuple[int, ...] | None]:
-    """Return (READY, DEFERRED or BARE, shape) of a parameter or an array. The shape is None if it is not known.
+    """Return two values for a parameter or an array: its state, and its shape or None if the shape is not known.
 
-    READY: it has values. DEFERRED: it gets its values in the first forward pass. BARE: it is not initialized.
+    The states are: READY, it has values. DEFERRED, it gets its values in the first forward pass. BARE, it is not
+    initialized.
     """
     if not isinstance(value, Parameter):
         return READY, tuple(value.shape)

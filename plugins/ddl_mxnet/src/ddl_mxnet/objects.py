@@ -11,7 +11,7 @@ from ddlcore.api import ProcessSet, global_process_set
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send the object that ``root_rank`` passes to every member of ``process_set``, and return it on every member.
+    """Send ``obj`` of the rank ``root_rank`` to every member of ``process_set``, and return it on every member.
 
     The root's object must be picklable. On the other members, ``obj`` is ignored. The bytes that arrive are checked
     before they are unpickled.

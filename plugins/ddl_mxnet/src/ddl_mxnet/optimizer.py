@@ -95,10 +95,10 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
     @property
     def aggregate_num(self) -> int:
-        """The number of parameters that MXNet passes in one call.
+        """The number of parameters that MXNet passes to the optimizer in one call.
 
         The number has no limit, so that MXNet passes all parameters in one call, and all gradients are reduced
-        together. But while an update runs, it is the number of the wrapped optimizer.
+        together. While an update runs, the property has the value of the wrapped optimizer instead.
         """
         return cast("int", self.__dict__["aggregate_num"]) if self.__dict__.get("_inside") else ALL
 

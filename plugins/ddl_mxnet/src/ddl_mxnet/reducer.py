@@ -188,7 +188,7 @@ class Reducer:
     def label(self) -> str:
         """The prefix of the gradients' names. Each optimizer of a job has a different prefix.
 
-        The prefix is a property of the first reduction of the optimizer, not of its creation: all members run the first
+        The prefix is chosen at the first reduction of the optimizer, not at its creation: all members run the first
         reductions of their optimizers in the same order, but may create the optimizers in different orders.
         """
         before = self.job.next_ordinal(f"gradients.{self.reduction.process_set.process_set_id}")
@@ -237,7 +237,7 @@ class Reducer:
     def reduce(self, plan: Plan) -> None:
         """Replace every gradient of ``plan`` by its sum over the members. All members must call this once per step.
 
-        Waits until all operations have ended. If operations have failed, then raises the first error: PeerLost,
+        Waits until all operations have ended. If some have failed, the first error is raised after that: PeerLost,
         MismatchError or another DdlInternalError. Another exception, such as KeyboardInterrupt, may interrupt this
         method. If no gradient was sent before the interruption, this method may be called again. If a gradient was
         sent, the next call ends the job.

@@ -64,7 +64,7 @@ def trainer_verifier(trainer: Any) -> Verifier:
 
 
 class UpdateCheck:
-    """A check that the arrays which one call of a DistributedOptimizer has updated are the same on all ranks."""
+    """Compares arrays between the ranks after one call of a DistributedOptimizer has updated them."""
 
     def __init__(self) -> None:
         # Not empty only during ``updated``: the job refers to this object, which must not keep the arrays alive.
@@ -90,8 +90,8 @@ class UpdateCheck:
 def _replica(name: str, array: Any) -> Replica:
     """Return the Replica that describes ``array`` for a comparison between ranks.
 
-    Its attribute ``on_host`` is False even for an array in host memory. So the control thread does not read the array:
-    to read it means to wait for MXNet's engine, and the control thread must not do this.
+    Its attribute ``on_host`` is False even for an array in host memory, so that the control thread does not read the
+    array. A thread that reads the array waits for MXNet's engine, and the control thread must not wait for it.
     """
     dense = array if array.stype == "default" else array.tostype("default")
 

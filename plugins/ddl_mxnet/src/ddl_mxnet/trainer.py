@@ -29,8 +29,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     ranks (divided by ``gradient_predivide_factor``), as in Horovod; ``update`` divides it by the number of ranks.
 
     If backward has not computed a gradient on this rank since the last step, this rank contributes zeros to the sum.
-    With ``ignore_stale_grad``, such a parameter is updated if at least one rank has computed its gradient. A rank
-    outside ``process_set`` trains with its own gradients.
+    With ``ignore_stale_grad``, such a parameter is updated if at least one rank has computed its gradient. Without it,
+    ``step`` raises UserWarning on every rank. A rank outside ``process_set`` trains with its own gradients.
 
     * ``params``, ``optimizer``, ``optimizer_params``: as for Gluon's Trainer. A KVStore cannot be used.
     * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, the name of a compressor, or a class that you have
@@ -225,7 +225,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
                 param.list_grad()[0][:] = 0
 
     def _judge(self, stale: Any, ignore: bool) -> None:
-        """Handle the parameters whose gradients are not new on every rank.
+        """Handle the parameters that lack a new gradient on at least one rank.
 
         ``stale`` are the indices of these parameters in ``_watched``. If ``ignore`` is false, raise UserWarning. If
         ``ignore`` is true, mark each parameter for Gluon: a parameter will be updated if at least one rank has a new

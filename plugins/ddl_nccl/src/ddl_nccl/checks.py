@@ -14,7 +14,7 @@ WHEEL = re.compile(r"nvidia-nccl-cu(\d+)")
 
 
 class NcclCheck(Check):
-    """The check that all hosts have the same NCCL, for the same CUDA version as the other installed packages."""
+    """The check that all hosts have the same NCCL, built for the same CUDA version as cuda-bindings."""
 
     name = "nccl"
 

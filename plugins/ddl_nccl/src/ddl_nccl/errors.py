@@ -69,7 +69,7 @@ def explained(what: str, error: BaseException, last_error: str = "") -> DdlInter
 
 
 def meaning(what: str, result: int, last_error: str = "") -> TransportError:
-    """Return the ddl error for a result code that NCCL reports after the call.
+    """Return the ddl error for the code ``result``, which NCCL reports some time after a call has returned.
 
     ``what`` names the action or communicator that has failed. ``last_error`` is NCCL's own description of the error.
     """

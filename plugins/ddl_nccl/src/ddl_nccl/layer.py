@@ -27,7 +27,7 @@ class Raw(Protocol):
 
         ``unique_id`` is NCCL's id of the communicator. ``device`` is the index of the calling thread's current device,
         which the communicator uses. ``name`` is the communicator's name in NCCL's messages. Later calls on the
-        communicator block the host, too.
+        communicator block the host as this call does.
         """
         ...
 

@@ -35,7 +35,7 @@ class Features:
         return cls(version, average=version >= 21000, bfloat16=version >= 21000)
 
     def words(self) -> str:
-        """Return the names of the reduce operations that this NCCL supports, as a text."""
+        """Return a text with the names of the reduce operations that this NCCL supports."""
         return "sum, min, max, product" + (", average" if self.average else "")
 
 

@@ -1,7 +1,7 @@
 """Measures the times of copies between the GPUs of a host, with peer access on and off, for ``ddl doctor``.
 
 This module does not judge the times. The copies run in a separate process. If an IOMMU or a switch is misconfigured, a
-copy may never end, and then only the end of its process ends the copy. The separate process calls libcuda directly, so
+copy may never end, and then only the end of its process can stop it. The separate process calls libcuda directly, so
 that no framework's context is affected.
 """
 
@@ -153,8 +153,8 @@ def put_together(
     """Return the facts of the measurement, made from its ``messages``.
 
     ``messages`` are those that ``measure`` sends. ``buses`` are the PCI bus addresses of the GPUs in the driver's
-    order; the facts use this order. ``ended`` is false if the copies of the last pair that began have not ended.
-    ``why`` is the error that ended the measurement too early, during the copies of the last pair that began.
+    order; the facts use this order. If the measurement stopped during the copies of a pair, there are two cases. If
+    ``ended`` is false, these copies have not ended. If ``ended`` is true, the error ``why`` has ended the measurement.
     """
     size = len(buses)
     places: list[int] = []

@@ -14,9 +14,9 @@ SLICE_S = 0.05  # how often a waiting thread checks for an abort
 class Queued(Work):
     """Work that is complete when ``event`` is done, unless ``check`` raises an exception.
 
-    ``check`` is called with ``what``, the name of the call, and is called after the event is done. This is necessary
-    because an abort also lets the queue continue until the event, but with garbage in the memory. ``kept`` is an object
-    that stays alive with this one.
+    ``check`` is called during the wait and again when the event is done. Its argument is ``what``, the name of the call
+    that queued the work. The last check is necessary because, after an abort, the queue continues until the event, but
+    with garbage in the memory. ``kept`` is an object that stays alive with this one.
     """
 
     def __init__(self, check: Callable[[str], None], event: Event, what: str, kept: object = None) -> None:

@@ -24,9 +24,9 @@ ALIGNED_BYTES = 16  # the alignment of a shard: NCCL and the kernels move so man
 class OwnReductions:
     """The reductions that ddl's own kernels compute for one communicator.
 
-    Every method queues its work and returns. All ranks get bitwise the same results. ``on`` returns the communicator
-    and the stream. ``on`` is called for each call of NCCL, because the communicator may have been aborted meanwhile.
-    Values are reduced in the order of ranks; 16-bit floats are added in float32 and rounded once.
+    Every method queues its work and returns. All ranks get bitwise the same results. ``on`` is a function that returns
+    the communicator and the stream. It is called again for each call of NCCL, because the communicator may have been
+    aborted meanwhile. Values are reduced in the order of ranks; 16-bit floats are added in float32 and rounded once.
     """
 
     def __init__(self, raw: Raw, on: Callable[[], tuple[Any, int]], queue: Queue, rank: int, size: int) -> None:
@@ -37,7 +37,7 @@ class OwnReductions:
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
         """Queue an allreduce of at least one element.
 
-        Unless it is small, it sends as many bytes as a ring allreduce does.
+        If the tensor is not small, each rank sends as many bytes as in a ring allreduce.
         """
         width = source.dtype.itemsize
         piece = PIECE_BYTES // width
@@ -75,7 +75,7 @@ class OwnReductions:
         self._scatter(source.address, target.address, counts, source.dtype, op)
 
     def _scatter(self, source: int, target: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        """Send to each other rank the elements that it reduces, and reduce this rank's own elements.
+        """Send to every other rank the elements which that rank reduces, and reduce the elements of this rank.
 
         ``source`` and ``target`` are addresses. ``counts[r]`` is the number of elements that rank r reduces.
         """

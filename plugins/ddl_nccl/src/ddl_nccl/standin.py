@@ -355,4 +355,4 @@ class StandIn(Raw):
 
 
 class _Aborted(Exception):
-    """An error that ends a kernel because its communicator was aborted."""
+    """Raised to end a kernel whose communicator was aborted."""

@@ -74,7 +74,7 @@ def carry_out(parts: Sequence[Asked]) -> None:
 
 
 def _fold(arrays: Sequence[Any], op: int) -> Any:
-    """Reduce the arrays like a ring of ranks: from the second rank on, with a rounding at every hop.
+    """Reduce the arrays like a ring of ranks: beginning with the second rank, with a rounding at every hop.
 
     For the minimum and the maximum, a number wins over a NaN, as in NCCL. ``op`` is NCCL's code of the operation.
     """

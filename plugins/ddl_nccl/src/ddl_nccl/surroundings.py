@@ -35,10 +35,10 @@ def tell(environ: MutableMapping[str, str], settings: Mapping[str, str | int | f
 
 
 def identity(environ: Mapping[str, str], device: str) -> str:
-    """Return ``device``, the text that identifies this rank's device when ranks check that no two use one device.
+    """Return the text by which ranks check that no two of them use the same device.
 
-    If ranks may share a device, the result is empty, so the ranks do not check. Then NCCL decides whether sharing
-    works.
+    The text is ``device``. It is empty if ranks may share a device: then the ranks do not check, and NCCL decides
+    whether sharing works.
     """
     return device if one_each(environ) else ""
 

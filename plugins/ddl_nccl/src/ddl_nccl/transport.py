@@ -160,9 +160,9 @@ class NcclTransport(Transport):
         self._marks = Marks(0.0)
 
     def _drained(self) -> bool:
-        """Wait up to CLOSE_S, and return whether all queued work has run.
+        """Wait up to CLOSE_S seconds, and return whether all queued work has run.
 
-        Only if all work has run can NCCL destroy the communicator normally.
+        NCCL can destroy the communicator normally only if all work has run.
         """
         try:
             return self._queue.record().wait(CLOSE_S)
@@ -355,7 +355,7 @@ class NcclTransport(Transport):
     def check(self, what: str = "a call") -> None:
         """Raise an error if this communicator has failed or was aborted. Any thread may call this method.
 
-        ``what`` names, for the message, the call that cannot be made.
+        ``what`` is the name of the call that cannot be made. The name appears in the message.
         """
         if self._failure is not None:
             kind = DeadlineExceeded if isinstance(self._failure, DeadlineExceeded) else TransportError

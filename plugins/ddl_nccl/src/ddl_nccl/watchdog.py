@@ -42,7 +42,7 @@ def watch(one: Watched) -> None:
 
 
 def unwatch(one: Watched) -> None:
-    """Stop watching the object ``one``. A check that has already begun may still be running when this function returns.
+    """Stop watching the object ``one``. If a check of it is running, this function does not wait for its end.
 
     The watchdog thread ends when no object is left. Another call for the same object has no effect.
     """
@@ -54,7 +54,7 @@ def unwatch(one: Watched) -> None:
 
 
 def forget() -> None:
-    """Reset this module in a forked process, which has only the thread that forked."""
+    """Reset this module in a forked process, in which the watchdog thread does not exist."""
     global _lock, _thread, _changed
     _lock, _thread, _changed = threading.Lock(), None, threading.Event()
     _watched.clear()

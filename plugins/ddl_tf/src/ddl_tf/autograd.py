@@ -60,7 +60,7 @@ class Call(CollectiveCall):
     def plain(self) -> dict[str, Any]:
         """Return the keyword arguments of an operation that only moves data.
 
-        The argument ``job`` is the job in which the graph runs now.
+        The item ``job`` is the job that is current when the graph runs.
         """
         return {**super().plain(), "job": running(self.job)}
 

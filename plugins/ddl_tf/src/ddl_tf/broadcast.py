@@ -138,7 +138,7 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
 
 
 def _inner(variable: Any, index: int) -> Any:
-    """Return the TensorFlow variable of ``variable``, which may be a Keras variable that contains one.
+    """Return the TensorFlow variable inside the Keras variable ``variable``, or a TensorFlow variable itself.
 
     ``index`` is the number of ``variable`` in error messages. Raises ValueError if ``variable`` is not built yet or is
     not a variable.

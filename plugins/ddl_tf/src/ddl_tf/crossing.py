@@ -51,7 +51,7 @@ def arrive(
     shapes: Sequence[Any],
     gpus: Sequence[str],
 ) -> list[Any]:
-    """Return the outputs of operations that call ``take`` after all tensors have been sent.
+    """Add operations that call ``take`` after all tensors have been sent, and return the outputs of these operations.
 
     ``take`` waits for the results and returns them. Output i is the i-th result. ``tokens`` and ``lifted`` are the
     return values of ``depart`` and ``lift``. ``dtypes`` and ``shapes`` describe the outputs. Output i is on the GPU

@@ -42,7 +42,8 @@ def local_device() -> str:
 
     If this rank sees only one GPU, the device is ``/gpu:0``. Any thread may call this function after ``init()``.
     ``tf.config.set_visible_devices`` and CUDA_VISIBLE_DEVICES decide which GPUs count. If this host has more ranks than
-    GPUs, the GPUs are assigned to the ranks in turn, so ranks share GPUs, and one warning gives both numbers.
+    GPUs, the GPUs are assigned to the ranks in turn, so ranks share GPUs. Then ddl logs one warning, with the number of
+    ranks and the number of GPUs.
     """
     index = local_gpu(len(tf.config.get_visible_devices("GPU")), f"TensorFlow {tf.__version__}")
     return HOST if index is None else f"/gpu:{index}"
@@ -51,7 +52,7 @@ def local_device() -> str:
 def tell_of_graphs(
     what: str = "tensors of collectives", why: str = "TensorFlow can run operations that may wait only there"
 ) -> None:
-    """Log once that some tensors of graphs are staged on the host although there are GPUs.
+    """Log, only once, that some tensors in graphs are staged on the host although there are GPUs.
 
     ``what`` names these tensors and ``why`` gives the reason. Without GPUs, nothing is logged.
     """

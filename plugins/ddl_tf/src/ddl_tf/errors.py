@@ -1,4 +1,4 @@
-"""Makes ddl's errors instances of TensorFlow's error classes as well, so that scripts may catch either class.
+"""Derives ddl's errors also from TensorFlow's error classes, so that scripts may catch either class.
 
 =========================================  =======================================
 ValueError: an argument is wrong           tf.errors.InvalidArgumentError

@@ -43,7 +43,7 @@ def give_up(job: JobService) -> NoReturn:
 
 
 def _explained(function: Callable[Concatenate[Exchange, P], R]) -> Callable[Concatenate[Exchange, P], R]:
-    """Wrap ``function`` so that it raises the reason why this rank has ended a job, not only that the job is closed.
+    """Wrap ``function`` so that its error says why this rank has ended a job, not only that the job is closed.
 
     Several threads send the parts of one run. When one thread calls ``give_up``, the other threads find a closed job,
     and may raise their error earlier than the first thread. TensorFlow shows only the first error of a run. Without

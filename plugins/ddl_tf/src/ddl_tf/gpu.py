@@ -1,8 +1,8 @@
 """Uses CUDA for TensorFlow: finds the device of a tensor, makes tensors from memory, and waits for results.
 
 No other file of this package uses CUDA. TensorFlow exposes none of its CUDA streams. When a tensor's address is
-requested, TensorFlow waits for its own work. In the other direction, the host must wait for ddl's work before
-TensorFlow may use a result. Nothing is copied.
+requested, TensorFlow waits for its own work. Before TensorFlow may use a result, the host must wait for ddl's work.
+Nothing is copied.
 """
 
 from __future__ import annotations

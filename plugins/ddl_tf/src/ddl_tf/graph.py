@@ -82,12 +82,11 @@ def wire_name(verb: str, name: str | None) -> str:
 
 
 def after(tensors: Iterable[Any]) -> AbstractContextManager[object]:
-    """Return a context manager.
+    """Return a context manager: operations added to a graph inside it run only after ``tensors`` are computed.
 
-    Operations added to a graph inside it run only when all of ``tensors`` have been computed. An optimizer needs this
-    context, because a failed step must change nothing. An optimizer also adds operations that use no gradient (a
-    counter, weight decay). Without the context, such operations would run even if the reduction fails. Items of
-    ``tensors`` may be None. In eager mode the context does nothing.
+    An optimizer needs this context, because a failed step must change nothing. An optimizer also adds operations that
+    use no gradient (a counter, weight decay). Without the context, such operations would run even if the reduction
+    fails. Items of ``tensors`` may be None. In eager mode the context does nothing.
     """
     if tf.executing_eagerly():
         return nullcontext()
@@ -111,13 +110,14 @@ def delay_writes(tensors: Iterable[Any], variables: Iterable[Any]) -> None:
 def asynchronous(
     function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any], label: str
 ) -> list[Any]:
-    """Add ``function`` to the current graph, which calls it when its inputs are ready, and return its outputs.
+    """Add a call of ``function`` to the current graph, and return the outputs of the call.
 
-    ``function`` may block. Its arguments are NumPy arrays, which it must not change. It returns a sequence of arrays of
-    the types ``dtypes``. No returned array may share memory with another array or with an input, because TensorFlow may
-    reuse the memory. ``shapes`` are the shapes of the outputs, as far as they are known. In a ``tf.function``,
-    ``function`` runs even if its outputs are not used, as in eager mode, and in no particular order with other
-    operations; use ``ordered`` if the order matters. ``label`` is the operation's name in messages to the user.
+    The graph makes the call when ``inputs`` are ready. ``function`` may block. Its arguments are NumPy arrays, which it
+    must not change. It returns a sequence of arrays of the types ``dtypes``. No returned array may share memory with
+    another array or with an input, because TensorFlow may reuse the memory. ``shapes`` are the shapes of the outputs,
+    as far as they are known. In a ``tf.function``, ``function`` runs even if its outputs are not used, as in eager
+    mode, and in no particular order with other operations; use ``ordered`` if the order matters. ``label`` is the
+    operation's name in messages to the user.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)
@@ -130,10 +130,11 @@ def asynchronous(
 
 
 def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], label: str) -> list[Any]:
-    """Do the same as ``asynchronous`` (add ``function`` to the graph), but for scalar outputs and in tracing order.
+    """Do the same as ``asynchronous`` (add a call of ``function``), but make the calls in the order of tracing.
 
-    In a ``tf.function``, ``function`` runs after all operations of this module that were traced earlier, and before all
-    that are traced later. In the graph of a session, the user defines the order with ``tf.control_dependencies``.
+    All outputs must be scalars. In a ``tf.function``, ``function`` runs after all operations of this module that were
+    traced earlier, and before all that are traced later. In the graph of a session, the user defines the order with
+    ``tf.control_dependencies``.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)
@@ -216,10 +217,10 @@ def _call_in_order(graph: Any) -> None:
     """Make TensorFlow run the calls of functions that communicate one after another, wherever they are in ``graph``.
 
     TensorFlow orders only calls that write the same variables. Other calls, of one function or of two similar
-    functions, would run at the same time with the same names, and the ranks might start them in different orders.
-    However, TensorFlow does order calls of functions that contain collectives. TensorFlow recognizes such a function by
-    a number attached to an operation. So this function adds an empty call with such a number to ``graph`` and to the
-    graphs around it.
+    functions, would run at the same time. Their collectives would have the same names, and the ranks might start them
+    in different orders. However, TensorFlow does order calls of functions that contain collectives. TensorFlow
+    recognizes such a function by a number attached to an operation. So this function adds an empty call with such a
+    number to ``graph`` and to the graphs around it.
     """
     while getattr(graph, "experimental_acd_manager", None) is not None:
         notes = _notes(graph)

@@ -86,9 +86,9 @@ class LocalVariables:
 
 
 def variable_of(source: Any) -> Any:
-    """Return the TensorFlow variable of ``source``, which may be a Keras variable that contains one.
+    """Return ``source`` if it is a TensorFlow variable, or the TensorFlow variable inside a Keras variable.
 
-    Returns None if ``source`` is not a variable.
+    Returns None if ``source`` is neither.
     """
     if isinstance(source, tf.Variable):
         return source

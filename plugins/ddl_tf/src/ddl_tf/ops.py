@@ -5,9 +5,9 @@ be made in the same order on all members (in a graph, they must be built in the 
 functions, and the results belong to the caller. The functions work eagerly, in ``tf.function`` and in the graphs of
 sessions, and are differentiable. Wrong arguments raise ValueError immediately. Errors of a running job derive from
 DdlInternalError. These errors are also instances of TensorFlow's error classes; ddl_tf.errors lists the classes.
-``root_rank`` is a rank of the world, even within a process set. ``device_dense`` and ``device_sparse`` may name the
-host, such as '/cpu:0'. Then tensors on a GPU are staged on the host. ``ignore_name_scope`` is accepted for
-compatibility with Horovod and has no effect, because names in messages never contain a scope.
+``root_rank`` is a rank of the world, even within a process set. If ``device_dense`` or ``device_sparse`` is a name of
+the host, such as '/cpu:0', tensors on a GPU are staged on the host. ``ignore_name_scope`` is accepted for compatibility
+with Horovod and has no effect, because names in messages never contain a scope.
 """
 
 from __future__ import annotations
@@ -376,10 +376,10 @@ def _listed(tensors: Any) -> list[Any]:
 def _compressed(
     user: UserCompressor | None, values: Sequence[Any], carry_out: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
-    """Call ``carry_out`` with the tensors of ``values``, and return its results.
+    """Call ``carry_out`` with ``values``, converted to tensors, and return its results.
 
-    If ``user``, the user's own compressor, is given, it compresses the tensors before the call and decompresses the
-    results.
+    ``user`` is the user's own compressor. If it is not None, it compresses the tensors before the call and decompresses
+    the results.
     """
     tensors = _tensors(values)
     if user is None:

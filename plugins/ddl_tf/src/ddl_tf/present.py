@@ -1,4 +1,4 @@
-"""Answers questions about the present world for graphs, which may run in a later world than that of their tracing.
+"""Answers questions about the present world for graphs, because a traced graph may run in a later world.
 
 In an elastic job, ranks and their number change, but a traced graph does not change. So such a graph asks again each
 time it runs. Without an elastic job, and in eager mode, the answers are constants.

@@ -151,9 +151,9 @@ class Reducer:
         Every member of the process set must call this method with gradients of the same types and shapes. If the
         gradients differ, or a gradient is None on some members only, all members raise MismatchError, which shows the
         gradients of each member. For tf.IndexedSlices, the result is the slices of all members, joined in rank order.
-        For an average, the slices are divided by the number of members (integers are added by index first, so that each
-        index occurs once). With ``sparse_as_dense`` the result is dense. Ranks outside the process set, and a job of
-        one rank, get their own gradients back.
+        For an average, the slices are divided by the number of members. Integer slices of the same index are added
+        before, so each index occurs once. With ``sparse_as_dense`` the result is dense. Ranks outside the process set,
+        and a job of one rank, get their own gradients back.
 
         In eager mode, a signal handler's exception may interrupt a call. The next call then finishes the interrupted
         reduction and returns its results, because the other ranks have got the same results. That call ignores its own
@@ -304,8 +304,9 @@ class Reducer:
     def _runs(self, looks: Sequence[Look], dense: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
         """Return lists of the gradients that are sent together, late layers first.
 
-        The lists are the user's groups, or cuts by size. A gradient is given by its index. ``dense`` are the indices of
-        the dense gradients.
+        The lists are the user's groups. Without groups, all gradients are one list, or ``cut`` divides them by size if
+        the job reduces gradients while the step still computes. A gradient is given by its index. ``dense`` are the
+        indices of the dense gradients.
         """
         late_first = list(reversed(dense))
         groups = self.reduction.groups
@@ -429,7 +430,10 @@ def _all_of(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 
 def _kinds(given: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Return two lists: the indices of the dense gradients, and the indices of the sparse gradients."""
+    """Return two lists: the indices of the dense gradients, and the indices of the sparse gradients.
+
+    Gradients that are None are in neither list.
+    """
     sparse = [i for i, gradient in enumerate(given) if isinstance(gradient, tf.IndexedSlices)]
     return [i for i, gradient in enumerate(given) if gradient is not None and i not in set(sparse)], sparse
 

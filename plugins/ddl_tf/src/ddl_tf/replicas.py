@@ -67,7 +67,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _inner(variable: Any) -> Any:
-    """Return the TensorFlow variable of ``variable``, which may be a Keras 3 variable that contains one."""
+    """Return the TensorFlow variable inside a Keras 3 variable. Return any other ``variable`` itself."""
     inner = getattr(variable, "_value", None)  # its ``value`` may be a copy of another type
     return inner if isinstance(inner, tf.Variable) else variable
 
@@ -106,7 +106,7 @@ class Checks:
 class _Check:
     """A check of some variables, called before each step.
 
-    The check has only weak references to the variables, because the job keeps the check.
+    The job keeps the check alive, so the check has only weak references to the variables.
     """
 
     def __init__(self, name: str, names: Iterable[str], variables: Iterable[Any], set_id: int) -> None:

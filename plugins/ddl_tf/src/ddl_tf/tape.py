@@ -269,7 +269,8 @@ def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
 
     ``sources`` are the sources whose gradients are reduced. The name of a reducer contains the number of lists of
     sources that were reduced in the process set before this list. All members reduce new lists of sources in the same
-    order. So the name depends on nothing that may differ between ranks, such as a rank's own local variables.
+    order, so this number is the same on all members. A rank's own local variables, which may differ between ranks, have
+    no influence on the name.
     """
     job: JobService = current_job()
     table = _tables.get(job)

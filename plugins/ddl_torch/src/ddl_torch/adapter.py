@@ -26,9 +26,9 @@ _DTYPES = {native: dtype for dtype, native in _TORCH.items()}
 
 @contextmanager
 def _range(name: str, nvtx: bool) -> Iterator[None]:
-    """Return a context manager that shows as a range called ``name`` in torch's profiler.
+    """Return a context manager; what runs inside it appears in torch's profiler as a range called ``name``.
 
-    If ``nvtx`` is true, the range is also shown in NVIDIA's tools.
+    If ``nvtx`` is true, the range also appears in NVIDIA's tools.
     """
     # The name is an argument because ``range`` formats its first parameter, and tensor names may contain braces.
     with torch.cuda.nvtx.range("{}", name) if nvtx else nullcontext(), record_function(name):

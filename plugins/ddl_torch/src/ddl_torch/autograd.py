@@ -24,8 +24,8 @@ from ddlcore.types import Average
 class TorchOperations(Operations):
     """The collectives for torch tensors.
 
-    Inside ``noting``, the handle of each submitted operation is also put into a list. After an interrupt, the caller
-    finds in this list the operations that it has submitted.
+    Inside ``noting``, the handle of each submitted operation is also put into a list. After an interrupt (an exception
+    that a signal handler raises), the caller finds in this list the operations that it has submitted.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,10 @@ from ddlcore.types import Average
 
 @dataclass(frozen=True)
 class Binding:
-    """The names and functions with which one optimizer uses one job, and whether this rank takes part."""
+    """The names of gradients and the functions that one optimizer uses in one job.
+
+    ``active`` says whether this rank takes part in the reduction.
+    """
 
     job: JobService
     active: bool  # this rank is a member of the process set, and the set has other members

@@ -93,8 +93,9 @@ def copy_of_root(state: Any, root_rank: int) -> Any:
     """Return a copy of the state of the rank ``root_rank``. The root gets its own state back.
 
     A state is a tree of dicts, lists and tuples with tensors and picklable values. Every rank must call this function
-    with a state of its own, whose tensors are not changed. A tensor of the result is in host memory if the root's
-    tensor is. Otherwise it is on the device of the first tensor in this rank's ``state`` that is not in host memory.
+    with a state of its own, whose tensors are not changed. On ranks other than the root, the result has new tensors. A
+    new tensor is in host memory if the root's tensor is in host memory. Otherwise, it is on the device of the first
+    tensor in this rank's ``state`` that is not in host memory, or in host memory if there is no such tensor.
     """
     is_root = rank() == root_rank
     tensors: dict[str, torch.Tensor] = {}
@@ -125,10 +126,11 @@ def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _restored(state: dict[str, Any], groups: Sequence[Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Return ``state`` with an uninitialized tensor for every placeholder, and put these into the dict ``tensors``.
+    """Return ``state`` with an uninitialized tensor for every placeholder, and put these tensors into ``tensors``.
 
-    The new tensors are on the devices of this rank's own parameters, or in host memory if the original tensor was. The
-    parameters are listed in ``groups``, the optimizer's parameter groups.
+    A new tensor is in host memory if the root's tensor is in host memory. Otherwise, it is on the device of this rank's
+    parameter to which it belongs, or of a first parameter if it belongs to none. ``groups``, the optimizer's parameter
+    groups, contains the parameters.
     """
     homes = [[param.device for param in group["params"]] for group in groups]
     by_key = {"state": [home for group in homes for home in group], "param_groups": [_first(group) for group in homes]}
@@ -153,9 +155,9 @@ def _first(homes: Sequence[torch.device]) -> torch.device:
 
 
 def _put_back(value: Any, home: torch.device, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return ``value`` with an uninitialized tensor for every placeholder, and put these into the dict ``tensors``.
+    """Return ``value`` with an uninitialized tensor for every placeholder, and put these tensors into ``tensors``.
 
-    The new tensors are on the device ``home``, or in host memory if the original tensor was in host memory.
+    A new tensor is in host memory if the root's tensor is in host memory. Otherwise, it is on the device ``home``.
     """
     if isinstance(value, _Place):
         device = torch.device("cpu") if value.on_host else home

@@ -56,7 +56,11 @@ def check_wrapped(parameters: Collection[tuple[str, torch.Tensor]], process_set:
 
 
 def watch_wrapping(reducer: Reducer) -> None:
-    """Make torch raise ReducedTwice if DistributedDataParallel later wraps a module with a parameter of ``reducer``."""
+    """Make the constructor of DistributedDataParallel check every module that it wraps from now on.
+
+    The constructor raises ReducedTwice if the module contains a parameter whose gradient ``reducer`` reduces over at
+    least two of the same ranks.
+    """
     if not _hooks:
         _hooks.append(register_module_module_registration_hook(_wrapping))
     _reducers.add(reducer)
@@ -65,8 +69,9 @@ def watch_wrapping(reducer: Reducer) -> None:
 def _wrapping(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) -> None:
     """Check the model ``inner``, which becomes a submodule of ``outer`` with the attribute name ``name``.
 
-    torch calls this function for every submodule. Only a DistributedDataParallel as ``outer`` matters: its constructor
-    sets its attribute ``module`` before it sends anything.
+    torch calls this function for every submodule. The check is only needed if ``outer`` is a DistributedDataParallel.
+    Its constructor sets the attribute ``module``, and so calls this function, before it sends anything. Raises
+    ReducedTwice as ``_check`` does.
     """
     if name != "module" or inner is None or not isinstance(outer, DistributedDataParallel):
         return
@@ -80,9 +85,10 @@ def _wrapping(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) 
 def _shared(
     outer: DistributedDataParallel, inner: torch.nn.Module
 ) -> list[tuple[Reducer, list[tuple[str, torch.Tensor]]]]:
-    """Return the reducers whose job is still open and that reduce parameters of ``inner``, each with these parameters.
+    """Return the reducers that also reduce gradients that ``outer`` reduces, each with its parameters in ``inner``.
 
-    The parameters are (name, parameter) pairs. ``outer`` is the DistributedDataParallel that wraps ``inner``.
+    ``outer`` is the DistributedDataParallel that wraps ``inner``. Reducers whose job has been closed are left out. The
+    parameters are (name, parameter) pairs.
     """
     wrapped = set(_reduced_by(outer, inner))
     found = []

@@ -1,9 +1,8 @@
 """Tells whether a tensor is the only user of its memory, and prevents that memory from being resized.
 
-Runs no collective. Autograd may give the gradients of two parameters the same storage, and may still read a gradient's
-storage while the backward pass runs. For example, the gradients of the parameters of ``a.view(-1) + b.view(-1)`` share
-a storage, and so does the gradient of ``pos.unsqueeze(0)`` with that of the tensor that it was added to. ddl may write
-to a storage only if nothing else uses it; the reference count of the storage tells this.
+Autograd may give the gradients of two parameters the same storage, and may still read a gradient's storage while the
+backward pass runs. For example, the gradients of the parameters of ``a.view(-1) + b.view(-1)`` share a storage. ddl may
+write to a storage only if nothing else uses it. The reference count of the storage shows whether this is so.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ def is_alone(storage: torch.UntypedStorage) -> bool:
 
 
 def pin_size(tensor: torch.Tensor) -> None:
-    """Make ``resize_`` of ``tensor`` raise an error from now on, and also ``resize_`` of its storage.
+    """Make ``resize_`` of ``tensor`` and of its storage raise an error from now on.
 
-    ``resize_`` would free memory that an operation in flight uses. The operation keeps a reference to the storage. That
-    reference protects against ``set_`` and ``.data =``, which give the tensor another storage. That reference does not
-    protect against ``resize_``, which gives the same storage other memory. But torch refuses to resize a storage after
-    ``tensor.numpy()`` was called, so this function calls ``tensor.numpy()``.
+    Otherwise, ``resize_`` could free memory that an operation in flight uses. The operation keeps a reference to the
+    storage. This reference is enough protection against ``set_`` and ``.data =``, which give the tensor another
+    storage, but not against ``resize_``, which gives the same storage other memory. torch refuses to resize a storage
+    after a call of ``tensor.numpy()``, so this function makes that call.
     """
     try:
         tensor.numpy()
@@ -57,5 +56,5 @@ def pin_size(tensor: torch.Tensor) -> None:
 
 
 def mark_written(tensors: list[torch.Tensor]) -> None:
-    """Raise the version counters of ``tensors``: ddl has written to them, and autograd has not noticed that."""
+    """Increment the version counters of ``tensors``: ddl has written to them, and autograd has not noticed that."""
     torch.autograd.graph.increment_version(tensors)

@@ -26,18 +26,18 @@ class _Form:
 
 
 def gather_all_tensors(result: torch.Tensor, group: ProcessSet | None = None) -> list[torch.Tensor]:
-    """Return a list with the tensor ``result`` of every member of ``group``, in rank order.
+    """Return a list that contains the tensor ``result`` of every member of ``group``, in rank order.
 
     All tensors of the list are on the device of this rank's tensor. Pass this function to torchmetrics as
     ``dist_sync_fn``; it has the same arguments as torchmetrics' own ``gather_all_tensors``::
 
         MeanMetric(dist_sync_fn=ddl.gather_all_tensors, distributed_available_fn=ddl.is_initialized)
 
-    Every member must call this function. ``group`` is None for all ranks; a metric passes the value of its argument
-    ``process_group``. The tensors may differ in shape. A rank that has no data passes an empty tensor of one dimension;
-    in the list, that tensor gets the type and the further dimensions of the other ranks' tensors. The list's entry for
-    this rank is ``result`` itself, so gradients flow only through that entry. Raises ValueError if ``group`` is neither
-    None nor a ProcessSet, and NotInitialized before ``init()``.
+    Every member must call this function. ``group`` is a process set, or None for all ranks. A metric passes its own
+    argument ``process_group`` as ``group``. The tensors may differ in shape. A rank that has no data passes an empty
+    tensor of one dimension; in the list, that tensor gets the type and the further dimensions of the other ranks'
+    tensors. The list's entry for this rank is ``result`` itself, so gradients flow only through that entry. Raises
+    ValueError if ``group`` is neither None nor a ProcessSet, and NotInitialized before ``init()``.
     """
     process_set = global_process_set if group is None else group
     if not isinstance(process_set, ProcessSet):
@@ -56,7 +56,7 @@ def gather_all_tensors(result: torch.Tensor, group: ProcessSet | None = None) ->
 
 
 def _without_gaps_in_type(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return ``tensors``, in which the tensors of ranks without data are replaced so that all can be concatenated.
+    """Replace the tensors of ranks without data, so that all tensors can be concatenated, and return the new list.
 
     torchmetrics gives a rank without data an empty tensor of a floating-point type. With that tensor, torch.cat would
     change the type of the whole result.

@@ -40,9 +40,8 @@ def _touched(*tensors: torch.Tensor) -> None:
 def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
     """Return a handle like ``handle``, and inform autograd that the operation of ``handle`` writes to ``tensors``.
 
-    Autograd is informed now, and again when the wait for the new handle ends. So backward raises an error if it needs
-    values of ``tensors`` that autograd saved before the end of the wait, because the operation may have overwritten
-    these values.
+    Autograd is informed now, and again when the wait for the new handle ends. Values of ``tensors`` that autograd has
+    saved before the end of the wait may be overwritten, so backward raises an error if it needs them.
     """
     _touched(*tensors)
 
@@ -56,14 +55,13 @@ def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
 def _hold_memory(tensors: Sequence[torch.Tensor]) -> None:
     """Prevent host tensors from being resized, because an asynchronous operation writes to their memory.
 
-    The operation keeps a reference to a tensor's storage, so ``set_`` and ``tensor.data = ...`` do not free the
-    storage. But ``resize_`` gives the same storage other memory. Checking the address does not help, because the tensor
-    may be resized while the reduction runs. So this function makes the storage non-resizable, by the same means as
-    ``tensor.numpy()``. Then ``resize_`` raises RuntimeError (and, because of a bug in torch, leaves the tensor object
-    with the new shape). This cannot be undone, so such a tensor cannot be resized after the operation either. Functions
-    that wait for their result do not need this protection and do not call this function. Memory of a device is not
-    protected.
+    From now on, ``resize_`` of such a tensor raises RuntimeError (and, because of a bug in torch, leaves the tensor
+    object with the new shape). This cannot be undone, so the tensor cannot be resized after the operation either.
+    Memory of a device is not protected. Functions that wait for their result need no protection and do not call this
+    function.
     """
+    # The operation's reference to the storage protects against ``set_`` and ``.data =``, but ``resize_`` gives the same
+    # storage other memory. Checking the address does not help: the tensor may be resized while the reduction runs.
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()

@@ -2,7 +2,8 @@
 
 The wrapped optimizer stays the same object with a changed class. So its state, ``state_dict()``, ``isinstance`` and
 schedulers that were made before or after the wrapping work as before. A hook before ``step`` reduces the gradients that
-are not reduced yet. A closure that is passed to ``step`` is wrapped: after it has computed gradients, they are reduced.
+are not reduced yet. If a closure is passed to ``step``, it is wrapped, so that the gradients that it computes are
+reduced.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ def DistributedOptimizer(
     * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
       None, the setting ``compression`` decides.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum, and by size / f after it.
-    * ``groups``: the number of groups into which parameters are divided, or a list of lists of parameters. The
-      gradients of a group are reduced together.
-    * ``sparse_as_dense``: make sparse gradients dense; otherwise they are gathered.
-    * ``device_dense``, ``device_sparse``: "cpu" stages the dense or the sparse gradients of a GPU in host memory.
+    * ``groups``: the number of groups into which parameters are divided, or the groups themselves, as a list of lists
+      of parameters. The gradients of a group are reduced together.
+    * ``sparse_as_dense``: if true, sparse gradients are made dense and reduced; otherwise they are gathered.
+    * ``device_dense``, ``device_sparse``: if "cpu", the dense or the sparse gradients of a GPU are staged in host
+      memory.
 
     The optimizer gets new methods: ``no_sync()`` and ``set_backward_passes_per_step(n)``. It also gets
     ``synchronize()`` and ``skip_synchronize()`` for Horovod scripts; these two are not needed after ``backward()``. A
@@ -211,8 +213,8 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
 
         A GradScaler reads this property to unscale the gradients and to check them for infinities, so the gradients
         must be reduced at that time. After ``backward()`` they are reduced. If this rank has not called ``backward()``,
-        the scaler's read of this property makes this rank take part in the reduction. So the scalers of all ranks come
-        to the same decision.
+        the scaler's access to this property makes this rank take part in the reduction. So the scalers of all ranks
+        come to the same decision.
         """
         if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # torch offers no hook for this
             self._ddl.synchronize()
@@ -260,7 +262,7 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _after_step(optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Begin the next step when ``step`` has returned. torch calls this function.
+    """Begin the next training step. torch calls this function when the method ``step`` has returned.
 
     torch does not call it if ``step`` was interrupted, so the gradients of an interrupted ``step`` still count as
     reduced.

@@ -115,7 +115,8 @@ class BackwardPasses:
     def settle(self) -> None:
         """Record the end of the last backward pass, if an interrupt has kept ``_end`` or ``_failed`` from doing so.
 
-        An interrupt may also end this method early. Each part of this method may safely run twice.
+        An interrupt is an exception that a signal handler raises. It may also end this method early. Each part of this
+        method may safely run twice.
         """
         if self._over:
             if self._over[1] is None:
@@ -138,10 +139,9 @@ class BackwardPasses:
         self.incomplete = True
 
     def refuse(self) -> None:
-        """Count the last backward pass as failed.
+        """Count the last backward pass as failed, because a new pass has already added to some of its gradients.
 
-        The caller has refused a new pass that must not begin yet, but the new pass has already added to gradients of
-        the last pass.
+        The new pass has begun too early, so the caller refuses it.
         """
         self._keep_partial([*(slot.param for slot in self.finished), *self.seen])
         self.finished = []
@@ -158,7 +158,7 @@ class BackwardPasses:
         self.incomplete = False
 
     def round_ended(self) -> None:
-        """Forget which gradients have arrived, because these gradients are reduced now."""
+        """Forget which gradients have arrived, because the reduction of these gradients has ended."""
         self.seen.clear()
         self._inner = self.unsent = False
         self.finished = []

@@ -9,8 +9,8 @@ never waits for a device, neither in a hook nor at the end of the pass: the curr
 
 A gradient is reduced in place if nothing else uses its memory (memory.py), and into separate memory otherwise.
 
-One reduction of all gradients is called a *round* (rounds.py). An interrupt leaves a round open, and the next call
-continues it.
+One reduction of all gradients is called a *round* (rounds.py). An interrupt (an exception that a signal handler raises)
+leaves a round open, and the next call continues the round.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SPOILED = (
 
 
 class UnfinishedBackward(AssertionError, RuntimeError):
-    """The error of a call that is not allowed after an interrupt in a backward pass or in its reduction.
+    """Raised if a call is not allowed because a backward pass, or the reduction of its gradients, was interrupted.
 
     Other ranks wait for the gradients of that pass. ``synchronize`` must complete or end the reduction of these
     gradients first.
@@ -96,7 +96,7 @@ class Reducer:
     # --- parameters
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]], sparse: bool = False) -> list[Slot]:
-        """Reduce also the gradients of the parameters in ``named``, and return one slot for each of these parameters.
+        """From now on, also reduce the gradients of the parameters in ``named``. Return one slot for each parameter.
 
         ``named`` are (name, parameter) pairs. ``sparse`` is true if the optimizer of these parameters accepts only
         sparse gradients. A slot is the record of one parameter's gradient.
@@ -233,9 +233,9 @@ class Reducer:
     def _refuse(self) -> NoReturn:
         """Raise UnfinishedBackward, and prevent all ranks from using wrong gradients of the last backward pass.
 
-        A new pass has begun before the gradients of the last pass were reduced. torch has no hook that runs before
-        autograd adds to ``.grad`` and that costs nothing in the usual case. So autograd has already added to at least
-        one gradient of the last pass.
+        A new pass has begun before the gradients of the last pass were reduced, and autograd has already added to at
+        least one of these gradients. This cannot be prevented: any hook that runs before autograd adds to ``.grad``
+        would cost time in the usual case too.
         """
         passes, round = self.passes, self.round
         if round.open and not self._sender.has_unsent():
@@ -287,8 +287,8 @@ class Reducer:
     def synchronize(self) -> None:
         """Reduce the gradients that have not been reduced. Do nothing if every ``.grad`` is reduced already.
 
-        This method waits until all operations have ended, and then raises the first error of any gradient. Later calls
-        raise the same error again, until the gradients are cleared or computed again.
+        This method waits until all operations have ended, and then raises the first error of any gradient, if there was
+        one. Later calls raise the same error again, until the gradients are cleared or computed again.
         """
         self.passes.settle()
         if self.failed is not None:
@@ -374,7 +374,7 @@ class Reducer:
         self._passes_left = self.passes_per_round
 
     def begin_names_anew(self) -> None:
-        """Give the operations of the next round the same names as those of the first round of a step.
+        """Let the next round use the same names of operations as the first round of a step.
 
         A round is one reduction of all gradients. All ranks must call this method before the same round.
         """

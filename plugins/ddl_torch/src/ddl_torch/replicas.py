@@ -62,7 +62,8 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
 def verify_steps(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
     """Make ``optimizer``, a DistributedOptimizer, compare its parameters between ranks after some of its steps.
 
-    Settings say after which steps (such as ``verify_first_step``). ``reducer`` reduces the gradients of ``optimizer``.
+    The settings, such as ``verify_first_step``, say after which steps. ``reducer`` reduces the gradients of
+    ``optimizer``.
     """
     vars(optimizer)[SEEN] = True
     mine = weakref.ref(optimizer)  # weak: the job holds the verifier, which must not keep the parameters alive
@@ -90,9 +91,9 @@ def _replicas(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[Replica]:
 
 
 def _host(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the address of the tensor's elements in row-major host memory, and the tensor that owns this memory.
+    """Return the address of the elements in row-major host memory, and a tensor that keeps this memory alive.
 
-    This memory is the tensor's own memory if possible, otherwise a copy.
+    This memory is that of ``tensor`` itself if possible, otherwise a copy.
     """
     dense = tensor.detach()
     if dense.layout is not torch.strided:
@@ -118,10 +119,10 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Ten
 
 
 def _any_stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Compare the parameters of an unwrapped optimizer between ranks after the first step of that optimizer.
+    """After the first step of an optimizer that is not distributed, compare its parameters between ranks.
 
-    torch calls this function after every step of every optimizer in the process. After the first step of an optimizer
-    in a job, a call costs only one lookup.
+    torch calls this function after every step of every optimizer in the process. A call after a later step of the same
+    optimizer in the same job costs only one lookup.
     """
     seen = vars(optimizer).get(SEEN)
     if seen is True or not is_initialized():

@@ -70,7 +70,7 @@ def _operation_failed(sender: Sender, request: PersistentRequest, error: Excepti
 
 
 def _wait_on_streams(sender: Sender) -> None:
-    """Make the current streams wait for the requests in flight on devices, once for each device event.
+    """Make the current streams wait for the requests in flight on devices, with one wait for each device event.
 
     The requests of one bucket share one event, so there are fewer events than requests.
     """
@@ -108,9 +108,9 @@ def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
 def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
     """Put all results of ``round`` into ``.grad``.
 
-    If other code uses a gradient's memory, put the result into that memory. A round is one reduction of all gradients.
-    An interrupt may occur at any call, so each part may safely run twice. ``slots`` are the records of the gradients.
-    ``repeatable`` is true if reducing a result again leaves the result unchanged (see ``Binding``).
+    If other code may use a gradient's memory, the result is copied into that memory. A round is one reduction of all
+    gradients. An interrupt may occur at any call, so each part may safely run twice. ``slots`` are the records of the
+    gradients. ``repeatable`` is true if reducing a result again leaves the result unchanged (see ``Binding``).
     """
     results, placed = round.results, round.placed
     if not repeatable:

@@ -20,7 +20,7 @@ MOST_ROUNDS = 64  # how many rounds of one step have separate names: a loop that
 
 
 class Result(NamedTuple):
-    """The result ``value`` of the reduction of the gradient ``grad``.
+    """A gradient ``grad`` that was sent, and ``value``, the reduced gradient.
 
     ``place`` (results.py) puts ``value`` into ``.grad``.
     """
@@ -33,7 +33,7 @@ class Result(NamedTuple):
 class Attempt:
     """The record of the operations that send one gradient, or one group of gradients, without a persistent request.
 
-    After an interrupt, the sending can be continued with this record.
+    After an interrupt (an exception that a signal handler raises), the sending can be continued with this record.
     """
 
     __slots__ = ("context", "done", "handle", "handles")
@@ -56,7 +56,7 @@ class Attempt:
 class Round:
     """The state of one optimizer's current round (reduction of all gradients), or of its last round if none is open.
 
-    A round lasts from the first gradient that is sent until all gradients are reduced and are in their places.
+    A round lasts from the first gradient that is sent until every reduced gradient is in ``.grad``.
     """
 
     def __init__(self) -> None:
@@ -110,9 +110,9 @@ class Round:
         return name if self.turn == 0 else f"{name}.backward{self.turn + 1}"
 
     def attempt(self, slot: Slot) -> Attempt:
-        """Return the record of sending the gradient of ``slot`` in this round.
+        """Return the record of sending the gradient of ``slot`` in this round, which is one reduction of all gradients.
 
-        The record is a new one, or the one that an interrupt has left in this round (reduction of all gradients).
+        If an interrupt has left such a record in this round, the method returns that record, otherwise a new one.
         """
         slot.round = self.number
         return self.attempts.setdefault(slot, Attempt())

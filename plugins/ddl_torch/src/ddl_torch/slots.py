@@ -145,7 +145,7 @@ class Slot:
             self.mark = None
 
     def change_round(self, turn: int) -> None:
-        """Switch to the persistent requests for the round with number ``turn`` in a step.
+        """Switch to the persistent requests that round number ``turn`` of each step uses.
 
         A round is one reduction of all gradients. After an interrupt, this method may be called again with the same
         ``turn``.

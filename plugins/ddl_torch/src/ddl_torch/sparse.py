@@ -1,4 +1,4 @@
-"""Reduces sparse tensors by gathering the entries of all ranks. Entries with equal indices add up when coalesced."""
+"""Reduces sparse tensors by gathering the entries of all ranks. Coalescing then adds entries with equal indices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks whether all gradients of a backward pass have the types and sizes of the last pass's gradients.
 
-Each property is compared for all gradients in one pass in C.
+Each property is compared for all gradients in one loop in C.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class UsualGradients:
         self._dtypes = [slot.dtype for slot in self.slots]
 
     def looks_alike(self, grads: list[Any]) -> bool:
-        """Return whether ``grads`` have the types and sizes of the last round and are row-major tensors in host memory.
+        """Return whether ``grads`` are row-major, are in host memory, and match the last round's types and sizes.
 
         A round is one reduction of all gradients. Raises TypeError if one of ``grads`` is None.
         """

@@ -33,7 +33,7 @@ class MXNetState(ObjectState):
     are plain values, which are treated as in ``ObjectState``. The state of ``trainer`` consists of the arrays of its
     optimizer (such as momentum), the update counts, the settings and the learning rate scheduler.
 
-    With ``rollback="step"``, training continues after a failure at the last step that any surviving rank has applied.
+    With ``rollback="step"``, all ranks continue after a failure: at the last step that any surviving rank has applied.
     ``steps`` counts the calls of ``trainer.step()``. ``commit()`` saves only the plain values, and makes no copy of the
     parameters. So the state is exact only if the training loop calls ``commit()`` once for each ``trainer.step()``.
 
@@ -85,7 +85,7 @@ class MXNetState(ObjectState):
     def _stepped(self) -> None:
         """Count a step, and save the values that a later step could change on this rank before it fails.
 
-        The trainer calls this method inside the call of ``trainer.step()`` that applies the step.
+        ``trainer.step()`` calls this method after it has updated the parameters.
         """
         self.steps += 1
         self._keep_local()

@@ -59,7 +59,7 @@ class Ground(ABC):
     def constant(self, words: array[int]) -> Any:
         """Return memory that contains ``words``. Kernels read the words at the ``address`` of the returned object.
 
-        The memory is freed with its last reference.
+        The memory is freed when the last reference to the returned object is deleted.
         """
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Bucket:
 
 
 class _Copies:
-    """The packing or the unpacking of tensors by copies of CUDA's driver, without a kernel."""
+    """The packing or the unpacking of tensors by copies that CUDA's driver makes, without a kernel."""
 
     def __init__(self, ground: Ground, counts: Sequence[int], dtype: DType, unpack: bool) -> None:
         self._tensors = [i for i, count in enumerate(counts) if count]

@@ -28,8 +28,8 @@ def table(counts: Sequence[int], per_chunk: int) -> array[int]:
     """Return a table with a row of four words for each chunk of up to ``per_chunk`` elements.
 
     ``counts`` are the tensors' element counts; empty tensors have no row. A row contains: the index of the tensor, the
-    chunk's first element in the tensor, the chunk's number of elements, and the chunk's first element in the contiguous
-    run.
+    position of the chunk's first element in the tensor, the chunk's number of elements, and the position of its first
+    element in the bucket's contiguous memory.
     """
     rows = array("q")
     place = 0

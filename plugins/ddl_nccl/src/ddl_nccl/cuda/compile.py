@@ -26,15 +26,15 @@ _UP_TO_HOPPER = (8, 0)
 
 
 class NoCompiler(RuntimeError):
-    """The error that there is no compiler. The message says which part is missing and how to install it."""
+    """Raised if there is no compiler. The message says which part is missing and how to install it."""
 
 
 class KernelError(RuntimeError):
-    """The error that the compiler rejects a kernel, or does not know the device."""
+    """Raised if the compiler rejects a kernel, or does not know the device."""
 
 
 class _Nvvm:
-    """The machine for ``kernels.build`` that makes functions which run on the device."""
+    """The ``Machine`` (see kernels.py) whose functions run on the device."""
 
     def __init__(self) -> None:
         import numba
@@ -111,10 +111,10 @@ def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
 
 
 def _version(found: re.Match[str], capability: tuple[int, int]) -> str:
-    """Return the version line for the PTX: the lowest version that knows the device, at most the compiler's own.
+    """Return the version line for the PTX, with the lowest version that knows the device.
 
-    Linkers and drivers refuse PTX of a later version than their own, even if the code needs nothing new. ``found`` is
-    the match of the version line that the compiler has written.
+    The version is never later than the compiler's own. Linkers and drivers refuse PTX of a later version than their
+    own, even if the code needs nothing new. ``found`` is the match of the version line that the compiler has written.
     """
     own = (int(found[1]), int(found[2]))
     least = _KNOWN_SINCE.get(capability, _UP_TO_HOPPER if capability <= (9, 0) else own)

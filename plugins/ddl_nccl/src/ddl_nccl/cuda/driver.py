@@ -197,7 +197,7 @@ class Driver:
             self._ask("cuStreamWaitEvent", "waiting for an event", stream, event, 0)
 
     def done(self, event: int) -> bool:
-        """Return whether the work before the event has run. The last recording of the event counts."""
+        """Return whether all work queued before the last recording of the event has run."""
         with self.current():
             if not hasattr(self._asked, "before"):
                 self._spare_captures()

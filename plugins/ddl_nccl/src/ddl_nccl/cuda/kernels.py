@@ -1,9 +1,9 @@
 """The kernels, written as Python functions for numba: they decide which thread moves which bytes, and in which widths.
 
 One launch handles a bucket. Each block finds its chunk of one tensor in the bucket's table, and its threads share the
-chunk. Primitives (see primitives.py) handle element types. Addresses and sizes are int64. A ``Machine`` makes the
-functions run: the compiler NVVM, or the simulator in tests. This module is imported only for compiling. Kernels do not
-call Python's built-in functions, because numba would then ask for the present device.
+chunk. Primitives (see primitives.py) handle element types. Addresses and sizes are int64. A ``Machine`` provides the
+functions that run a primitive: on the device, or on the host in tests. This module is imported only for compiling.
+Kernels do not call Python's built-in functions, because numba would then ask for the present device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _cuda: Any = numba.cuda  # the simulator replaces this name by its own module
 
 
 class Machine(Protocol):
-    """An object that makes the functions which kernels call. Only ``build`` uses it."""
+    """An object that provides the functions which kernels call. Only ``build`` uses it."""
 
     def step(self, primitive: Primitive) -> Function:
         """Return a function that kernels can call with the arguments of ``primitive``."""

@@ -59,7 +59,7 @@ def reduction(dtype: DType, op: ReduceOp) -> Name:
 
 
 def catalogue() -> Iterator[Name]:
-    """Yield the names of all kernels that a job may usually need.
+    """Yield the names of the kernels that jobs usually need.
 
     Kernels for other conversions are compiled at first use.
     """

@@ -48,7 +48,7 @@ def unit_of(*sizes: int) -> int:
 def groups_of(*sizes: int) -> int:
     """Return the number of units (see ``unit_of``) that one thread loads at once.
 
-    It is smaller if a unit has several vectors. ``sizes`` are the sizes of the types in bytes.
+    The number is smaller if a unit has several vectors of 16 bytes. ``sizes`` are the sizes of the types in bytes.
     """
     return max(1, GROUPS * min(sizes) // max(sizes))
 

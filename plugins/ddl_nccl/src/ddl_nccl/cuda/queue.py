@@ -1,4 +1,4 @@
-"""A stream of a CUDA device, as a queue of the device contract and as the ``Ground`` that the queue's buckets use."""
+"""Implements the device contract's queue by a CUDA stream. The queue's buckets use the stream as their ``Ground``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StreamDevice(DeviceRuntime):
     def give_event(self, handle: int) -> None:
         """Put an unused event back into the pool, to record it again later.
 
-        Streams that already wait for it still wait for it.
+        Streams that already wait for the event still wait for it.
         """
 
     @abstractmethod

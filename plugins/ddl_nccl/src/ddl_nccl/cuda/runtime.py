@@ -143,9 +143,9 @@ class CudaDevice(StreamDevice):
             self._retired.append((address, whole, self.record(self._retiring)))
 
     def _after_all(self) -> None:
-        """Make later work on the retiring stream wait for all work that is on the streams of the queues now.
+        """Make the retiring stream wait for all work that has been queued on the queues' streams so far.
 
-        The retiring stream only records when pinned memory is out of use.
+        The retiring stream is used only to record when pinned memory is out of use.
         """
         for stream in self._streams:
             here = self.record(stream)  # keeps the event, as in queue()
@@ -155,8 +155,8 @@ class CudaDevice(StreamDevice):
         """Return the address and size of pinned memory that the device no longer uses, or (0, ``least``) if none fits.
 
         Pinned memory is reused because pinning takes long, and unpinning may wait for the device. The returned memory
-        may be larger than ``least`` bytes. If only memory of equal size were reused, and no size were requested twice,
-        as with allgather, pinned memory would grow without end.
+        may be larger than ``least`` bytes. If the size had to be equal, pinned memory would grow without end when each
+        request has a new size, as with allgather.
         """
         with self._lock:
             # A copy of the deque, because a finalizer may append to it in this very thread during the loop.

@@ -24,7 +24,7 @@ _RUNNING = threading.Lock()
 
 
 class _Host:
-    """The machine for ``kernels.build`` that makes functions which run on the host."""
+    """The ``Machine`` (see kernels.py) whose functions run on the host."""
 
     def step(self, primitive: Primitive) -> Any:
         return _compiled(primitive.name, primitive)

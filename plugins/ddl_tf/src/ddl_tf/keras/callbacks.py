@@ -85,7 +85,9 @@ class BroadcastGlobalVariablesCallback(Callback):
     def _ready(self) -> int:
         """Return which variables this rank can broadcast now: NOTHING, WEIGHTS or EVERYTHING.
 
-        This method builds the optimizer if its family allows that.
+        The result is NOTHING if the model is not built. It is WEIGHTS if the optimizer is one of tf_keras' older
+        optimizers (``tf.keras.optimizers.legacy``), because these are not built before the first step. Otherwise the
+        result is EVERYTHING, and this method builds the optimizer if it is not built yet.
         """
         if not self.model.built:
             return NOTHING
@@ -143,11 +145,12 @@ class MetricAverageCallback(Callback):
 class LearningRateScheduleCallback(Callback):
     """A callback that sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
-    These are the epochs from ``start_epoch`` until before ``end_epoch``, counted from 0. ``multiplier`` is a number, or
-    a function of the epoch. With ``staircase``, the function is called at the start of each epoch. Without
-    ``staircase``, it is called before each batch, with epoch + batch / steps_per_epoch. If ``steps_per_epoch`` is None,
-    the number that Keras knows is used. If ``momentum_correction`` is true, the accumulated momentum is scaled when the
-    learning rate changes (Goyal et al. 2017, arXiv:1706.02677), for SGD and RMSprop.
+    The first of these epochs is ``start_epoch``, and the last one is the epoch before ``end_epoch`` (None: the end of
+    training). Epochs are counted from 0. ``multiplier`` is a number, or a function of the epoch. With ``staircase``,
+    the function is called at the start of each epoch. Without ``staircase``, it is called before each batch, with epoch
+    + batch / steps_per_epoch. If ``steps_per_epoch`` is None, the number of steps that Keras knows is used. If
+    ``momentum_correction`` is true, the accumulated momentum is scaled when the learning rate changes (Goyal et al.
+    2017, arXiv:1706.02677), for SGD and RMSprop.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Makes a Keras optimizer step on reduced gradients, by wrapping the method that receives the gradients.
 
 The optimizer's class, configuration and variables do not change. So the optimizer is saved like one that is not
-wrapped, and can be loaded without ddl. The method that receives the gradients depends on the Keras: ``apply`` in Keras
-3, ``aggregate_gradients`` in tf_keras, ``gradient_aggregator`` in tf_keras' older optimizers. Each of these methods is
+wrapped, and can be loaded without ddl. The method that receives the gradients is ``apply`` in Keras 3,
+``aggregate_gradients`` in tf_keras, and ``gradient_aggregator`` in tf_keras' older optimizers. Each of these methods is
 called before clipping, so gradients are clipped after they are reduced.
 """
 

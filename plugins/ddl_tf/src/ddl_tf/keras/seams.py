@@ -74,8 +74,8 @@ def install() -> None:
 def _wrap(derived: type, name: str, around: Callable[..., Any]) -> None:
     """Wrap the method ``name`` in the class that defines it, which is ``derived`` or an ancestor of it.
 
-    Keras compares a model's ``compile`` with the method of the defining class. The wrapped method calls ``around`` with
-    the original method and all arguments.
+    The wrapped method calls ``around`` with the original method and all arguments. The method is replaced in the class
+    that defines it, because Keras compares a model's ``compile`` with the method of that class.
     """
     owner = next(cls for cls in derived.__mro__ if name in vars(cls))
     bare = vars(owner)[name]

@@ -57,11 +57,12 @@ class Step:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Return a context manager for a reduction and the update that uses the reduction's results.
+        """Return a context manager inside which gradients are reduced and variables are updated with the results.
 
         If an exception occurs between the reduction and the update, the next step ends the job, because the other ranks
-        have made an update that this rank has not made. Exceptions that an optimizer may ordinarily raise do not count.
-        An exception raised by a signal handler counts.
+        have made an update that this rank has not made. An exception raised by a signal handler has this effect.
+        Exceptions that an optimizer may ordinarily raise (ValueError, TypeError, errors of TensorFlow and of ddl) do
+        not.
         """
         if not tf.executing_eagerly() or not self.reducer.active:
             yield
@@ -115,9 +116,9 @@ class Step:
             self._count.assign(0)
 
     def _sums_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return, for each of ``variables``, the variable that contains its sum, or None if it never had a gradient.
+        """Return, for each of ``variables``, the variable that contains the sum of its gradients.
 
-        New variables are created outside of any graph.
+        The item is None if the variable never had a gradient. New variables for sums are created outside of any graph.
         """
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise ValueError(

@@ -32,8 +32,8 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
 
     All ranks must run their layers of this class in the same order. The layers are matched by this order; their names
     may differ. In inference, and in a job of one rank, this layer does the same as Keras' layer. The moving variance is
-    the biased one, as in Keras without ``fused``. Raises ValueError for ``fused=True``, and for renorm and virtual
-    batches.
+    the biased one, as in Keras without ``fused``. Raises ValueError if ``fused=True``, renorm or virtual batches are
+    requested.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:

@@ -43,7 +43,7 @@ class ElasticSampler(Sampler[int]):
         positions.processed = min(positions.processed + batch_size * self._size, positions.length)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the epoch with the number ``epoch``, with all samples.
+        """Begin epoch number ``epoch``, in which all samples are unprocessed again.
 
         Call this method at the end of the previous epoch.
         """
@@ -55,7 +55,7 @@ class ElasticSampler(Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue at the position in the epoch at which ``state_dict`` returned ``state``."""
+        """Continue the epoch at the position that it had when ``state_dict`` returned ``state``."""
         self._positions.epoch, self._positions.processed = state["epoch"], state["processed_num"]
         self.reset()
 

@@ -19,13 +19,13 @@ ROLLBACKS = ("step", "commit")
 class TorchState(ObjectState):
     """The elastic state of a PyTorch training: modules, optimizers, samplers, and plain values.
 
-    ``model`` and ``optimizer`` and each keyword become attributes. Objects with ``state_dict`` and ``load_state_dict``
-    (modules, optimizers, learning rate schedulers, a GradScaler, an ``ElasticSampler``) keep their identity, and their
-    state is copied to all ranks. All other values are kept as in ``ObjectState``.
+    ``model``, ``optimizer`` and every other keyword argument become attributes. Objects with ``state_dict`` and
+    ``load_state_dict`` (modules, optimizers, learning rate schedulers, a GradScaler, an ``ElasticSampler``) keep their
+    identity, and their state is copied to all ranks. All other values are kept as in ``ObjectState``.
 
-    With ``rollback="step"``, training continues after a failure at the last step that any surviving rank has applied.
-    ``steps`` counts the calls of ``step()`` of the optimizers. ``commit()`` keeps the plain values, never a copy of the
-    model. The continuation is exact for training loops with one ``optimizer.step()`` for each ``commit()``.
+    With ``rollback="step"``, training continues, after a failure, from the last step that any surviving rank has
+    applied. ``steps`` counts the calls of ``step()`` of the optimizers. ``commit()`` keeps the plain values, never a
+    copy of the model. The continuation is exact for training loops with one ``optimizer.step()`` for each ``commit()``.
 
     With ``rollback="commit"``, ``commit()`` copies models and optimizers, and after a failure all ranks go back to the
     newest copy. ``steps`` counts the calls of ``commit()``.
@@ -80,7 +80,7 @@ class TorchState(ObjectState):
     # --- steps
 
     def _stepped(self, _optimizer: object, _args: object, _kwargs: object) -> None:
-        """Count a step that an optimizer has applied, and copy the values that the next step could change if it fails.
+        """Count a step that an optimizer has applied, and copy the values that a failed next step might change.
 
         torch calls this method at the end of ``step()`` of an optimizer, with the optimizer and the arguments of
         ``step()``.
@@ -158,11 +158,12 @@ class TorchState(ObjectState):
 
 
 def _forget_step(scaler: torch.amp.GradScaler) -> None:
-    """Make ``scaler`` unscale the gradients of the next step, although it has already unscaled those of the void step.
+    """Make ``scaler`` unscale gradients again, although it has already unscaled those of a step that has failed.
 
     A scaler remembers until ``update()`` which optimizers' gradients it has unscaled. ``update`` with a new scale makes
-    the scaler forget these optimizers, and does not change its count of good steps. The new scale is the present scale.
-    A scaler that has not scaled anything yet has no scale and nothing to forget, so it is left alone.
+    the scaler forget these optimizers, and does not change its count of steps without overflow. So this function passes
+    the present scale as the new scale. If the scaler has not scaled anything yet, it has no scale and nothing to
+    forget, and this function does nothing.
     """
     if scaler.is_enabled() and scaler._scale is not None:
         scaler.update(scaler.get_scale())

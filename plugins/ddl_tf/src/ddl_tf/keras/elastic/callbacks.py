@@ -12,7 +12,7 @@ class UpdateBatchStateCallback(Callback):
     """A callback that sets ``state.batch`` to the number of batches of the current epoch that are done.
 
     ``state.batch`` is 0 after the last batch of an epoch. If an epoch begins again in another world, the callback
-    counts on from ``state.batch``. So give ``fit`` only the batches that are left.
+    continues to count from ``state.batch``. So give ``fit`` only the remaining batches.
     """
 
     def __init__(self, state: TensorFlowKerasState) -> None:
@@ -67,8 +67,8 @@ class UpdateEpochStateCallback(Callback):
 class CommitStateCallback(Callback):
     """A callback that commits ``state`` after every ``batches_per_commit`` batches, and at the end of an epoch.
 
-    This callback may be before or after the callbacks that update the state in the list of callbacks. Raises ValueError
-    unless ``batches_per_commit`` is 1 or more.
+    In the list of callbacks, this callback may be before or after the callbacks that update the state. Raises
+    ValueError unless ``batches_per_commit`` is 1 or more.
     """
 
     def __init__(self, state: TensorFlowKerasState, batches_per_commit: int = 1) -> None:

@@ -27,12 +27,13 @@ class TensorFlowKerasState(ObjectState):
     model and the optimizer, and before the first call of a ``tf.function`` of your own that applies gradients.
     ``backend`` is accepted for compatibility with Horovod and is not used.
 
-    With ``rollback="step"``, training continues after a failure at the last step that any surviving rank has applied.
-    ``steps`` is the optimizer's ``iterations``. ``commit()`` keeps the plain values, never a copy of the model. The
-    continuation is exact for one optimizer and one step for each ``commit()``.
+    With ``rollback="step"``, training continues, after a failure, from the last step that any surviving rank has
+    applied. ``steps`` is the optimizer's ``iterations``. ``commit()`` keeps the plain values, never a copy of the
+    model. The continuation is exact for one optimizer and one step for each ``commit()``.
 
     With ``rollback="commit"``, ``commit()`` copies model and optimizer, and after a failure all ranks go back to the
-    newest copy. ``steps`` counts the calls of ``commit()``. Without an optimizer, this is always so.
+    newest copy. ``steps`` counts the calls of ``commit()``. Without an optimizer, the state always works as with
+    ``rollback="commit"``.
 
     Raises ValueError for another value of ``rollback``, for a model that is not built, for an optimizer that is not a
     Keras optimizer, and for a keyword that is the name of an attribute or method of the state itself.
@@ -93,7 +94,7 @@ class TensorFlowKerasState(ObjectState):
         """Wrap the optimizer's method that applies gradients, so that each applied step copies the local variables.
 
         The forward pass of the next step changes the local variables: the averages of batch normalization, and the
-        seeds of dropout. If that step is void, ``restore`` assigns the copied values.
+        seeds of dropout. If that step fails, ``restore`` assigns the copied values to these variables.
         """
         name = "apply" if family_of(self.optimizer) is Family.KERAS3 else "apply_gradients"
         bare = getattr(self.optimizer, name)
@@ -114,7 +115,7 @@ class TensorFlowKerasState(ObjectState):
             kept.assign(variable)
 
     def move(self, **values: int) -> None:
-        """Set the attributes in ``values``, which say where the training is.
+        """Set the attributes ``values``, such as ``epoch`` and ``batch``, which give the training's position.
 
         With ``rollback="step"``, these attributes belong to the applied steps, so they are kept without a ``commit()``.
         """
