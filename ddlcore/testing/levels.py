@@ -110,8 +110,7 @@ class Result:
 
 
 def level_of(kind: str, test: str) -> str:
-    """Return the level of conformance that a plugin of the kind ``kind`` can reach only if it passes the test ``test``.
-    """
+    """Return the level of conformance that a plugin of the kind ``kind`` can reach only if it passes the test ``test``."""
     for level, tests in LEVELS.get(kind, {}).items():
         if test in tests:
             return level

@@ -114,8 +114,7 @@ def _tested(subject: Subject, registry: Registry) -> Any:
 
 
 def _besides(subject: Subject, registry: Registry) -> list[Any]:
-    """Return the suites of the kit that are run in addition to the plugin's suite; none if the plugin is no transport.
-    """
+    """Return the suites of the kit that are run in addition to the plugin's suite; none if the plugin is no transport."""
     if subject.kind != "transport":
         return []
     return [_named("ddlcore.testing.conform.standard:killed")(subject.provider, registry)]
