@@ -1,6 +1,6 @@
-"""Data-parallel training: the core, with its functions for numpy arrays.
+"""Data-parallel training: the core of ddl, with its functions for numpy arrays.
 
-Plugins for frameworks offer the same functions for the tensors of their framework.
+The plugins for frameworks offer the same functions for the tensors of their framework.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``run`` when it is first used, because it imports the launcher."""
+    """Return the attribute ``run``. The function is imported at its first use, because it imports the launcher."""
     if name == "run":
         from ddlcore.launch.job.function import run
 

@@ -1,4 +1,4 @@
-"""Builds transports and the coordinator's sessions from the settings and the plugins' registry."""
+"""Builds transports and the coordinator's sessions from the settings and the registry of plugins."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def build_transport(registry: Registry, route: Route) -> Transport:
-    """Return a transport for ``route`` that is not open yet.
+    """Return the transport that ``route`` describes. The transport is not open yet.
 
-    Parts that only some ranks need are created later, on these ranks, by the transport itself.
+    A route is the choice of one transport, or of a combination of transports, for a group of ranks. If only some ranks
+    need one of the combined transports, the combination itself creates that transport later, on these ranks.
     """
     make: Callable[..., Transport] = registry.load(route.provider)
     if route.parts:
@@ -47,7 +48,7 @@ def build_sessions(
     membership: Membership | None = None,
     term: str = "",
 ) -> Sessions:
-    """Return the coordinator's side of a launch of ``size`` ranks. The launcher gives it to its control server.
+    """Return the coordinator's side of a launch of ``size`` ranks, to be used by a control server.
 
     ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: "", or a reason why no world
     can begin in this launch; every rank that calls ``init`` gets that reason. ``membership``: which worlds an elastic job
@@ -102,7 +103,7 @@ def build_membership(
 
 
 def patience_of(settings: Settings) -> Patience:
-    """Return the settings about stalls as a ``Patience``."""
+    """Return the settings about stalls as a ``Patience``: when a wait is reported, and when it ends the job."""
     evict_s = settings.number("evict_after_s") if settings.whole("min_np") else 0.0
     limit_s = evict_s or settings.number("stall_shutdown_s")
     return Patience(settings.number("stall_warning_s"), limit_s, bool(settings["stall_stacks"]), evict_s > 0)

@@ -1,7 +1,8 @@
 """Define the table of all settings, read the environment, and decide which source of a value has priority.
 
-Flags, ``DDL_*`` variables and the keys of a TOML file are all derived from the table. A flag has priority over the
-environment, the environment over the file, and the file over the default. No other module reads the environment.
+The names of flags, ``DDL_*`` variables and keys of the TOML config file are derived from the table. A flag has priority
+over the environment, the environment over the config file, and the config file over the default. No other module reads
+the environment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ddlcore.text.nearest import nearest
 from ddlcore.types import Placement, Value
 
 CHILD_MARK = "DDL_INIT_PID"  # set for the child processes of a rank, which are not ranks themselves
-# The variables that torchrun sets, from which other libraries learn which rank they are.
+# The variables that torchrun sets. Other libraries read the rank of their process from them.
 TORCHRUN_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -59,9 +60,10 @@ GROUPS: Mapping[str, str] = {
 class Setting:
     """One row of the table of settings.
 
-    ``name`` ends with the unit of the value, if there is one. The names of the variable and of the flag are derived
-    from ``name``. ``group`` is a key of ``GROUPS``: where the help of a command shows the flag. The flag of a plugin's
-    setting without such a group is shown in a group of that plugin.
+    ``name`` ends with the unit of the value, if the value has a unit. The names of the variable and of the flag are
+    derived from ``name``. The help of a command shows the flags in groups, and ``group`` is the key in ``GROUPS`` of
+    the flag's group. If ``group`` of a plugin's setting is not a key of ``GROUPS``, the help shows the flag in a group
+    of that plugin.
     """
 
     name: str
@@ -83,10 +85,10 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def parse(self, raw: object, where: str) -> Value:
-        """Return the value for which ``raw`` stands: a text, or a value from a TOML file.
+        """Convert ``raw``, a text or a value from a TOML file, to a value of this setting, and return that value.
 
-        Raises ValueError if ``raw`` is not a valid value. The message contains ``where``, the flag, variable or key
-        from which ``raw`` came.
+        ``where``: the flag, variable or key from which ``raw`` was read. Raises ValueError, with ``where`` in the
+        message, if ``raw`` is not a valid value.
         """
         value = self._convert(raw, where)
         if self.choices and value not in self.choices:
@@ -613,9 +615,9 @@ class Settings(Mapping[str, Value]):
         return len(self._values)
 
     def source(self, name: str) -> str:
-        """Return from where the value of ``name`` came.
+        """Return the source of the value of the setting ``name``: "flag", "env", "file", "default" or "tuner".
 
-        This is "flag", "env", "file", "default" or, if a search has chosen the value, "tuner".
+        The source is "tuner" if a search for better settings has chosen the value.
         """
         return self._sources[name]
 
@@ -633,11 +635,12 @@ class Settings(Mapping[str, Value]):
         return value
 
     def overlaps(self, hosts: int) -> bool:
-        """Return whether buckets in host memory run while the step still computes, for a job on ``hosts`` hosts.
+        """Return whether buckets in host memory are reduced while the step still computes. ``hosts``: number of hosts.
 
-        If the setting ``overlap`` is "auto", they do so on more than one host, or if the user has set a bucket size. On
-        a single host they would take cores from the computation, and there is little communication for which this would
-        pay. Raises ValueError for an unknown value of ``overlap``.
+        If the setting ``overlap`` is "auto", the result is true in two cases: there is more than one host, or the user
+        has set a bucket size. On a single host, buckets that run during the computation take processor cores from the
+        computation, and there is too little communication to make up for this. Raises ValueError for an unknown value
+        of ``overlap``.
         """
         wanted = self.text("overlap")
         if wanted not in ("auto", "on", "off"):
@@ -646,11 +649,14 @@ class Settings(Mapping[str, Value]):
         return wanted == "on" or (wanted == "auto" and (hosts > 1 or chosen))
 
     def changed(self, values: Mapping[str, Value]) -> Settings:
-        """Return a copy of these settings with the new ``values``, whose source is "tuner"."""
+        """Return a copy of these settings in which ``values`` replace the old values.
+
+        In the copy, the source of the new values is "tuner".
+        """
         return Settings({**self._values, **values}, {**self._sources, **dict.fromkeys(values, "tuner")})
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the parts of the comma-separated setting ``name``."""
+        """Return the parts of the comma-separated value of the setting ``name``, without empty parts."""
         return tuple(part.strip() for part in self.text(name).split(",") if part.strip())
 
 
@@ -660,10 +666,13 @@ def load_settings(
     flags: Mapping[str, object] | None = None,
     rows: Iterable[Setting] = SETTINGS,
 ) -> Settings:
-    """Return the settings of one job from their sources. ``rows``: the core's settings, or also those of plugins.
+    """Return the settings of one job, read from the environment, the config file and the flags.
 
-    Raises ValueError for a value that is not valid, and UnknownSetting, a ValueError, for a flag or a key of the file
-    that is no setting. The message contains the variable, the flag, or the key with its file and line.
+    ``file``: the keys and values of the config file. ``flags``: the values of the flags, by the name of the setting; a
+    value of None means that the flag was not given. ``rows``: the table of settings, which is the core's table or
+    contains plugins' settings, too. Raises ValueError if a value is not valid. Raises UnknownSetting, a ValueError, if
+    ``file`` or ``flags`` contains a name that is not in the table. The error message names the variable, the flag, or
+    the key with its file and line.
     """
     table = {row.name: row for row in rows}
     file = _renamed(file or {}, table)
@@ -688,7 +697,7 @@ def load_settings(
 
 
 class UnknownSetting(ValueError):
-    """Raised for a flag, or a key of a config file, that is no setting."""
+    """Raised if the name of a flag or a key of a config file is not the name of a setting."""
 
 
 def _unknown(where: str, name: str, table: Iterable[str]) -> str:
@@ -698,9 +707,9 @@ def _unknown(where: str, name: str, table: Iterable[str]) -> str:
 
 
 def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mapping[str, object]:
-    """Return the contents of a config file in which former names of settings are replaced by the present ones.
+    """Return a copy of ``file`` in which each former name of a setting is replaced by the present name.
 
-    Warns about each former name.
+    ``file`` contains the keys and values of a config file. Warns about each former name in ``file``.
     """
     former = {row.former: row.name for row in table.values() if row.former in file}
     for old, new in former.items():
@@ -711,9 +720,10 @@ def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mappin
 
 
 def _renamed_variables(environ: Mapping[str, str], table: Mapping[str, Setting]) -> Mapping[str, str]:
-    """Return ``environ`` with the present variables of settings in addition to their former ones.
+    """Return a copy of ``environ`` in which variables with a former name are set under the present name, too.
 
-    Warns about each former name. A present variable that is set keeps its value.
+    If the variable with the present name is set already, it keeps its value. Warns about each former name in
+    ``environ``.
     """
     found = {f"DDL_{row.former.upper()}": row.env for row in table.values() if row.former}
     former = {old: new for old, new in found.items() if old in environ}
@@ -727,7 +737,7 @@ def _warn_former(old: str, new: str) -> None:
 
 
 class ConfigFile(dict[str, object]):
-    """The keys and values of a config file. ``where(key)`` tells file and line of a key, for messages."""
+    """The keys and values of a config file. ``where(key)`` returns the file and line of a key, for messages."""
 
     def __init__(self, values: Mapping[str, object], path: str | Path, text: str) -> None:
         super().__init__(values)
@@ -735,11 +745,11 @@ class ConfigFile(dict[str, object]):
         self._lines = text.splitlines()
 
     def only(self, names: Iterable[str]) -> ConfigFile:
-        """Return a copy that has only the keys in ``names``."""
+        """Return a copy that contains only those keys that are in ``names``."""
         return ConfigFile({name: self[name] for name in names if name in self}, self._path, "\n".join(self._lines))
 
     def where(self, key: str) -> str:
-        """Return "FILE:LINE" of ``key``, or only the file if the key is not at the beginning of a line."""
+        """Return the place of ``key`` as "FILE:LINE", or as "FILE" if no line of the file begins with ``key``."""
         for number, line in enumerate(self._lines, 1):
             if line.partition("=")[0].strip().strip("'\"") == key:
                 return f"{self._path}:{number}"
@@ -747,12 +757,15 @@ class ConfigFile(dict[str, object]):
 
 
 def where_in(file: Mapping[str, object], key: str) -> str:
-    """Return how messages name the place of ``key`` in a config file, of which ``file`` are the keys and values."""
+    """Return the text by which messages name the place of ``key`` in a config file.
+
+    ``file`` contains the keys and values of that config file.
+    """
     return file.where(key) if isinstance(file, ConfigFile) else f"config file, {key}"
 
 
 def read_toml(path: str | Path) -> ConfigFile:
-    """Return the keys and values of a config file.
+    """Return the keys and values of the config file at ``path``.
 
     Raises ValueError with a message of one line if the file cannot be read or is not valid TOML.
     """
@@ -779,8 +792,8 @@ def read_toml(path: str | Path) -> ConfigFile:
 class Environment:
     """The values that the launcher has passed to this process by environment variables.
 
-    ``job_file`` is the path of the file with the launcher's endpoint and keys, see control/credentials.py. ``address``
-    is this host's own address on the route to the launcher; it is "" if all ranks are on one host.
+    ``job_file`` is the path of the file that contains the launcher's endpoint and keys, see control/credentials.py.
+    ``address`` is this host's own address on the route to the launcher, or "" if all ranks are on one host.
     """
 
     placement: Placement
@@ -794,10 +807,10 @@ class Environment:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment | None:
-        """Return the values that the launcher has passed; None if no launcher of ddl has started this process.
+        """Return the values that the launcher has passed, or None if no launcher of ddl has started this process.
 
-        The launchers of ddl are ``ddl run`` and ``ddlcore.run``. Raises ValueError if only some of the variables are
-        set.
+        The launchers of ddl are ``ddl run`` and ``ddlcore.run``. Raises ValueError if the launcher's variables are
+        incomplete.
         """
         if "DDL_JOB_FILE" not in environ:
             return None
@@ -813,7 +826,10 @@ class Environment:
 
     @staticmethod
     def child_of() -> str:
-        """Return the process id of the rank that has started this process after the rank's ``init``; "" if no rank has."""
+        """Return the process id of the rank that has started this process as a child, or "" if no rank has done so.
+
+        Only children that the rank has started after its ``init`` count.
+        """
         mark = os.environ.get(CHILD_MARK, "")
         return "" if mark == str(os.getpid()) else mark
 
@@ -821,13 +837,14 @@ class Environment:
     def announce(
         placement: Placement, ports: Sequence[Sequence[int]], addresses: Sequence[str], torch_env: bool = True
     ) -> None:
-        """Set the environment variables that scripts of other libraries expect, unless they are set already.
+        """Set the environment variables that other libraries read to find their ranks. Variables already set are kept.
 
-        ``ddl run`` sets the same variables. ``ports``: (size, 2), two free ports for each rank. ``addresses``: (size,),
-        the address of each rank's host. ``torch_env``: whether to set those of torchrun, too.
+        ``ddl run`` sets the same variables for its ranks. ``ports``: shape (size, 2), two free ports for each rank. If
+        two ports are not given for every rank, nothing is set. ``addresses``: shape (size,), the address of each rank's
+        host. ``torch_env``: whether to set the variables of torchrun, too.
         """
         if not all(len(two) == 2 for two in ports):
-            return  # a host found no free ports, so there is no right address to set
+            return  # a host has found no free ports, so no correct address can be set
         rank = placement.rank
         own = {
             "RANK": rank,
@@ -851,9 +868,10 @@ class Environment:
 
     @staticmethod
     def mark_children(on: bool, external: bool = False) -> None:
-        """Set the variable that tells processes started by this rank that they are not ranks; remove it if not ``on``.
+        """Set or remove the variable that marks the child processes of this rank, which are not ranks themselves.
 
-        ``external``: another launcher has started this rank.
+        ``on``: whether to set the variable or to remove it. ``external``: whether a launcher other than ddl's has
+        started this rank. If no launcher has started this process, the variable is not set.
         """
         if on and (external or "DDL_JOB_FILE" in os.environ):
             os.environ[CHILD_MARK] = str(os.getpid())
@@ -861,7 +879,7 @@ class Environment:
             del os.environ[CHILD_MARK]
 
     def variables(self) -> dict[str, str]:
-        """Return these values as environment variables, from which ``read`` makes an equal Environment."""
+        """Return these values as environment variables. ``read`` makes an equal Environment from the result."""
         hosts = ",".join(map(str, self.placement.hosts))
         return {
             "DDL_RANK": str(self.placement.rank),

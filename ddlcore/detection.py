@@ -1,4 +1,7 @@
-"""Ask the cluster plugins which rank this process is, for a process that ``ddl run`` has not started."""
+"""Find out which rank this process is, if a launcher other than ``ddl run`` has started it.
+
+The plugins for clusters answer this question.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ log = logging.getLogger("ddl")
 
 
 def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
-    """Return this process as a rank of another launcher, and the registry of plugins in which the launcher was found.
+    """Find out whether another launcher has started this process as a rank. Return the rank and the plugins' registry.
 
-    The rank is None if no other launcher has started this process, or if the launcher has started only this process.
-    Raises ValueError with a message of one line if the launcher's variables are incomplete or contradictory.
+    ``environ``: the environment variables of this process. The returned rank is None if no other launcher has started
+    this process, or if the other launcher has started no other process than this one. Raises ValueError with a message
+    of one line if the variables that the launcher has set are incomplete or contradictory.
     """
     settings, registry = settings_of(environ, warns=False)
     around = Surroundings(environ, socket.gethostname(), lineage)

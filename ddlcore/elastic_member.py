@@ -1,4 +1,4 @@
-"""Brings one process of an elastic job from world to world, for ``ddlcore.api.elastic``."""
+"""Makes one process of an elastic job a member of one world after another, for ``ddlcore.api.elastic``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class _CoordinatorLost(Exception):
 
 
 class ElasticMember:
-    """One process of an elastic job, from its ``init`` to its end. One thread uses it: the one that trains."""
+    """One process of an elastic job, from its ``init`` to its end. Only the thread that trains uses this object."""
 
     def __init__(
         self, place: int, network: Callable[[], tuple[Channel, JobStore]], job_of: Callable[[World], Job]
     ) -> None:
-        """Create the member at ``place`` of the launch.
+        """Create the member. ``place``: the number of this process in the launch.
 
-        ``network`` connects to the coordinator. ``job_of`` returns this process's job in a world; it is not started yet.
+        ``network`` connects to the coordinator and returns the channel and the store. ``job_of`` returns the job of
+        this process in a given world, not started yet.
         """
         self._place = place
         self._network = network
@@ -91,36 +92,41 @@ class ElasticMember:
         self._effective = self.world.ballot
 
     def finished(self, job: Job) -> None:
-        """Tell the coordinator that all members have reached the end of the training."""
+        """Tell the coordinator, by a message of ``job``, that all members have reached the end of the training."""
         assert self.world is not None
         job.tell(Finished(self.world.generation))
 
 
 class JobBeforeWorld(Job):
-    """The job of a process of an elastic job before it is a member of a world: rank and size, but no collectives.
+    """The job of a process of an elastic job before the process is a member of a world.
 
-    A process that is started while others train must not wait in ``init``, and they must not wait until it has loaded
-    its libraries and its data. So worlds begin where the function that ``elastic.run`` decorates begins.
+    This job has a rank and a size, but no collectives. If a process is started while other processes train, the new
+    process must not wait in ``init``, and the other processes must not wait until the new one has loaded its libraries
+    and its data. So a process does not join a world in ``init``. It joins a world when it calls the function that
+    ``elastic.run`` decorates.
     """
 
     def start(self) -> None:
-        """Begin; no other rank is needed for that."""
+        """Start this job without any connection to other ranks."""
         log_at(self.settings.text("log_level"))
         self.overlaps = self.settings.overlaps(self.cross_size)
         self.device_label = lambda device, sparse=False, stage_on_host=False: ""  # the first world gives labels
 
     def members(self, set_id: int) -> tuple[int, ...] | None:
-        """Return all ranks of the launch for the global process set; None for another one."""
+        """Return all ranks of the launch if ``set_id`` is 0, the global process set; None for any other id."""
         return tuple(range(self.size)) if set_id == 0 else None
 
     def disown(self) -> None:
-        """Make the job unusable in a forked process, as a worker of a DataLoader is. It has nothing to give up yet."""
+        """Make the job unusable in a forked process, such as a worker of a DataLoader.
+
+        This job has no connections or threads, so nothing needs to be closed.
+        """
         self.forked = True
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         if name.startswith("__"):
             raise AttributeError(name)
-        # An optimizer takes methods of the job long before it calls them.
+        # An optimizer keeps references to methods of the job long before it calls them.
         if name in ("start_request", "start_all", "start_and_wait", "name_entries"):
             return _too_soon
         _too_soon()

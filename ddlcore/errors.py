@@ -1,7 +1,8 @@
 """Define all error classes of ddl.
 
 A wrong argument raises ``InvalidArgument`` at the call: a ``ValueError`` that is also a ``RuntimeError``. Errors of a
-running job are derived from ``DdlInternalError``, which is called ``HorovodInternalError`` in Horovod's scripts.
+running job are derived from ``DdlInternalError``. ``HorovodInternalError``, the name in Horovod's scripts, is the same
+class.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ __all__ = [
 
 
 class DdlInternalError(RuntimeError):
-    """The error that the job cannot continue; the base class of all errors of a running job."""
+    """Raised if the job cannot continue. This is the base class of all errors of a running job."""
 
 
 HorovodInternalError = DdlInternalError
 
 
 class PeerLost(DdlInternalError):
-    """The error that another rank has died, has raised an exception, or has left while it was still needed.
+    """Raised if another rank has died, has raised an exception, or has left while this rank still needed it.
 
-    ``ranks`` are the world ranks that were lost. ``reason`` says why the first of them ended, as far as it is known,
-    and ``during`` names the operation that failed ("" if unknown).
+    ``ranks`` are the world ranks that were lost. ``reason`` says why the first of these ranks ended, as far as this is
+    known. ``during`` names the operation that failed ("" if unknown).
     """
 
     def __init__(self, ranks: Iterable[int], reason: str, during: str = "") -> None:
@@ -62,14 +63,15 @@ class PeerLost(DdlInternalError):
 
 
 class Closed(DdlInternalError):
-    """The error that this rank itself ended the job (``shutdown``) while the operation was in flight."""
+    """Raised by an operation that was in flight when this rank itself left the job by ``shutdown``."""
 
 
 class MismatchError(DdlInternalError):
-    """The error that the ranks requested different operations under one name.
+    """Raised if the ranks requested different operations under one name.
 
-    The message contains a table of what each rank requested. ``kinds`` are the different operations ("allreduce",
-    "allgather"). ``parts`` are the different texts that callers passed as ``part_of`` ("" if a caller passed none).
+    The message contains a table with the request of each rank. ``kinds`` are the names of the different operations,
+    such as "allreduce" and "allgather". ``parts`` are the different texts that callers passed as ``part_of`` ("" if a
+    caller passed none).
     """
 
     def __init__(self, text: str, kinds: Iterable[str] = (), parts: Iterable[str] = ()) -> None:
@@ -79,17 +81,23 @@ class MismatchError(DdlInternalError):
 
 
 class IncompleteGradients(RuntimeError):
-    """Raised if a backward pass has ended with an exception. Its gradients must not be used; compute them again."""
+    """Raised if a backward pass has ended with an exception.
+
+    The gradients of this backward pass must not be used. The script must compute the gradients again.
+    """
 
 
 class ReplicasDiffer(DdlInternalError):
     """Raised if the ranks' copies of the parameters are not equal, even if only one bit differs.
 
-    The message says where they differ, and what to do. ``tensor`` is the first parameter that differs, in the order of
-    the parameters ("" if the ranks do not have the same parameters). ``groups`` are groups of world ranks whose copies
-    are equal, the largest group first. ``step`` counts the steps of the optimizer; ``agreed_step`` is the last step
-    after which all copies were equal (-1: none). Both are -1 for ``verify``, which does not belong to a step.
-    ``distances`` holds, by rank, the largest absolute difference from the copy of the lowest rank, where it is known.
+    The message says where the copies differ, and what the user should do. ``tensor`` is the name of the first parameter
+    that differs, in the order of the parameters ("" if the ranks do not have the same parameters). ``groups`` are
+    groups of world ranks whose copies of this parameter are equal (or, if ``tensor`` is "", which have the same
+    parameters), the largest group first. ``step`` is the number of the optimizer's step after which the copies
+    differed. ``agreed_step`` is the last step after which all copies were equal (-1: none). Both are -1 if the function
+    ``verify`` found the difference, because a call of ``verify`` does not belong to a step. ``distances`` maps a rank
+    to the largest absolute difference between its copy of this parameter and the copy of the lowest rank. Ranks for
+    which this difference is 0 or unknown are left out.
     """
 
     def __init__(
@@ -114,72 +122,78 @@ class ReplicasDiffer(DdlInternalError):
 
 
 class DeadlineExceeded(DdlInternalError, TimeoutError):
-    """The error that a wait has reached its deadline; the message says for what or for which ranks it waited."""
+    """Raised if a wait has reached its deadline. The message names the event or the ranks that were waited for."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Raised by ``commit()`` of an elastic state, on all ranks at the same call, when ranks join the training.
+    """Raised by ``commit()`` of an elastic state when ranks join the training.
 
-    ``elastic.run`` catches it. A function that it decorates must let it pass.
+    All ranks raise this exception at the same call of ``commit()``. ``elastic.run`` catches the exception. So a
+    function that ``elastic.run`` decorates must not catch it.
     """
 
 
 class TransportError(DdlInternalError):
-    """The error that a transport failed, where it is not known whether a rank has died. Its cause is chained."""
+    """Raised if a transport failed and it is not known whether a rank has died.
+
+    The exception that the transport raised is chained as the cause of this error.
+    """
 
 
 class DeviceError(DdlInternalError):
-    """The error that an accelerator, its driver or its memory failed.
+    """Raised if an accelerator, its driver or its memory failed.
 
-    The message says what to do, and the cause is chained.
+    The message says what to do. The original exception is chained as the cause of this error.
     """
 
 
 class ObjectDigestError(DdlInternalError):
-    """The error that an object's bytes do not have the digest that the sending rank announced.
+    """Raised if the bytes of a received object do not have the digest that the sending rank announced.
 
-    They were not unpickled.
+    The bytes were not unpickled.
     """
 
 
 class InvalidArgument(ValueError, RuntimeError):
-    """The error that an argument of a call is wrong on this rank: nothing was sent, and the job goes on.
+    """Raised if an argument of a call is wrong on this rank. Nothing was sent, and the job goes on.
 
-    It is also a RuntimeError, because Horovod's scripts catch that. It is not a DdlInternalError: after such an error a
-    script may restart the job, and here the same call would fail again.
+    This class is also a RuntimeError, because Horovod's scripts catch RuntimeError. This class is not a
+    DdlInternalError: a script may restart the job after a DdlInternalError, but a call with a wrong argument would fail
+    again after a restart.
     """
 
-    # A framework that traces the user's code catches an error and raises it again with the place in the code added. It
-    # keeps the class of the error only if that class has the constructor of Exception.
+    # A framework that traces the user's code catches an error, adds the place in the code, and raises the error again.
+    # The framework keeps the class of the error only if that class has the constructor of Exception.
     __init__ = Exception.__init__
 
 
 class ReducedTwice(InvalidArgument):
-    """The error that another library would reduce the same gradients over the same ranks as ddl.
+    """Raised if another library would reduce the same gradients over the same ranks as ddl.
 
-    This is the case if a model is wrapped in DistributedDataParallel, and its optimizer in DistributedOptimizer.
+    This happens if the model is wrapped in DistributedDataParallel and the model's optimizer is wrapped in
+    DistributedOptimizer.
     """
 
 
 class NotInitialized(ValueError):
-    """The error that a function of ddl was called before ``init()`` or after ``shutdown()``."""
+    """Raised if a function of ddl was called before ``init()`` or after ``shutdown()``."""
 
 
 class ReentrantCall(RuntimeError):
-    """The error that a signal handler or a finalizer called ddl while its thread was executing a call of ddl.
+    """Raised if a signal handler or a finalizer called ddl in a thread that was just executing another call of ddl.
 
-    The refused call had no effect; the job goes on.
+    The call of the signal handler or finalizer had no effect. The job goes on.
     """
 
 
 class PluginError(RuntimeError):
-    """The error that a plugin cannot be used; the message names its distribution and says what to do."""
+    """Raised if a plugin cannot be used. The message names the plugin's distribution and says what to do."""
 
 
 class RankFailed(RuntimeError):
-    """The error that a rank of ``ddlcore.run`` raised an exception or died.
+    """Raised if a rank of ``ddlcore.run`` raised an exception or died.
 
-    ``rank`` is the rank that failed first; if it raised an exception, that exception is the cause.
+    ``rank`` is the rank that failed first. If that rank raised an exception, the exception is chained as the cause.
     """
 
     def __init__(self, rank: int, text: str) -> None:

@@ -1,7 +1,7 @@
 """Connect a rank that another launcher has started with the other ranks and with their coordinator.
 
-``ddl run`` tells its ranks by environment variables how to connect. Ranks of another launcher find that out by
-themselves.
+``ddl run`` sets environment variables that tell its ranks how to connect. Ranks that another launcher has started must
+find the coordinator by themselves: rank 0 writes a file with its endpoints, and the other ranks look for that file.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ log = logging.getLogger("ddl")
 LOOPBACK = "127.0.0.1"
 _COORDINATOR = "the coordinator in the process of rank 0"  # rank 0 of the launch
 _LOOK_S = (0.01, 0.5)  # pauses between two searches for the file: the first, and the longest
-_ANSWER_S = 3.0  # how long an endpoint may take to prove that it knows the keys; another program never does
-_REMIND_S = 1.0  # a rank that waits for the others repeats its Arrive so often
+_ANSWER_S = 3.0  # how long an endpoint may take to prove that it knows the keys; another program cannot prove that
+_REMIND_S = 1.0  # a rank that waits for the other ranks repeats its Arrive after each such interval
 
 
 class ExternalRank:
-    """A process that another launcher has started as one of several ranks. Only one thread may use the object."""
+    """A process that another launcher has started as one of several ranks. Only one thread may use this object."""
 
     def __init__(
         self, cluster: str, rank_info: RankInfo, settings: Settings, registry: Registry, environ: Mapping[str, str]
     ) -> None:
-        """Prepare to find the other ranks. ``cluster``: the name of the launcher that has started this process.
+        """Prepare to find the other ranks.
 
-        Raises ValueError if the launcher gives this launch no name and the setting ``rendezvous_dir`` is empty.
+        ``cluster``: the name of the launcher that has started this process. ``rank_info``: the rank, size and host that
+        this launcher has given to the process. ``environ``: the environment variables of this process. Raises
+        ValueError if the launcher gives this launch no name and the setting ``rendezvous_dir`` is empty.
         """
         wanted = settings.text("rendezvous_dir")
         if not rank_info.launch and not wanted:
@@ -72,10 +74,13 @@ class ExternalRank:
         self._address = self._via = ""  # both ends of the route to rank 0
 
     def job(self, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
-        """Wait until all ``ranks`` (None: all of the launch) have arrived, and return this rank's Job, not yet started.
+        """Wait until all ``ranks`` have arrived at the coordinator. Return this rank's Job, which is not started yet.
 
-        ``ordinal``: how many times this rank has asked for a world of these ranks, with this time. Raises
-        DeadlineExceeded after ``start_timeout_s``, with the ranks that have arrived; PeerLost if a rank died meanwhile;
+        ``ranks``: None means all ranks of the launch. ``ordinal``: how many times this rank has asked for a world of
+        these ranks, including this call.
+
+        Raises DeadlineExceeded if some of the ranks have not arrived after ``start_timeout_s``; the message names the
+        ranks that have arrived and those that have not. Raises PeerLost if a rank dies while this rank waits. Raises
         DdlInternalError if there is no directory for the file by which the ranks find each other.
         """
         chosen = tuple(range(self.rank_info.size)) if ranks is None else ranks
@@ -101,10 +106,10 @@ class ExternalRank:
         )
 
     def close(self, reason: str, patient: bool) -> None:
-        """Release everything at the end of the process. ``reason``: why this process ends, for the other ranks.
+        """Close the coordinator if it runs in this process (rank 0). Call this at the end of the process.
 
-        ``patient``: if this is rank 0, first wait until the other ranks have left, because the coordinator is in this
-        process.
+        ``reason``: why this process ends; the other ranks are informed of it. ``patient``: first wait until the other
+        ranks have left, because they need the coordinator.
         """
         if self._embedded_server is not None and os.getpid() == self._pid:
             self._embedded_server.close(reason, patient)
@@ -115,14 +120,15 @@ class ExternalRank:
     def _join(self, ranks: Sequence[int], deadline_s: float) -> tuple[Channel, JobStore, dict[int, Arrive]]:
         """Connect to the coordinator, and wait until all ``ranks`` have arrived.
 
-        Returns the channel, the store, and the Arrive of each rank.
+        Return the channel to the coordinator, the store, and the Arrive of each rank. ``deadline_s``: the time of
+        ``time.monotonic()`` at which to give up.
         """
         while True:
             channel, store = connect_with(self._reach(deadline_s), self.rank_info.rank, _COORDINATOR)
             try:
                 return channel, store, self._meet(channel, ranks, deadline_s)
             except _Taken as taken:
-                self._access = None  # we have reached another launch of the same name: ours has not begun yet
+                self._access = None  # this coordinator belongs to another launch of the same name; ours has not begun
                 channel.close()
                 store.close()
                 if self._embedded_server is not None or time.monotonic() > deadline_s:
@@ -159,9 +165,10 @@ class ExternalRank:
         return self._embedded_server.invitation
 
     def _sessions(self, settings: Settings) -> Sessions:
-        """Return the sessions. If settings that only rank 0 uses are invalid, the sessions refuse every rank.
+        """Return the coordinator's side of this launch.
 
-        If rank 0 raised an exception instead, the other ranks would wait for it.
+        If a setting that only rank 0 uses is invalid, return sessions that refuse every rank. If rank 0 raised an
+        exception instead of this, the other ranks would wait for rank 0 in vain.
         """
         driver = None
         try:
@@ -173,9 +180,10 @@ class ExternalRank:
             return build_sessions(self.rank_info.size, load_settings({}), self._registry, refuses=str(error))
 
     def _find(self, deadline_s: float) -> Access:
-        """Wait for a file by which rank 0 publishes its endpoints, and return the keys for one endpoint that answers.
+        """Wait for a file in which rank 0 publishes its endpoints. Return the keys for one endpoint that answers.
 
-        Files whose writer has ended or does not answer are skipped. Raises DeadlineExceeded.
+        A file is skipped if the process that wrote it has ended or does not answer. Raises DeadlineExceeded if no
+        endpoint has answered by ``deadline_s``, a time of ``time.monotonic()``.
         """
         pause_s, own, why = _LOOK_S[0], kin(), ""
         while True:
@@ -207,13 +215,13 @@ class ExternalRank:
     def _meet(self, channel: Channel, ranks: Sequence[int], deadline_s: float) -> dict[int, Arrive]:
         """Wait until all ``ranks`` have arrived, and return the Arrive of each rank.
 
-        Raises DeadlineExceeded at ``deadline_s``, or when the deadline of another rank has passed, with the ranks that
-        are missing.
+        Raises DeadlineExceeded if some ranks have not arrived at the time ``deadline_s``, or earlier if the deadline of
+        another waiting rank has passed. The message names the ranks that have not arrived.
         """
         arrive = self._arrive(ranks)
         arrivals: Arrivals | None = None
         while arrivals is None and (left_s := deadline_s - time.monotonic()) > 0:
-            channel.send(arrive)  # repeated, because another process with our rank may have got the answer
+            channel.send(arrive)  # repeated, because another process with the same rank may have received the answer
             arrivals = self._listen(channel, ranks, min(_REMIND_S, left_s))
         if arrivals is None:
             channel.send(msgspec.structs.replace(arrive, patient=False, timeout_s=self._start_timeout_s))
@@ -275,13 +283,13 @@ class ExternalRank:
 
 
 class _Taken(Exception):
-    """The error that another process has already arrived with the rank of this process."""
+    """Raised if another process with the same rank as this process has already arrived at the coordinator."""
 
 
 def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
-    """Return the host index of each rank, shape (size,). Hosts are numbered in the order of their first ranks.
+    """Return the host index of each rank, shape (size,). Hosts are numbered in the order of their lowest ranks.
 
-    A rank that has not arrived gets a host of its own.
+    A rank that has not arrived counts as the only rank of a separate host.
     """
     numbers: dict[str, int] = {}
     names = [arrived[rank].host if rank in arrived else f"rank {rank}" for rank in range(size)]
@@ -289,9 +297,10 @@ def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
 
 
 def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int, str]:
-    """Return, for each rank that has arrived, the address of its host. The dict is in the order of the ranks.
+    """Return, for each rank that has arrived, the address of the rank's host. The dict is in the order of the ranks.
 
-    For rank 0's host, this is the address by which ranks on other hosts have reached it.
+    A host may have several addresses. For rank 0's host, return the address by which ranks on other hosts have reached
+    it. If all ranks are on one host, all addresses are the loopback address.
     """
     if len({hosts[rank] for rank in arrived}) == 1:
         return dict.fromkeys(sorted(arrived), LOOPBACK)
@@ -300,9 +309,12 @@ def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int,
 
 
 class _ExternalChannel(Channel):
-    """A channel that reports a closed connection as the loss of the launch's rank 0, whose process has the coordinator.
+    """A channel that reports the loss of a rank if the connection to the coordinator is closed.
 
-    ``rank`` is the number of that process in this world. -1: it is not in this world, or it is this process.
+    The coordinator runs in the process of the launch's rank 0, so a closed connection means that this process is lost.
+    ``rank`` is the number of that process in this world. It is -1 if that process is not in this world, or if that
+    process is this process. Then a closed connection is not reported as a lost rank, but raises the error of
+    ``channel``.
     """
 
     def __init__(self, channel: Channel, rank: int) -> None:

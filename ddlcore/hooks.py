@@ -1,7 +1,7 @@
 """Define the hooks that a plugin may implement. A plugin's hooks return providers, which are plain data.
 
-A provider names its class as a text, ``"module:Class"``. So the plugins can be listed without an import of their
-frameworks. Entry points in the group ``ddlcore.plugins.v2`` name the module that contains a plugin's hooks.
+A provider names its class by a text, ``"module:Class"``. So ddl can list the plugins without importing their
+frameworks. An entry point in the group ``ddlcore.plugins.v2`` names the module that contains a plugin's hooks.
 """
 
 from __future__ import annotations
@@ -45,30 +45,35 @@ hookimpl = pluggy.HookimplMarker("ddlcore")
 
 @dataclass(frozen=True)
 class Provider:
-    """The description of one thing that a plugin adds at an extension point."""
+    """The description of one thing that a plugin adds at an extension point, such as one transport.
+
+    ``target`` names the class or function that implements what the plugin adds.
+    """
 
     name: str
     target: str  # "module:Class", imported when it is first used
     requires: tuple[str, ...] = ()  # modules that must be installed; ddl looks for them without importing them
     install: str = ""  # exact command that installs the modules in ``requires``
-    platforms: tuple[str, ...] = ()  # values of sys.platform on which it works; empty: all
-    probe: str = ""  # "module:function" without arguments: returns in one line why it cannot be used here, or ""
-    library: str = ""  # "module:function" without arguments: returns the Library that it uses, or None
-    settings: tuple[Setting, ...] = ()  # its own settings
+    platforms: tuple[str, ...] = ()  # values of sys.platform on which the target works; empty: all
+    probe: str = ""  # "module:function" without arguments: returns a line why the target cannot be used here, or ""
+    library: str = ""  # "module:function" without arguments: returns the Library that the target uses, or None
+    settings: tuple[Setting, ...] = ()  # the target's own settings
     knobs: tuple[Knob, ...] = ()  # those of ``settings`` that a search may change while the plugin is used
     doc: str = ""
-    api_version: tuple[int, int] = (2, 0)  # version of the plugin contract for which it was written
-    suite: str = ""  # "module:Class" of its suite for `ddl conform`; empty: the standard suite of its kind
+    api_version: tuple[int, int] = (2, 0)  # version of the plugin contract for which the target was written
+    suite: str = ""  # "module:Class" of the target's suite for `ddl conform`; empty: the standard suite of its kind
     suite_over: str = ""  # what the suite uses instead of hardware or software that a machine may not have
 
 
 @dataclass(frozen=True)
 class TransportProvider(Provider):
-    """A transport, which moves bytes between ranks. The target is a Transport, which is built without arguments.
+    """A transport, which moves bytes between ranks. ``target`` names a subclass of Transport.
 
-    If ``composes``, the target is built from two arguments: a transport for the ranks of one host, and a function that
-    returns the transport across hosts, which the target calls if it needs one. Users do not select such a transport by
-    its own name.
+    The class is built without arguments, unless ``composes`` is true. If ``composes`` is true, the class combines two
+    other transports, one within hosts and one across hosts. Users do not select such a transport by its own name. The
+    class is built with three arguments: the transport for the ranks of one host; a function that returns the transport
+    across hosts, which the class calls only if this rank needs that transport; and the flag ``attended`` of the
+    transport across hosts.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -79,13 +84,13 @@ class TransportProvider(Provider):
     launcher: str = ""  # name of the launcher that must start its ranks; empty: any
     composes: bool = False
     own_device: bool = False  # cannot be used if two of its ranks share a device
-    attended: bool = False  # when composed, opens only if the ranks outside its group call Transport.attend
+    attended: bool = False  # as the part across hosts, opens only if ranks outside its group call Transport.attend
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
 
 
 @dataclass(frozen=True)
 class AdapterProvider(Provider):
-    """An adapter, which makes the tensors of one framework accessible. The target is an Adapter."""
+    """An adapter, which makes the tensors of one framework accessible. ``target`` names a subclass of Adapter."""
 
     module: str = ""  # name of the module that the user imports
     framework: str = ""  # distribution whose version `ddl info` shows
@@ -96,78 +101,84 @@ class AdapterProvider(Provider):
 class KernelsProvider(Provider):
     """Support for one kind of device: its memory, streams and kernels.
 
-    The target is a DeviceRuntime, which is built without arguments.
+    ``target`` names a subclass of DeviceRuntime that is built without arguments.
     """
 
     device: str = ""  # value of ``Device.kind``, such as cuda
-    priority: int = 0  # of several for one kind of device, the one with the highest priority is taken
+    priority: int = 0  # if there are several for one kind of device, the one with the highest priority is used
 
 
 @dataclass(frozen=True)
 class FusionProvider(Provider):
-    """A policy that decides which tensors share a bucket. The target is a class that implements FusionPolicy."""
+    """A policy that decides which tensors share a bucket. ``target`` names a class that implements FusionPolicy."""
 
 
 @dataclass(frozen=True)
 class TunerProvider(Provider):
-    """A search algorithm that finds good settings. The target is a Tuner."""
+    """A search algorithm that finds good settings. ``target`` names a subclass of Tuner."""
 
 
 @dataclass(frozen=True)
 class CheckProvider(Provider):
-    """One check of ``ddl doctor``. The target is a Check, which is built without arguments.
+    """One check of ``ddl doctor``. ``target`` names a subclass of Check that is built without arguments.
 
-    The module of a check is imported without its package, because the imports of the package may fail: that may be what
-    the check looks for.
+    The module of the check is imported without the package that contains the module. The imports of that package may
+    fail, and the check may exist to find the reason for such a failure.
     """
 
 
 @dataclass(frozen=True)
 class CompressorProvider(Provider):
-    """A compressor, by which fewer bytes are sent. The target is a Compressor."""
+    """A compressor, which makes tensors smaller before they are sent. ``target`` names a subclass of Compressor."""
 
 
 @dataclass(frozen=True)
 class ClusterProvider(Provider):
-    """A launcher other than ddl's. Its ranks are recognized by variables that it sets. The target is a Cluster."""
+    """A launcher other than ddl's. ``target`` names a subclass of Cluster.
 
-    priority: int = 0  # the highest is asked first; the first that has started the process is taken
+    The Cluster recognizes the ranks of that launcher by the environment variables that the launcher sets.
+    """
+
+    priority: int = 0  # clusters with a higher priority are asked first; the first that recognizes the process is used
 
 
 @dataclass(frozen=True)
 class LauncherProvider(Provider):
-    """A way to start agents on hosts. The target is a Launcher."""
+    """A way to start agents on hosts. ``target`` names a subclass of Launcher."""
 
     priority: int = 0  # `auto` takes the launcher with the highest priority that can be used
-    variables: tuple[str, ...] = ()  # `auto` takes it only if the environment has all of these
-    optional: bool = False  # `auto` never takes it: the user or a transport must ask for it by name
-    whole: bool = False  # it also starts the ranks on the launching process's own host
+    variables: tuple[str, ...] = ()  # `auto` takes the launcher only if the environment has all these variables
+    optional: bool = False  # `auto` never takes the launcher: the user or a transport must ask for it by name
+    whole: bool = False  # the launcher also starts the ranks on the launching process's own host
     per_rank: bool = False  # one agent for each rank, instead of one for each host
     clusters: tuple[str, ...] = ()  # clusters whose ranks count as started by this launcher
 
 
 @dataclass(frozen=True)
 class DiscoveryProvider(Provider):
-    """A source of hosts for an elastic job, which `--host-discovery` names. The target is a HostDiscovery."""
+    """A source of the hosts of an elastic job. ``target`` names a subclass of HostDiscovery.
+
+    Users choose the source by the option `--host-discovery`.
+    """
 
 
 @dataclass(frozen=True)
 class CommunicatorsProvider(Provider):
-    """A library whose communicators can be passed to ``init``. The target is a Communicators."""
+    """A library whose communicators can be passed to ``init``. ``target`` names a subclass of Communicators."""
 
     module: str = ""  # top-level module of the communicators' types
 
 
 @dataclass(frozen=True)
 class BenchPeerProvider(Provider):
-    """Another library, with which ``ddl bench`` compares ddl. The target is a BenchPeer."""
+    """Another library that ``ddl bench`` compares with ddl. ``target`` names a subclass of BenchPeer."""
 
-    launcher: str = ""  # name of the launcher that must start its ranks; empty: any
+    launcher: str = ""  # name of the launcher that must start the library's ranks; empty: any
 
 
 @dataclass(frozen=True)
 class CommandProvider(Provider):
-    """A subcommand of ``ddl``. The target is a click command. ``aliases`` are other names of the subcommand."""
+    """A subcommand of ``ddl``. ``target`` names a click command. ``aliases`` are other names of the subcommand."""
 
     aliases: tuple[str, ...] = field(default_factory=tuple)
 
@@ -180,65 +191,65 @@ class Hooks:
 
     @hookspec
     def ddl_transports(self) -> Sequence[TransportProvider]:
-        """Return transports, which move bytes between ranks."""
+        """Return the descriptions of transports, which move bytes between ranks."""
         return ()
 
     @hookspec
     def ddl_adapters(self) -> Sequence[AdapterProvider]:
-        """Return adapters, which make the tensors of a framework accessible."""
+        """Return the descriptions of adapters, which make the tensors of a framework accessible to ddl."""
         return ()
 
     @hookspec
     def ddl_kernels(self) -> Sequence[KernelsProvider]:
-        """Return the support for kinds of accelerators: memory, streams and kernels."""
+        """Return the descriptions of the supported kinds of accelerators: their memory, streams and kernels."""
         return ()
 
     @hookspec
     def ddl_fusion_policies(self) -> Sequence[FusionProvider]:
-        """Return policies that decide which tensors share a bucket."""
+        """Return the descriptions of policies that decide which tensors share a bucket."""
         return ()
 
     @hookspec
     def ddl_tuners(self) -> Sequence[TunerProvider]:
-        """Return search algorithms that find good settings."""
+        """Return the descriptions of search algorithms that find good settings."""
         return ()
 
     @hookspec
     def ddl_checks(self) -> Sequence[CheckProvider]:
-        """Return checks of `ddl doctor`."""
+        """Return the descriptions of checks that `ddl doctor` runs."""
         return ()
 
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
-        """Return compressors, by which fewer bytes are sent."""
+        """Return the descriptions of compressors, which make tensors smaller before they are sent."""
         return ()
 
     @hookspec
     def ddl_clusters(self) -> Sequence[ClusterProvider]:
-        """Return launchers other than ddl's, so that ddl recognizes their ranks."""
+        """Return the descriptions of launchers other than ddl's, so that ddl recognizes the ranks of each launcher."""
         return ()
 
     @hookspec
     def ddl_launchers(self) -> Sequence[LauncherProvider]:
-        """Return ways to start agents on hosts."""
+        """Return the descriptions of ways to start agents on hosts."""
         return ()
 
     @hookspec
     def ddl_discoveries(self) -> Sequence[DiscoveryProvider]:
-        """Return sources of hosts for elastic jobs."""
+        """Return the descriptions of sources of the hosts of elastic jobs."""
         return ()
 
     @hookspec
     def ddl_communicators(self) -> Sequence[CommunicatorsProvider]:
-        """Return libraries whose communicators can be passed to ``init``."""
+        """Return the descriptions of libraries whose communicators users can pass to ``init``."""
         return ()
 
     @hookspec
     def ddl_bench_peers(self) -> Sequence[BenchPeerProvider]:
-        """Return other libraries, with which ``ddl bench`` compares ddl."""
+        """Return the descriptions of other libraries that ``ddl bench`` compares with ddl."""
         return ()
 
     @hookspec
     def ddl_cli(self) -> Sequence[CommandProvider]:
-        """Return subcommands of ``ddl``."""
+        """Return the descriptions of subcommands of ``ddl``."""
         return ()

@@ -1,6 +1,7 @@
-"""Connects the parts of one rank in one world to each other when the job starts, and takes them down at its end.
+"""Connects the parts of one rank in one world when the job starts, and closes these parts when the job ends.
 
-Parts of one layer know each other only here and in launch/, where objects are passed to each other.
+Packages of the same layer do not import each other. Only this module and the modules in launch/ create objects of
+several such packages and pass these objects to each other.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ ABORT_WAIT_S = 2.0
 
 
 class Job:
-    """One rank's part of one world.
+    """The part of one rank in one world: its connections, threads, communicators and operations.
 
-    Operations, handles, optimizers and hooks keep a reference to the job to which they belong.
+    An operation, handle, optimizer or hook keeps a reference to the job that it uses.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Job:
         timeline_dir: str = "",
         elastic: bool = False,
     ) -> None:
-        """Create the job; ``start`` connects it.
+        """Create the job without connecting to other ranks; ``start`` connects.
 
         ``launched``: where the launcher placed this process. ``ranks``: the launched ranks that are in this world.
         ``ordinal``: how many times this rank has asked for a world of these ranks, with this time. ``network`` connects
@@ -170,14 +171,15 @@ class Job:
     # --- begin
 
     def start(self) -> None:
-        """Wait for the other ranks, and open the global communicator with them. All ranks of the world must call this.
+        """Wait for the other ranks, and open the communicator of all ranks. All ranks of the world must call this.
 
-        Raises PeerLost if a rank dies meanwhile, DeadlineExceeded after ``start_timeout_s``, and TransportError if no
-        transport can connect these ranks.
+        Raises PeerLost if a rank dies during the call, DeadlineExceeded if ranks are missing after ``start_timeout_s``
+        or the communicator is not open after ``open_timeout_s``, and TransportError if no transport can connect these
+        ranks. Raises ValueError if an observer (metrics, pulses, samples) cannot be started.
         """
         log_at(self.settings.text("log_level"))
         switch_ms = self.settings.number("switch_interval_ms")
-        if switch_ms > 0:  # so long a thread that wakes waits for the interpreter lock, if another thread holds it
+        if switch_ms > 0:  # if another thread has the interpreter lock, a thread that wakes waits so long for the lock
             sys.setswitchinterval(switch_ms / 1000)
         channel, store = self._network()
         self._build(channel, store)
@@ -255,9 +257,9 @@ class Job:
         )
 
     def _ranges(self) -> Ranges | None:
-        """Return the function that shows buckets as ranges in the profilers of the frameworks that this process uses.
+        """Return the function that shows a bucket as a range in the profilers of the frameworks that this process uses.
 
-        Returns None if the setting ``profiler_ranges`` is off.
+        Return None if the setting ``profiler_ranges`` is off.
         """
         if not self.settings["profiler_ranges"]:
             return None
@@ -266,9 +268,9 @@ class Job:
         return ranges_of(in_use((one.module, lambda one=one: self.registry.load(one)()) for one in providers))  # type: ignore[misc]
 
     def _adjust(self, values: Mapping[str, Value]) -> None:
-        """Apply the new values that a search has chosen for some settings.
+        """Apply new values of settings that a search for better settings has chosen.
 
-        Runs on the engine's thread, on all ranks between the same two buckets.
+        The engine's thread calls this. All ranks apply the values at the same point in the order of the buckets.
         """
         if "overlap" in values:
             self.overlaps = values["overlap"] == "on"
@@ -280,9 +282,10 @@ class Job:
             self.sets.reopen(replace(self._opener(self._session_store), generation=self._reopened))
 
     def _observe(self) -> None:
-        """Start the observers for which the settings ask.
+        """Start the observers that the settings ask for.
 
-        If one of them cannot run, no observer runs, this rank leaves the job, and ValueError is raised.
+        If an observer cannot be started, the other observers are closed, this rank leaves the job, and ValueError is
+        raised.
         """
         try:
             self._observers += observers(self)
@@ -291,10 +294,10 @@ class Job:
             raise
 
     def tell(self, message: Pulse | Profile | Digests | Finished) -> None:
-        """Send the launcher a report about this rank. Any thread may call this; it returns immediately.
+        """Send a report about this rank to the coordinator. Any thread may call this. The call does not wait.
 
-        If ``message`` contains digests for which a difference ends the job, and the job has already ended, raises the
-        error that says why it ended.
+        A report of digests with ``fatal`` set is refused if the job has already ended: the call raises the error with
+        which the job has ended. In a forked process, the call has no effect.
         """
         if self.forked:
             return
@@ -305,14 +308,18 @@ class Job:
         self._outbox.say(message)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """Return 8 bytes for each range of host memory, given by its address and size; see ``CpuKernels.digests``."""
+        """Return digests of ranges of host memory, 8 bytes for each range; see ``CpuKernels.digests``.
+
+        ``addresses[i]`` is the address of a range, and ``sizes[i]`` is the range's size in bytes.
+        """
         return self._kernels.digests(addresses, sizes)
 
     def add_verifier(self, set_id: int, kind: str, verifier: Verifying) -> str:
-        """Add ``verifier``, and return the name that all ranks use for its optimizer.
+        """Add ``verifier``, which compares one optimizer's parameters over the process set ``set_id``.
 
-        ``kind``: the optimizer's name in messages. Verifiers of the same ``kind`` are numbered, so all members of the
-        process set must add their verifiers in the same order.
+        ``kind``: the optimizer's name in messages. Return the label by which all ranks identify the optimizer: ``kind``
+        and, from the second verifier of the same kind on, a number. So all members of the process set must add their
+        verifiers in the same order.
         """
         ordinal = 1 + sum(
             known == set_id and label.partition(" number ")[0] == kind for known, label in self._verifiers
@@ -330,17 +337,19 @@ class Job:
             return Sample()
 
     def _settle_digests(self) -> ReplicasDiffer | None:
-        """Wait until the reported digests of parameters have been compared, and return the difference.
+        """Wait until the coordinator has compared the parameters' digests of all ranks; return an error if they differ.
 
-        Returns None if there is no difference, or if the result has not come after ``leave_timeout_s``.
+        Return None if there is no difference, if no result has come after ``leave_timeout_s``, or if a user thread has
+        already raised the error with which the job has ended. Only digests that were sent with ``fatal`` set are waited
+        for; a difference between other digests does not end the job.
         """
         if not self._told or self._shown:
             return None
         if not self._failure.given:
             self._outbox.say(Settle())
             deadline_s = time.monotonic() + self.settings.number("leave_timeout_s")
-            # A polling loop that takes no lock: a signal handler may interrupt it at any moment, and may call shutdown
-            # itself.
+            # This loop polls and takes no lock: a signal handler may interrupt the loop at any moment and may call
+            # shutdown itself.
             while not self._control_thread.settled.is_set() and time.monotonic() < deadline_s:
                 time.sleep(0.002)
         error = self._failure.error("shutdown") if self._failure.given and not self._shown else None
@@ -420,42 +429,55 @@ class Job:
 
     # --- in between
 
-    # For callers that submit the same tensors in every step: ``start_request`` starts one tensor, see
-    # TensorQueue.start_request; ``start_all`` starts many, for a caller that waits next; ``start_and_wait`` also waits,
-    # see Engine.start_and_wait. They are attributes, so that the hot path has no call in between.
+    # These three are for callers that submit the same tensors in every step. ``start_request`` starts the operation of
+    # one tensor, see TensorQueue.start_request. ``start_all`` starts many operations, for a caller that will wait next.
+    # ``start_and_wait`` starts one operation and waits for it, see Engine.start_and_wait. They are attributes, not
+    # methods, to save a call in the hot path.
     start_request: Callable[..., None]
     start_all: Callable[..., None]
     start_and_wait: Callable[..., None]
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
-        """Submit all entries or none. Any thread may call this. ``waits``: the caller will wait for these entries next.
+        """Submit all ``entries`` or, if an error is raised, none of them. Any thread may call this.
 
-        Raises InvalidArgument (a ValueError) if an operation of the same name is still in flight; the error of the job
-        if the job has ended; and ReentrantCall, see ``TensorQueue.submit``.
+        ``waits``: the caller will wait for these entries next, so another thread need not be woken to run them. Raises
+        InvalidArgument (a ValueError) if an operation of the same name is still in flight, the error of the job if the
+        job has ended, and ReentrantCall if the calling thread is inside another call of ddl.
         """
         if self._engine.amid():
             raise reentrant("an operation")
         self.tensor_queue.submit(entries, waits)
 
     def check_stall(self, since_s: float) -> float:
-        """Call ``TensorQueue.check_stall`` for a thread that has waited outside ddl since ``since_s``.
+        """Leave replay if a thread that waits outside ddl probably waits for an event that cannot happen in replay.
 
-        Returns after how many seconds at most that thread should call this again.
+        ``since_s``: the time of ``time.monotonic()`` at which the thread began to wait. The thread must call this again
+        from time to time: return the longest time, in seconds, until the next call. See ``TensorQueue.check_stall``.
         """
         return self.tensor_queue.check_stall(since_s)
 
     def companion(self, kind: type[C]) -> C:
-        """Return the job's only object of class ``kind``. The first call creates it."""
+        """Return the companion of class ``kind``: an object that makes calls of ddl for a framework in the background.
+
+        The job has only one companion of each class. The first call for a class creates that companion.
+        """
         return self.companions.get(kind)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
-        """Start to record a timeline; see ``TimelineSwitch.begin``."""
+        """Start to record a timeline into ``file``; see ``TimelineSwitch.begin``.
+
+        ``mark_cycles``: mark where each period of a schedule begins. ``directory``: where the launcher expects the
+        parts of the ranks, which the launcher merges; "" if the ranks must merge the parts themselves.
+        """
         self._refuse_inside("start_timeline()")
         place = Path(directory) if directory else None
         self._timeline.begin(Path(file), mark_cycles, place, self._control_thread.session, self.report)
 
     def stop_timeline(self, patience_s: float = 10.0) -> None:
-        """Stop the recording of a timeline, if there is one; see ``TimelineSwitch.end``."""
+        """Stop recording the timeline. The call has no effect if no timeline is being recorded.
+
+        ``patience_s``: how long rank 0 waits for the parts of the other ranks, in seconds; see ``TimelineSwitch.end``.
+        """
         self._refuse_inside("stop_timeline()")
         self._timeline.end(patience_s)
 
@@ -466,7 +488,7 @@ class Job:
     def stats(self) -> Stats:
         """Return what this process has counted since init; see ``Stats`` for the keys.
 
-        Any thread may call this at any moment. It takes no lock.
+        Any thread may call this at any moment. The call takes no lock.
         """
         own = self.stats_of_world()
         return own if self._before is None else added(self._before, own)
@@ -483,36 +505,37 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether this rank has left the job or the job has failed. Any thread may ask."""
+        """Whether this rank has left the job or the job has failed. Any thread may read this property."""
         return self.closed or self._failure.given
 
     def failed_with(self) -> BaseException | None:
-        """Return the error with which the job has failed; None if it has not. Any thread may ask."""
+        """Return the error with which the job has failed; None if the job has not failed. Any thread may call this."""
         return self._failure.error() if self._failure.given else None
 
     def progress(self) -> tuple[int, int]:
-        """Return two counts: the buckets that were negotiated and those that were replayed on this rank since init.
+        """Return two numbers: how many buckets were negotiated and how many were replayed on this rank since ``init``.
 
-        A caller that compares two results sees whether any bucket was completed in between. Any thread may call this.
+        If two calls return different results, a bucket was completed between the two calls. Any thread may call this.
         """
         return self._meter.negotiated, self._meter.replayed
 
     def doing(self) -> str:
-        """Describe in words what this rank is doing now. Any thread may call this."""
+        """Return a text that describes what this rank is doing now. Any thread may call this."""
         return self._control_thread.describe_state()
 
     def launched_members(self, set_id: int) -> tuple[int, ...]:
-        """Return the members of a process set by their ranks in the whole launch; () if these are all ranks of it.
+        """Return the members of the process set ``set_id`` as ranks of the whole launch, not of this world.
 
-        Any thread may call this.
+        Return () if all ranks of the launch are members, or if the set does not exist. Any thread may call this.
         """
         members = tuple(self._ranks[rank] for rank in self.sets.all().get(set_id, ()))
         return members if len(members) < self.launched.size else ()
 
     def inside(self) -> bool:
-        """Return whether the calling thread is one of ddl's own threads, or is executing a call of ddl.
+        """Return whether the calling thread is one of ddl's own threads or is just executing a call of ddl.
 
-        Such a thread must not begin another call that waits. A signal handler or a finalizer can run in such a thread.
+        Such a thread must not begin another call that waits. This matters for signal handlers and finalizers, because
+        they can run in the middle of a call of ddl.
         """
         return self._started and (self._engine.inside() or self._timeline.inside or self._lock.held())
 
@@ -524,15 +547,15 @@ class Job:
         self._control_thread.dump_wanted = True
 
     def joined(self) -> None:
-        """Record that this rank has left ``join()`` together with all others. Its thread calls this."""
+        """Record that this rank has returned from ``join()``. The thread that called ``join()`` calls this."""
         for calls in self._counted.values():
             calls.joined()
 
     def dump_flight(self, reason: str, text: str) -> Path | None:
-        """Write the last actions of this rank to a file in the directory of the setting flight_dir.
+        """Write the last actions of this rank to a file in the directory that the setting ``flight_dir`` names.
 
-        Any thread may call this. ``reason`` and ``text`` say why the file is written. Returns the path of the file, or
-        None if none was written.
+        Any thread may call this. ``reason`` is a short word and ``text`` is a sentence that say why the file is
+        written. Return the path of the file, or None if no file was written.
         """
         directory = self.settings.text("flight_dir")
         if not directory or self.forked:
@@ -547,7 +570,7 @@ class Job:
         return self._flight.dump(Path(directory), self.rank, self.size, reason, text, groups, under_way, more)
 
     def next_ordinal(self, what: str) -> int:
-        """Return how many times this was called for ``what`` before, and count this call.
+        """Return how many earlier calls of this method had the same argument ``what``, and count this call.
 
         Ranks that make these calls in the same order get the same numbers.
         """
@@ -556,9 +579,10 @@ class Job:
         return ordinal
 
     def retire(self) -> None:
-        """Forget the persistent requests that blocking calls keep by name, to use them again for the same name.
+        """Forget all persistent requests that blocking calls have kept for later calls with the same name.
 
-        A later call makes a new one. Otherwise, requests whose names are never used again would fill the memory.
+        A later call with such a name creates a new persistent request. Without this method, requests whose names are
+        never used again would fill the memory.
         """
         known, self.persistent_requests = self.persistent_requests, {}
         self.tensor_queue.retire(known.values())
@@ -576,10 +600,11 @@ class Job:
             )
 
     def compressor(self, name: str) -> Compressor:
-        """Return this job's compressor of that name. Raises InvalidArgument for a name that no plugin offers.
+        """Return this job's compressor called ``name``. Raises InvalidArgument for a name that no plugin offers.
 
-        For the name "setting", returns the compressor that the setting ``compression`` names on this rank. Buckets do
-        not use that result: the coordinator chooses their compressor for all ranks, see ``Spec.compressor_by``.
+        For the name "setting", return the compressor that the setting ``compression`` names on this rank. Buckets do
+        not use this result for "setting": the coordinator chooses the compressor of a bucket for all ranks, see
+        ``Spec.compressor_by``.
         """
         if name == BY_SETTING:
             name = self.settings.text("compression")
@@ -598,18 +623,18 @@ class Job:
         return compressor
 
     def context(self, part: str) -> Context:
-        """Return a context for a further communicator of all ranks.
+        """Return the context for an additional communicator of all ranks.
 
-        The context has its own part of the store, called ``part``. It is for transports that the ranks open in addition
-        to the job's own, for example to measure them.
+        The communicator uses the part of the store that is called ``part``. The ranks open such a communicator in
+        addition to the job's own transports, for example to measure a transport.
         """
         return self.sets.context(part)
 
     def _break(self, make: Callable[[str], BaseException]) -> None:
-        """End the job with the error that ``make`` returns: operations in flight raise it, and so do later calls.
+        """End the job with an error. Operations in flight and later calls raise this error.
 
-        Any thread may call this; only the first call has an effect. ``make`` gets the name of the call that raises the
-        error.
+        ``make`` creates the error. The argument of ``make`` is the name of the call that raises the error ("" if there
+        is none). Any thread may call this. Only the first call has an effect.
         """
 
         def shown(during: str) -> BaseException:
@@ -619,7 +644,7 @@ class Job:
 
         # The order matters. The failure is given first, so that every thread that is woken below finds the reason. The
         # dump is written before ``close``, which empties the list of pending operations. Pending operations fail before
-        # the transports are aborted, because an abort may take a second, and the waiting threads need not wait for it.
+        # the transports are aborted: an abort may take a second, and waiting threads need not wait for the abort.
         if not self._failure.give(shown):
             return
         self._flight.note("end", error=str(make("")))
@@ -637,14 +662,16 @@ class Job:
     # --- end
 
     def shutdown(self, reason: str = "called shutdown()", settle: bool = False) -> None:
-        """Leave the world. It may be called again.
+        """Leave the world. A second call has no effect.
 
-        Buckets that the coordinator has already announced run to their end; all other unfinished operations raise
-        Closed. Other ranks need not call this at the same time: a later call of another rank that needs this rank
-        raises PeerLost there. ``settle``: the user's program has ended. Then first the companions' work is completed
-        and the reported digests of parameters are compared; ReplicasDiffer is raised if they differ. Raises
-        ReentrantCall and changes nothing if a signal handler or a finalizer calls this while its thread is executing a
-        call of ddl.
+        Buckets that the coordinator has already announced run to their end. All other unfinished operations raise
+        Closed. Other ranks need not call ``shutdown`` at the same time. If another rank later makes a call that needs
+        this rank, that call raises PeerLost. ``reason``: why this rank leaves, a text for the other ranks.
+
+        ``settle``: true if the user's program has ended. Then this rank leaves only after the work of all companions is
+        complete and the coordinator has compared the digests of the parameters. Raises ReplicasDiffer, after this rank
+        has left, if the parameters differ. Raises ReentrantCall, and changes nothing, if a signal handler or a
+        finalizer calls this in a thread that is just executing another call of ddl.
         """
         if not self.closed:
             self._refuse_inside("shutdown()")
@@ -671,7 +698,11 @@ class Job:
         self._leave(reason, self.settings.number("leave_timeout_s"))
 
     def _leave(self, reason: str, patience_s: float) -> None:
-        """Send Bye, give the engine ``patience_s`` to run the buckets that were announced, and close everything."""
+        """Tell the coordinator that this rank leaves, and close all parts of the job.
+
+        ``patience_s``: how long the engine may take to run the buckets that were already announced, in seconds.
+        ``reason``: why this rank leaves, a text for the other ranks.
+        """
         self.closed = True
         for calls in self._counted.values():
             calls.close()
@@ -706,16 +737,17 @@ def log_at(level: str) -> None:
 
 
 class Verifying(Protocol):
-    """An object that keeps the digests of one optimizer's parameters. ``Job.add_verifier`` takes it."""
+    """An object that keeps the digests of one optimizer's parameters; see ``Job.add_verifier``."""
 
     def sample(self, asked: Explain) -> Sample:
-        """Return the values for which the coordinator asks. The control thread calls this, so it must not wait."""
+        """Return the values that the coordinator asks for. The control thread calls this, so the call must not wait."""
 
 
 class _SessionStore(PrefixStore):
-    """The part of the store for one world. Its prefix is read at each call.
+    """The part of the store that belongs to one world. The keys of this part begin with the name of the world.
 
-    The name of the world, which is the prefix, is known only after all ranks have called ``init``.
+    The name of the world is known only after all ranks have called ``init``. So each access calls ``session``, which
+    returns that name.
     """
 
     def __init__(self, session: Callable[[], str], base: Store) -> None:
@@ -731,7 +763,10 @@ _jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Make all jobs unusable in a forked child: it has none of ddl's threads, so any wait there would never end."""
+    """Make all jobs unusable in a forked child process.
+
+    The child process has none of ddl's threads, so any wait for an operation in it would never end.
+    """
     for job in list(_jobs):
         job.disown()
 

@@ -1,4 +1,8 @@
-"""Makes the jobs of a world: that of a launched process, of a process alone, or of ranks that are threads."""
+"""Creates the Job objects of a world.
+
+There is one function for each case: a process that ``ddl run`` has launched, a process of an elastic job, a process
+without a launcher, and ranks that are threads of one process.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
-    """Return this process's job in a world of ``ranks`` (None: all ranks) that ``ddl run`` has launched.
+    """Return the job of this process, which ``ddl run`` has launched. The job is not started yet.
 
-    ``ordinal``: how many times this rank has asked for a world of these ranks, with this time.
+    ``environment``: the values that the launcher has passed. ``ranks``: the launched ranks that are in the world; None:
+    all of them. ``ordinal``: how many times this rank has asked for a world of these ranks, including this call.
     """
     from ddlcore.control.client import connect  # imports ZeroMQ, which a world of one does not need
 
@@ -46,7 +51,10 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
 
 
 def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
-    """Return the job of a process of an elastic job before its first world, and what brings it into worlds."""
+    """Return two objects for this process of an elastic job: the job before its first world, and the ElasticMember.
+
+    ``environment``: the values that the launcher has passed. The ElasticMember makes this process a member of a world.
+    """
     from ddlcore.control.client import connect
 
     settings, registry = settings_of(os.environ)
@@ -66,9 +74,9 @@ def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
 
 
 def lone_job(registry: Registry | None = None) -> Job:
-    """Return the job of a world of one rank, without a launcher.
+    """Return the job of a world of one rank, without a launcher. The job is not started yet.
 
-    ``registry``: the registry of the plugins if they have been loaded already; None loads them.
+    ``registry``: the registry of the plugins if they have been loaded already. None: load them now.
     """
     return local_jobs(1, backend="auto", registry=registry)[0]
 
@@ -82,10 +90,11 @@ def local_jobs(
     registry: Registry | None = None,
     driver: SearchDriver | None = None,
 ) -> list[Job]:
-    """Return ``size`` jobs that form a world within this process: each is for one thread, and none is started yet.
+    """Return ``size`` jobs that form a world within this process. Each job is for one thread. No job is started yet.
 
-    ``hosts``: the host index of each rank; None: all are on one host. ``driver`` searches for better settings while the
-    jobs run.
+    ``backend``: the value of the setting ``backend``. ``settings``: values of other settings. ``hosts``: the host index
+    of each rank; None: all ranks count as ranks of one host. ``registry``: see ``lone_job``. ``driver`` searches for
+    better settings while the jobs run.
     """
     given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
     network = LocalNetwork(size, build_sessions(size, given, registry, driver))

@@ -1,6 +1,7 @@
-"""Define the records of the control network: what ranks send to the coordinator and to the store, and the replies.
+"""Define the records of the control network.
 
-The records are plain data, encoded by msgspec. A record that cannot be decoded raises an error that names its sender.
+These are the messages that ranks send to the coordinator and to the store, and the replies to them. The records are
+plain data, which msgspec encodes. If a record cannot be decoded, an error is raised that names the sender.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BY_WEIGHT, BY_SHARE = "an average by weights", "an average by shares"
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True):
-    """The description of an operation that a rank requests under one name. It must be equal on all ranks."""
+    """The description of an operation that a rank requests under one name. All ranks must send an equal description."""
 
     kind: Kind
     dtype: DType = DType.U8
@@ -39,27 +40,29 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_negotiated(self) -> bool:
-        """Whether the coordinator has to be asked in every step, even in replay.
+        """Whether the ranks must ask the coordinator about this operation in every step, even in replay.
 
-        It hands on the digests of objects. For tensors on devices, it hands on the sizes of ragged kinds: memory for
-        the result is allocated before the device's queue reaches the collective. On the host, the ranks exchange these
-        sizes by the transport.
+        There are two reasons to ask. For an object, the coordinator sends its digest to the receivers. For a tensor of
+        a ragged kind (allgather, alltoall) on a device, the coordinator sends the number of rows of each rank, because
+        memory for the result is allocated before the device's queue reaches the collective. For a tensor in host
+        memory, the ranks exchange the numbers of rows by the transport instead.
         """
         return self.kind.is_ragged and (self.is_object or self.device != CPU.kind)
 
     def nbytes(self, rows: tuple[int, ...] = ()) -> int:
         """Return the size of the tensor in bytes.
 
-        ``rows``: for ragged kinds, the number of rows from each member, because their spec does not contain the first
-        dimension.
+        ``rows``: for ragged kinds (allgather, alltoall), the number of rows from each member, because a spec of a
+        ragged kind does not contain the first dimension. For other kinds, ``rows`` is not used.
         """
         return prod(self.shape) * self.dtype.itemsize * (sum(rows) if self.kind.is_ragged else 1)
 
     def compressor_by(self, setting: str) -> str:
-        """Return the compressor for this tensor, where ``setting`` is the compressor in the job's settings.
+        """Return the name of the compressor for this tensor. ``setting``: the compressor that the job's settings name.
 
-        A spec with any compressor but BY_SETTING keeps its own. A spec with BY_SETTING (gradients, unless the user has
-        named a compressor) gets ``setting`` if it is a sum or an average of float32, and "none" otherwise.
+        If this spec names a compressor, return that compressor. ``compressor`` is BY_SETTING for gradients for which
+        the user has named no compressor. In this case, return ``setting`` for a sum or an average of float32, and
+        "none" for any other operation.
         """
         if self.compressor != BY_SETTING:
             return self.compressor
@@ -68,7 +71,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request of one rank for one tensor, which is ready on that rank."""
+    """The request of one rank to reduce or send one tensor, which is ready on that rank."""
 
     set_id: int
     name: str
@@ -104,28 +107,30 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
     """The registration of a rank that another launcher has started.
 
-    It is sent to the coordinator before the first Hello. If ``patient``, the answer comes after all of ``ranks`` have
-    arrived. Otherwise this rank gives up: the answer comes at once, and contains those ranks that have arrived so far.
+    The rank sends this message to the coordinator before its first Hello. If ``patient`` is true, the coordinator
+    answers when all of ``ranks`` have arrived. If ``patient`` is false, the sender gives up waiting: the coordinator
+    answers at once, with those ranks that have arrived so far.
     """
 
-    token: str  # random, one for each process: an equal rank with another token is of another launch
-    ranks: tuple[int, ...]  # ranks of the launch that it asks about
+    token: str  # random, one for each process: if an equal rank has another token, it belongs to another launch
+    ranks: tuple[int, ...]  # ranks of the launch for which the sender waits
     host: str  # equal for two ranks if and only if they are on one host
     kin: str  # equal for ranks that see each other's process ids
     pid: int
     address: str = ""  # the rank's own address on the route to the coordinator
     via: str = ""  # the coordinator's address on that route
-    ports: tuple[int, ...] = ()  # two ports that are free on its host
+    ports: tuple[int, ...] = ()  # two ports that are free on the rank's host
     patient: bool = True
     timeout_s: float = 0.0  # if not ``patient``: how long this rank has waited
 
 
 class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag="arrivals"):
-    """The answer to Arrive: those of its ``ranks`` that have arrived.
+    """The answer to Arrive. ``arrived`` contains those of the requested ranks that have arrived.
 
-    If it was ``patient``, these are all of them, unless another rank that waits for the same ranks has given up. Then
-    ``gave_up_s`` is how long that rank has waited, and all of them give up, so that each names the ranks that have not
-    come, and none names a rank that has ended because of them.
+    ``gave_up_s`` is 0 if all requested ranks have arrived. Otherwise a rank has given up waiting, and ``gave_up_s`` is
+    how long that rank has waited, in seconds. Then the coordinator sends this answer to all ranks that wait for the
+    same ranks, and they give up, too. So all of them report the ranks that have not arrived. Without this, the rank
+    that gave up would end, and the others would report that rank as the cause.
     """
 
     arrived: tuple[tuple[int, Arrive], ...]
@@ -133,9 +138,9 @@ class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag="arrivals"):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
-    """The requests for all tensors that became ready on a rank since its last Request.
+    """The requests for all tensors that have become ready on a rank since the last Request of that rank.
 
-    A rank has at most one unanswered Request.
+    A rank has at most one Request that the coordinator has not answered.
     """
 
     epoch: int
@@ -146,8 +151,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
 class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     """The message of a rank that leaves: by ``shutdown()``, at the end of its script, or because of an exception.
 
-    ``broken``: its transport has failed, so it will not run buckets that the coordinator has already announced.
-    ``waited_s``: if it leaves ``init`` because others have not called it: how long it has waited, in seconds.
+    ``broken``: the rank's transport has failed, so the rank will not run buckets that the coordinator has already
+    announced. ``waited_s``: if the rank leaves ``init`` because other ranks have not called ``init``, how long the rank
+    has waited, in seconds; otherwise 0.
     """
 
     reason: str
@@ -156,19 +162,20 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """The last message of a rank, after Farewell.
+    """The last message of a rank, which the rank sends after it has received Farewell.
 
-    The rank has run all announced buckets, so if its process ends now, this is no failure.
+    The rank has run all announced buckets. So the end of its process is no failure from now on.
     """
 
 
 class ReplayStatus(msgspec.Struct, frozen=True, array_like=True, tag="replay_status"):
-    """The bucket of the schedule that a rank has reached in replay; not counted as a control message.
+    """Reports which bucket of the schedule a rank has reached in replay; not counted as a control message.
 
-    If ``launched``, the rank has launched the bucket at ``place`` and waits for the other ranks. Otherwise that bucket
-    is the next that it will launch, and ``missing`` are those tensors of the bucket that were not yet submitted. A rank
-    sends this as the answer to Where. It also sends it unasked: with ``alarm`` if it has been at one bucket for long,
-    and with ``moved`` when it has gone on after an alarm.
+    ``place`` is the number of that bucket, see Resume. If ``launched`` is true, the rank has launched the bucket and
+    waits for the other ranks. If ``launched`` is false, the bucket is the next one that the rank will launch, and
+    ``missing`` are the names of those tensors of the bucket that were not yet submitted. A rank sends this message in
+    three cases: as the answer to Where; with ``alarm`` if the rank has been at one bucket for long; and with ``moved``
+    when the rank has gone on after an alarm.
     """
 
     epoch: int
@@ -183,19 +190,20 @@ class ReplayStatus(msgspec.Struct, frozen=True, array_like=True, tag="replay_sta
 
 
 class Busy(msgspec.Struct, frozen=True, array_like=True, tag="busy"):
-    """The report that a rank's engine has been busy with one step for long; not counted as a control message.
+    """Reports that a rank's engine has been busy with one piece of work for long; not counted as a control message.
 
-    A step is a negotiated bucket, a drain, or other work of the engine. It has the same ``what`` and ``index`` on all
-    ranks. ``over``: the step, which was reported before, has now ended.
+    The work is a negotiated bucket, a drain, or another action of the engine. The fields ``what`` and ``index`` of the
+    same work are equal on all ranks. ``over``: this message says that the work, which the rank has reported before, has
+    now ended.
     """
 
     what: str  # description, such as "allreduce 'x'" or "leaving replay (Drain of epoch 3)"
-    index: int  # index of a bucket; -1 for any other step
+    index: int  # index of a bucket; -1 for any other work
     set_id: int  # process set whose members take part
-    names: tuple[str, ...]  # names of its tensors
+    names: tuple[str, ...]  # names of the bucket's tensors
     waits_s: float = 0.0
     over: bool = False
-    has_deadline: bool = False  # the step has a time limit of its own: it is no stall while all ranks answer
+    has_deadline: bool = False  # the work has its own time limit: it is no stall as long as all ranks answer
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
@@ -205,9 +213,10 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """A rank's request to leave replay, because what was submitted does not fit the schedule.
+    """The request of a rank to leave replay, because the submitted operations do not fit the schedule.
 
-    ``slow``: the rank only suspects this, because it has launched no bucket for long; the schedule may still fit.
+    ``slow``: the rank has launched no bucket for long, and only suspects that the operations do not fit. They may still
+    fit.
     """
 
     epoch: int
@@ -217,14 +226,17 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
 
 
 class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
-    """The answer to Freeze: the rank launches nothing more. ``launched`` is how far it has come."""
+    """The answer to Freeze: the rank launches no further bucket.
+
+    ``launched`` contains the last place that the rank has launched in each process set.
+    """
 
     epoch: int
     launched: tuple[tuple[int, int], ...]  # (set id, last launched place); place -1: none was launched
 
 
 class Traffic(msgspec.Struct, frozen=True, array_like=True):
-    """The traffic of a network interface of a host, of all programs together, in bytes since the host was started."""
+    """The traffic of one network interface of a host: the bytes of all programs since the host was started."""
 
     name: str
     received_bytes: int
@@ -233,13 +245,13 @@ class Traffic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Activity(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank tells in its Pulse about its present operations and its time, if the launcher serves a live page.
+    """The part of a Pulse that describes a rank's present operations and how the rank spends its time.
 
-    Counts and times are totals since ``init``.
+    A rank sends this part only if the launcher serves a live page. Counts and times are totals since ``init``.
     """
 
-    doing: str  # a sentence
-    waits_s: float = 0.0  # for how long at least no operation has ended, although some are in flight; 0: none is
+    doing: str  # a sentence that says what the rank is doing
+    waits_s: float = 0.0  # for at least so long no operation has ended although some are in flight; 0: none in flight
     in_flight: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the first operations by name: name, ranks; (): all ranks
     pending: int = 0  # how many operations are in flight
     input_s: float = 0.0  # time for which the main thread has waited for input
@@ -251,9 +263,10 @@ class Activity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
-    """The load and progress of a rank, sent every ``pulse_s`` seconds if that is set; not counted as a control message.
+    """The load and progress of a rank; not counted as a control message.
 
-    Counts and times are totals since ``init``.
+    A rank sends this message every ``pulse_s`` seconds if that setting is not 0. Counts and times are totals since
+    ``init``.
     """
 
     at_s: float  # time by the rank's own monotonic clock
@@ -261,31 +274,32 @@ class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
     user_s: float  # time that the user's threads have spent in ``wait``
     cpu_s: float
     resident_bytes: int
-    gpu_share: float = -1.0  # utilization of its GPU when that was last used, 0 … 1; below 0: it has no GPU
+    gpu_share: float = -1.0  # utilization of the rank's GPU when it was last used, 0 … 1; below 0: there is no GPU
     gpu_used_bytes: int = 0
     gpu_total_bytes: int = 0
     activity: Activity | None = None
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
-    """A record of where a rank's main thread spends its time; not counted as a control message.
+    """A record of the lines of code where a rank's main thread spends its time; not counted as a control message.
 
-    It is sent if the launcher asks for it.
+    A rank sends this message only if the launcher asks for it.
     """
 
     steps: int  # number of steps that were sampled
     seconds: float  # duration of these steps
     input_s: float  # part of ``seconds``: time spent waiting for the next item of the loop's iterable
-    loop: str  # the loop that was found
+    loop: str  # the training loop that the sampler has found
     lines: tuple[tuple[str, str, float, float], ...]  # file and line, text, seconds, input part of these
 
 
 class Digests(msgspec.Struct, frozen=True, array_like=True, tag="digests"):
     """The digests of a rank's copies of the parameters after a step; not counted as a control message.
 
-    No rank waits for the result of the comparison. ``label`` names the optimizer, and is the same on every member of
-    the process set ``set_id``. ``tensors`` contains a description of each parameter, in order. It is empty if this rank
-    has sent these descriptions before, with the same ``described``.
+    The coordinator compares the digests of all ranks; no rank waits for the result. ``label`` names the optimizer. The
+    label is the same on every member of the process set ``set_id``. ``tensors`` contains a description of each
+    parameter, in the order of the parameters, and ``described`` is a digest of these descriptions. ``tensors`` is empty
+    if this rank has sent the same descriptions in an earlier message.
     """
 
     set_id: int
@@ -301,7 +315,7 @@ class Digests(msgspec.Struct, frozen=True, array_like=True, tag="digests"):
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """The answer to Explain: the first elements of the requested tensor.
 
-    It is empty if the tensor no longer has the digest that was sent.
+    ``data`` is empty if the tensor has changed since the rank sent the digest, or if the rank cannot read the tensor.
     """
 
     dtype: str = ""
@@ -309,17 +323,18 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag="settle"):
-    """The message of a rank that is about to leave.
+    """Asks the coordinator to answer when the digests of this rank have been compared or can no longer be compared.
 
-    The coordinator answers with Settled when the digests of this rank have been compared, or can no longer be compared.
+    The answer is Settled. A rank sends this message before it leaves, and waits for the answer.
     """
 
 
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
-    """The message of a rank that has launched everything before ``Resume.until``; sent only while a search runs.
+    """Reports that a rank has launched all buckets before the place ``Resume.until``.
 
-    The rank launches no more in this epoch. ``periods_ns``: the duration of each period, without the first period after
-    the Resume.
+    A rank sends this message only while a search for better settings runs. The rank launches no more buckets in this
+    epoch. ``periods_ns``: the duration in nanoseconds of each period (one run of the whole schedule), without the first
+    period after the Resume.
     """
 
     epoch: int
@@ -327,15 +342,20 @@ class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop_request"):
-    """The request of a rank that all ranks stop at the same call of ``should_stop()``; ``reason`` is for the user."""
+    """Asks that all ranks stop at the same call of ``should_stop()``. Any rank may send this message.
+
+    ``reason`` is a text for the user.
+    """
 
     reason: str
 
 
 class CallCount(msgspec.Struct, frozen=True, array_like=True, tag="call_count"):
-    """The answer to CountCalls. The rank makes no further call of this kind until AgreedCall has come.
+    """The answer to CountCalls: how many calls of ``kind`` the rank has made.
 
-    ``joins`` is how often this rank has left ``join()``, and ``calls`` how many calls of the kind it has made since.
+    ``joins`` is how often this rank has returned from ``join()``. ``calls`` is how many calls of ``kind`` the rank has
+    made since it last returned from ``join()``. After this answer, the rank makes no further call of ``kind`` until it
+    has received AgreedCall.
     """
 
     kind: str
@@ -348,10 +368,10 @@ Ballot = tuple[int, int]  # a world of an elastic job: its generation, and the n
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
-    """The message of a process of an elastic job that wants to be a member of the next world.
+    """Asks for membership in the next world of an elastic job. A process sends this message when it is in no world.
 
-    The process takes part in no world any more. The answer is ``World``, ``Complete`` or ``Refused``, and may take as
-    long as the training of the others.
+    The answer is ``World``, ``Complete``, ``Dismissed`` or ``Refused``. The answer may come only when the other
+    processes have finished their training.
     """
 
     protocol: int
@@ -364,7 +384,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The message of a member that knows that all members have reached the end of the training."""
+    """Reports that all members of a world have reached the end of the training. Any member may send this."""
 
     generation: int
 
@@ -433,11 +453,11 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The message to each rank that this world cannot begin; ``text`` says why.
+    """Tells each rank that a world cannot begin. ``text`` says why.
 
-    ``late``: some ranks have not called ``init`` in time, so a rank that waited for them has given up. All ranks that
-    wait for the same world give up with it. Otherwise they would soon hear that the first one has ended, and would name
-    that rank as the cause.
+    ``late``: some ranks have not called ``init`` within ``start_timeout_s``, so a rank that waited for them has given
+    up. Then all ranks that wait for the same world get this message and give up, too. Otherwise each of these ranks
+    would soon be informed that the rank that gave up has ended, and would report that rank as the cause.
     """
 
     text: str
@@ -445,9 +465,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
-    """A bucket that the ranks must run, as one collective.
+    """A bucket, which the ranks must run as one collective.
 
-    ``index`` is its position in the one order of all buckets of all process sets.
+    ``index`` is the position of this bucket in the order of all buckets of all process sets.
     """
 
     index: int
@@ -463,10 +483,11 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """The decision that the collectives with these names will not run.
+    """Tells the ranks that the collectives with these names will not run.
 
-    ``error`` is "mismatch" if the ranks disagree, or "lost" if ``ranks`` have left or died. For a mismatch, ``kinds``
-    are the different operations that the ranks requested, and ``parts`` the different texts ``Spec.part_of``.
+    ``error`` is "mismatch" if the ranks requested different operations under one name, or "lost" if ``ranks`` have left
+    or died. For a mismatch, ``kinds`` are the names of the different operations, and ``parts`` are the different values
+    of ``Spec.part_of``.
     """
 
     set_id: int
@@ -481,8 +502,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 class Planned(msgspec.Struct, frozen=True, array_like=True):
     """One bucket of a schedule.
 
-    If ``negotiated`` is true, only its place in the schedule is fixed: the bucket is negotiated in every step, see
-    ``Spec.is_negotiated``.
+    If ``negotiated`` is true, only the place of the bucket in the schedule is fixed: the ranks ask the coordinator
+    about this bucket in every step, see ``Spec.is_negotiated``.
     """
 
     set_id: int
@@ -491,11 +512,14 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     specs: tuple[bytes, ...]
     negotiated: bool = False
     compressor: str = ""  # compressor of the bucket, if the compressor of its specs is BY_SETTING
-    commit: bool = False  # a set's last device bucket in a segment: then the hosts tell each other that all launched it
+    commit: bool = False  # a set's last device bucket in a segment: the hosts then confirm that all launched the bucket
 
 
 class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
-    """A schedule: the buckets of one period, in the order in which the ranks launch them. It is sent once."""
+    """A schedule: the buckets of one period, in the order in which the ranks launch them.
+
+    The coordinator sends each schedule only once. Later messages refer to it by the number ``schedule``.
+    """
 
     schedule: int
     digest: bytes
@@ -503,11 +527,11 @@ class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
-    """The order to replay ``schedule`` from now on.
+    """The command to replay the schedule number ``schedule`` from now on.
 
-    Places are numbered through all periods: place = number of the period * number of buckets + position in the
-    schedule. Launching begins at place ``start``. ``after`` holds, for each process set, the last place that has
-    already run.
+    A place is a number that counts the buckets through all periods: place = number of the period * number of buckets +
+    position in the schedule. The first bucket to launch is the one at place ``start``. ``after`` contains, for each
+    process set, the pair (id of the set, last place that has already run).
     """
 
     epoch: int
@@ -518,9 +542,9 @@ class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
 
 
 class Adjust(msgspec.Struct, frozen=True, array_like=True, tag="adjust"):
-    """Values of settings that apply from now on, on every rank.
+    """The command to use new values of some settings from now on, on every rank.
 
-    Communicators that depend on these settings are closed and opened again.
+    Each rank closes the communicators that depend on these settings and opens them again.
     """
 
     values: tuple[tuple[str, str | int | float | bool], ...]
@@ -533,9 +557,11 @@ class Freeze(msgspec.Struct, frozen=True, array_like=True, tag="freeze"):
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
-    """The order to run all buckets up to place ``highest``.
+    """The command to run the buckets that any rank has launched, so that all ranks leave replay.
 
-    Buckets up to place ``lowest`` are valid, later ones are void.
+    ``highest`` and ``lowest`` contain, for each process set, the pair (id of the set, place of a bucket); see Resume.
+    In each process set, the rank runs all buckets up to the place in ``highest``. The results of buckets up to the
+    place in ``lowest`` are valid; the buckets after that place are void.
     """
 
     epoch: int
@@ -547,7 +573,7 @@ class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
     """Buckets and other decisions of the coordinator, in the order in which they must be carried out.
 
-    ``serial`` is the serial of the Request that it answers, or 0 if it answers none.
+    ``serial`` is the serial of the Request that this message answers, or 0 if this message answers no Request.
     """
 
     epoch: int
@@ -556,43 +582,43 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """The message that ranks have died: every collective that needs them has failed."""
+    """Tells the ranks that ``ranks`` have died. Every collective that needs these ranks has failed."""
 
     ranks: tuple[int, ...]  # world ranks of the session
     reason: str
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
-    """The answer to Bye: the rank gets no bucket after it."""
+    """The answer to Bye. After this message, the coordinator sends the rank no more buckets."""
 
 
 class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
-    """The question at which bucket a rank is, which it answers with its ReplayStatus.
+    """Asks a rank which bucket of the schedule it has reached. The rank answers with its ReplayStatus.
 
-    It is asked because another rank has waited for too long.
+    The coordinator asks this because another rank has waited for too long.
     """
 
     epoch: int
 
 
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
-    """The question whether a rank is still running, which it answers with Alive.
+    """Asks a rank whether it is still running. The rank answers with Alive.
 
-    It is asked because other ranks wait for this rank, and no other message has come from it.
+    The coordinator asks this if other ranks wait for this rank and this rank has sent no other message.
     """
 
 
 class Show(msgspec.Struct, frozen=True, array_like=True, tag="show"):
-    """The request for the Python stack of a rank, which it answers with Stack.
+    """Asks a rank for its Python stack. The rank answers with Stack.
 
-    It is sent if other ranks wait for it.
+    The coordinator sends this request if other ranks wait for this rank.
     """
 
 
 class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
-    """The message that the ranks' copies of the parameters differ and the job ends.
+    """Tells the ranks that the job ends, because the ranks' copies of the parameters differ.
 
-    The fields are those of ReplicasDiffer.
+    The fields have the same meaning as the attributes of the exception ``ddlcore.errors.ReplicasDiffer``.
     """
 
     text: str
@@ -604,9 +630,9 @@ class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
 
 
 class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
-    """The request for the values of tensor number ``index``, because the ranks' copies of it differ.
+    """Asks a rank for the values of the parameter number ``index``, because the ranks' copies of that parameter differ.
 
-    The rank answers with a Sample.
+    The rank answers with a Sample. ``set_id``, ``label`` and ``step`` are those of the Digests that differed.
     """
 
     set_id: int
@@ -616,34 +642,39 @@ class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True, tag="notice"):
-    """A warning for the user's log; it has no other effect."""
+    """A warning for the user's log. The message has no other effect."""
 
     text: str
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """The answer to Settle: the coordinator will compare no more digests of this rank."""
+    """The answer to Settle: the coordinator has finished the comparison of this rank's digests."""
 
 
 class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
-    """The message that the job ends because of a stall; ``text`` says what waits for which ranks."""
+    """Tells the ranks that the job ends because of a stall.
+
+    ``text`` names the operations that wait, and the ranks that these operations wait for.
+    """
 
     text: str
 
 
 class CountCalls(msgspec.Struct, frozen=True, array_like=True, tag="count_calls"):
-    """The question how many calls of a kind a rank has made, which it answers with CallCount.
+    """Asks a rank how many calls of ``kind`` it has made. The rank answers with CallCount.
 
-    Kinds are STOP for ``should_stop()``, and COMMIT for ``commit()`` of an elastic state.
+    ``kind`` is STOP for calls of ``should_stop()``, or COMMIT for calls of ``commit()`` of an elastic state.
     """
 
     kind: str
 
 
 class AgreedCall(msgspec.Struct, frozen=True, array_like=True, tag="agreed_call"):
-    """The decision that all ranks act at call number ``call`` of a kind after ``joins`` joins, and at each later one.
+    """Tells the ranks at which call of ``should_stop()`` or ``commit()`` they all act: stop, or leave the world.
 
-    A rank has not made that call yet. ``reason`` is the one of the first request.
+    Each rank counts its calls of ``kind`` (``should_stop()`` or ``commit()``) from 0 again after each return from
+    ``join()``. The ranks act at the call number ``call`` after the return number ``joins`` from ``join()``, and at each
+    later call. No rank has made that call yet. ``reason`` is the text of the first request.
     """
 
     kind: str
@@ -653,10 +684,11 @@ class AgreedCall(msgspec.Struct, frozen=True, array_like=True, tag="agreed_call"
 
 
 class World(msgspec.Struct, frozen=True, array_like=True, tag="world"):
-    """The answer to Register: the next world of an elastic job, of which the process is a member.
+    """The answer to Register: the process is a member of the next world of an elastic job.
 
-    ``members`` are places of the launch, in the order of their ranks in this world. ``hosts`` has the host index of
-    each place of the launch. All members take over the state of the member at place ``root``.
+    A place is the number of a process in the launch. ``members`` are the places of the members, in the order of their
+    ranks in this world. ``hosts`` contains the host index of each place of the launch. All members copy the state of
+    the member at place ``root``.
     """
 
     generation: int
@@ -690,7 +722,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
 
 
 class Complete(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
-    """The answer to Register if the training has ended: all members of the last world have reached its end."""
+    """The answer to Register if all members of the last world have reached the end of the training."""
 
 
 class CoordinatorLost(msgspec.Struct, frozen=True, array_like=True, tag="coordinatorlost"):
@@ -703,7 +735,7 @@ class CoordinatorLost(msgspec.Struct, frozen=True, array_like=True, tag="coordin
 
 
 class Dismissed(msgspec.Struct, frozen=True, array_like=True, tag="dismissed"):
-    """The answer to Register of a process that is to leave the training, because its host leaves the job."""
+    """The answer to Register if the process must leave the training, because its host leaves the job."""
 
     reason: str
 
@@ -738,7 +770,7 @@ FromCoordinator = (
 
 
 class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """The request to store a value under a key."""
+    """Asks the store to store a value under a key."""
 
     serial: int
     key: str
@@ -746,9 +778,9 @@ class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
 
 
 class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
-    """The request for the value of a key.
+    """Asks the store for the value under a key.
 
-    The reply comes when the key exists, when ``timeout_s`` has passed, or when a rank is lost.
+    The reply comes as soon as the key exists, ``timeout_s`` seconds have passed, or a rank is lost.
     """
 
     serial: int
@@ -757,7 +789,7 @@ class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """The request to add ``amount`` to the integer that is stored under a key."""
+    """Asks the store to add ``amount`` to the integer under a key."""
 
     serial: int
     key: str
@@ -765,22 +797,23 @@ class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
 
 class StoreDelete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """The request to delete all keys that begin with ``prefix``."""
+    """Asks the store to delete all keys that begin with ``prefix``."""
 
     serial: int
     prefix: str
 
 
 class StoreClock(msgspec.Struct, frozen=True, array_like=True, tag="clock"):
-    """The request for the time by the clock of the process that holds the store. The reply comes at once."""
+    """Asks what time it is on the clock of the process that runs the store. The reply comes at once."""
 
     serial: int
 
 
 class StoreReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The reply to a request to the store.
+    """The store's reply to a request.
 
-    ``error`` is "", "timeout", "closed", or a text that begins with "lost: " or "value: ".
+    ``error`` is "" if the request succeeded. Otherwise ``error`` is "timeout", "closed", or a text that begins with
+    "lost: " or "value: ".
     """
 
     serial: int
@@ -810,9 +843,9 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 def encode(record: msgspec.Struct) -> bytes:
     """Return the encoded bytes of ``record``, which may be any record of this module.
 
-    Text may contain lone surrogates, for example an error message with a path that is not UTF-8. They are replaced by
-    backslash escapes, except in a Request: there they raise UnicodeEncodeError, because operations of different ranks
-    are paired by their names, so names must not change.
+    A text in ``record`` may contain lone surrogates; an example is an error message with a path that is not UTF-8. Lone
+    surrogates are replaced by backslash escapes, except in a Request. In a Request, lone surrogates raise
+    UnicodeEncodeError: the names in a Request must not change, because they pair the operations of different ranks.
     """
     try:
         return _encoder.encode(record)
@@ -839,8 +872,8 @@ def encodable(value: Any) -> Any:
 def decode_to_coordinator(data: bytes) -> ToCoordinator:
     """Decode a message from a rank to the coordinator.
 
-    This and the other decoders raise msgspec.DecodeError for bytes that cannot be decoded, or its subclass
-    ValidationError if they can be decoded but form no such message.
+    All ``decode_...`` functions of this module raise msgspec.DecodeError if ``data`` cannot be decoded. They raise its
+    subclass msgspec.ValidationError if ``data`` can be decoded but is not a message of the expected type.
     """
     return _decode(_to_coordinator, data)
 
@@ -861,5 +894,5 @@ def decode_store_reply(data: bytes) -> StoreReply:
 
 
 def decode_spec(data: bytes) -> Spec:
-    """Decode the spec in an Ask."""
+    """Decode the bytes in the field ``spec`` of an Ask."""
     return _decode(_spec, data)

@@ -1,4 +1,7 @@
-"""Build the search for better settings for which a job's settings ask: its knobs, its tuner and its first values."""
+"""Build the search for better settings of a job, as the job's settings describe it.
+
+The parts of a search are the settings that it may change (knobs), its tuner and its first values.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ def build_search_driver(
     watchers: Sequence[Watcher] = (),
     warm: Sequence[Mapping[str, Value]] = (),
 ) -> SearchDriver:
-    """Return the search for which ``settings`` ask.
+    """Return a search for better settings, as ``settings`` describe it.
 
-    ``hosts``: the host index of each rank; None if it is not known yet. ``launcher``: the name of the launcher that
-    starts the ranks. ``watchers`` are told about each step of the search. ``warm``: combinations of settings to try
-    first. Raises ValueError or PluginError with a message of one line for settings that cannot be used.
+    ``hosts``: the host index of each rank; None if the hosts are not known yet. ``launcher``: the name of the launcher
+    that starts the ranks. ``watchers`` are informed of each step of the search. ``warm``: combinations of settings to
+    try first. Raises ValueError or PluginError, with a message of one line, for settings that cannot be used.
     """
     if not settings["replay"]:
         raise ValueError("autotune measures steps that are replayed, and replay is off; leave --no-replay out")
@@ -48,9 +51,9 @@ def plan_search(
     launcher: str = "",
     warm: Sequence[Mapping[str, Value]] = (),
 ) -> Plan:
-    """Return which settings are searched, with which values the search begins, and how long it measures.
+    """Return the plan of a search: the settings to change, their first values, and the number of steps to measure.
 
-    Arguments and errors are those of ``build_search_driver``.
+    The parameters and errors are the same as those of ``build_search_driver``.
     """
     default: dict[str, Value] = {name: value for name, value in settings.items() if name != "overlap"}
     across = 2 if hosts is None else len(set(hosts))
@@ -75,7 +78,7 @@ def plan_search(
 
 
 def chosen_tuner(settings: Settings, registry: Registry) -> str:
-    """Return the name of the tuner that the settings choose. Raises PluginError if that tuner cannot be used."""
+    """Return the name of the tuner that ``settings`` choose. Raises PluginError if that tuner cannot be used."""
     name = settings.text("tuner")
     if name == "auto":
         bayes = registry.tuners.get("bayes")
@@ -89,7 +92,10 @@ def _make_tuner(registry: Registry, name: str, knobs: Sequence[Knob]) -> Tuner:
 
 
 def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, launcher: str) -> list[Knob]:
-    """Return the knobs of the core, and of those plugins that the ranks will use."""
+    """Return the settings that the search may change (knobs): those of the core and of the plugins that ranks will use.
+
+    ``hosts`` and ``launcher``: see ``build_search_driver``.
+    """
     knobs = list(CORE)
     if settings["autotune_compression"]:
         knobs.append(COMPRESSION)
@@ -106,7 +112,10 @@ def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, 
 
 
 def _flat_or_not(backend: str, route: Route) -> list[Knob]:
-    """Return a knob for jobs on several hosts: reduce within each host first, or among all ranks at once."""
+    """Return the knob that chooses between two ways to reduce: within each host first, or among all ranks at once.
+
+    Return an empty list if ``route`` does not combine one transport within hosts and one across them.
+    """
     if not route.parts or route.kinds:
         return []
     cross = route.parts[1].name

@@ -1,4 +1,7 @@
-"""Build the objects that observe a rank while it trains, for which the settings ask: metrics, pulses, samples."""
+"""Build the objects that observe a rank while it trains: metrics, pulses and samples of the stack.
+
+The settings decide which of these objects are built.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ _INPUT_SPREAD = 0.5
 
 
 class Observer(Protocol):
-    """An object that observes a rank in threads of its own, until it is closed."""
+    """An object that observes a rank in its own threads, until ``close`` is called."""
 
     def close(self) -> None:
         """Stop observing. A second call has no effect."""
 
 
 class Subject(Protocol):
-    """The rank that is observed. A Job that has been started implements it."""
+    """The rank that is observed. A started Job implements this protocol."""
 
     rank: int
     size: int
@@ -61,9 +64,10 @@ class Subject(Protocol):
 
 
 def observers(job: Subject) -> list[Observer]:
-    """Return all observers for which the settings ask; they run already.
+    """Start and return all observers that the settings of ``job`` ask for.
 
-    Raises ValueError with a message of one line if one of them cannot be started; then all others are closed.
+    Raises ValueError with a message of one line if an observer cannot be started. In this case the observers that were
+    started before are closed.
     """
     made: list[Observer] = []
     try:

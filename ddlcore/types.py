@@ -1,4 +1,4 @@
-"""Define the types that all parts of ddl use: element types, operations, devices, buffers, ranks' places, and knobs."""
+"""Define the types that all parts of ddl use: element types, operations, devices, buffers, placements, and knobs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DType(IntEnum):
 
     @property
     def label(self) -> str:
-        """The usual name of the type, such as ``float32``."""
+        """The usual name of the element type, such as ``float32``."""
         return _LABEL[self]
 
     @property
@@ -65,7 +65,7 @@ class DType(IntEnum):
 
     @classmethod
     def of(cls, label: str) -> DType:
-        """Return the type with the usual name ``label`` (``float32``, ``bfloat16``, …).
+        """Return the element type whose usual name is ``label`` (``float32``, ``bfloat16``, …).
 
         Raises ValueError for a type that ddl does not support.
         """
@@ -94,7 +94,7 @@ _BY_LABEL = {label: dtype for dtype, label in _LABEL.items()}
 
 
 class ReduceOp(IntEnum):
-    """An operation by which the values of the ranks are combined. The integers are those of Horovod."""
+    """An operation that combines the values of the ranks. The members have the same integers as in Horovod."""
 
     Average = 0
     Sum = 1
@@ -115,7 +115,8 @@ Product = ReduceOp.Product
 class Kind(IntEnum):
     """The kind of operation that a bucket runs.
 
-    JOIN, ADD_SET and REMOVE_SET change the job itself. These three and BARRIER have no tensor.
+    JOIN, ADD_SET and REMOVE_SET change the job itself: its joined ranks and its process sets. These three kinds and
+    BARRIER have no tensor.
     """
 
     ALLREDUCE = 0
@@ -130,23 +131,24 @@ class Kind(IntEnum):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether the size of the first dimension may differ between ranks, so that it is negotiated each time."""
+        """Whether the size of a tensor's first dimension may differ between ranks and between calls."""
         return self in (Kind.ALLGATHER, Kind.ALLTOALL)
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether any dense memory layout may be used.
+        """Whether the operation combines each element only with the elements at the same index on other ranks.
 
-        It may if each element is combined only with those of its own index.
+        If it does, the tensors may have any dense memory layout.
         """
         return self in (Kind.ALLREDUCE, Kind.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device that holds a tensor's memory.
+    """The device that contains a tensor's memory.
 
-    ``kind`` is ``cpu`` or, for example, ``cuda``. ``index`` is the number by which this process sees the device.
+    ``kind`` is ``cpu`` or the kind of an accelerator, such as ``cuda``. ``index`` is the number that the device has in
+    this process.
     """
 
     kind: str
@@ -161,19 +163,19 @@ CPU = Device("cpu")
 
 @dataclass(slots=True)
 class Buffer:
-    """The dense memory of one tensor, without a reference to its framework.
+    """The dense memory of one tensor, independent of the tensor's framework.
 
-    Only in the buffers of a persistent request do address, owner, event, stream and order ever change, and only while
-    the request is not in flight.
+    The fields address, owner, event, stream and order change only in the buffers of a persistent request, and only
+    while that request is not in flight. In all other buffers no field changes.
 
-    ``strides`` (in elements) is None for row-major memory; otherwise the axes are in another order, without gaps.
-    ``owner`` keeps the memory and the event alive. If the framework may still be writing the values, ``wait`` blocks
-    until they are complete; None means that they are complete, or that the device orders the work itself. ``event`` is
-    the handle of an event that the framework has recorded on its stream after writing the values; 0 for host memory.
+    ``strides`` (in elements) is None if the memory is row-major. Otherwise the axes are in another order, without gaps.
+    ``owner`` keeps the memory and the event alive. ``wait`` blocks until the framework has written all values; it is
+    None if the values are complete already, or if the device itself orders the work. ``event`` is the handle of an
+    event that the framework has recorded on its device stream after the values were written; 0 for host memory.
 
-    ``stream`` is the handle of that stream. ``order`` grows with each event of a stream, so that of several events of
-    one stream only the one with the highest ``order`` must be waited for. An ``order`` of 0 is unknown: each such event
-    must be waited for.
+    ``stream`` is the handle of that device stream. ``order`` grows with each event of a stream. So among several events
+    of one stream, only the event with the highest ``order`` must be waited for. If ``order`` is 0, the order of the
+    event is unknown, and the event must always be waited for.
     """
 
     address: int
@@ -189,7 +191,7 @@ class Buffer:
     order: int = 0
 
     def mark_ready(self, event: int, stream: int, order: int) -> None:
-        """Set the event after which the values are complete, its stream, and its ``order`` on that stream."""
+        """Set the event after which the values are complete, the event's stream, and its order on that stream."""
         self.event = event
         self.stream = stream
         self.order = order
@@ -200,7 +202,7 @@ class Buffer:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements fill ``nbytes`` bytes from ``address`` on, in any order of the axes."""
+        """Whether the elements fill the ``nbytes`` bytes from ``address`` on without gaps, in any order of the axes."""
         expected = 1
         for stride, length in sorted(zip(self.strides or (), self.shape)):
             if length > 1 and stride != expected and self.count:
@@ -211,15 +213,18 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rank of a communicator, and the host on which the launcher has placed it."""
+    """One rank of a communicator, and the host on which the launcher has placed that rank."""
 
     rank: int  # world rank
-    host: int  # host index from the launcher; two ranks share a host if and only if it is equal
+    host: int  # host index from the launcher; two ranks share a host if and only if their host indexes are equal
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The position of one rank in the job. All of its properties follow from the host indexes of the ranks."""
+    """The position of one rank among the ranks and hosts of the job.
+
+    All properties are computed from ``rank`` and from the host indexes of all ranks.
+    """
 
     rank: int
     hosts: tuple[int, ...]  # (size,) host index of each rank
@@ -234,7 +239,7 @@ class Placement:
 
     @property
     def local_rank(self) -> int:
-        """The number of lower ranks on this rank's host."""
+        """The local rank: how many lower ranks are on the same host as this rank."""
         return self.hosts[: self.rank].count(self._mine)
 
     @property
@@ -252,7 +257,7 @@ class Placement:
 
     @property
     def cross_rank(self) -> int:
-        """The position of this rank among the ranks that have the same local rank on their hosts."""
+        """The position of this rank among all ranks that have the same local rank, from 0."""
         return self._same_local_rank().index(self._mine)
 
     @property
@@ -265,7 +270,10 @@ class Placement:
         return len({self.hosts.count(host) for host in self.hosts}) == 1
 
     def among(self, ranks: Sequence[int]) -> Placement:
-        """Return this rank's placement in a world that consists of ``ranks`` only. Their order gives the new ranks."""
+        """Return the placement of this rank in a world that consists of ``ranks`` only.
+
+        The new rank of each process is its position in ``ranks``.
+        """
         return Placement(list(ranks).index(self.rank), tuple(self.hosts[r] for r in ranks))
 
 
@@ -274,7 +282,10 @@ Value = str | int | float | bool  # value of a setting
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting that a search may change: a range (``low`` to ``high``, both included) or a set of ``choices``."""
+    """One setting that a search may change, with its allowed values.
+
+    The allowed values are ``choices``, or the range from ``low`` to ``high``, both included.
+    """
 
     name: str  # name of the setting
     low: float = 0.0
@@ -282,11 +293,11 @@ class Knob:
     choices: tuple[Value, ...] = ()  # if not empty, the value is one of these and there is no range
     logarithmic: bool = False  # for a range: equal steps are equal ratios, as for bytes; ``low`` must be above 0
     whole: bool = True  # for a range: integers only
-    reopens: bool = False  # takes effect only when a communicator opens, so it is opened again for each value
+    reopens: bool = False  # a communicator uses the value only when it opens, so it is opened again for each value
     doc: str = ""
 
     def holds(self, value: Value) -> bool:
-        """Return whether ``value`` is one of the values that this knob allows."""
+        """Return whether this knob allows ``value``."""
         if self.choices:
             return any(value == choice and type(value) is type(choice) for choice in self.choices)
         if isinstance(value, (str, bool)) or (self.whole and not isinstance(value, int)):
@@ -294,7 +305,7 @@ class Knob:
         return self.low <= value <= self.high
 
     def at(self, part: float) -> Value:
-        """Return the value at the fraction ``part`` (0 to 1) of the way from the first value to the last."""
+        """Return the allowed value at the position ``part``, a fraction from 0 (first value) to 1 (last value)."""
         if self.choices:
             return self.choices[min(int(part * len(self.choices)), len(self.choices) - 1)]
         if self.logarithmic:
@@ -305,9 +316,10 @@ class Knob:
         return int(min(max(round(value), math.ceil(self.low)), math.floor(self.high))) if self.whole else value
 
     def part(self, value: Value) -> float:
-        """Return the position of ``value`` between the first and the last value, as a fraction from 0 to 1.
+        """Return the position of ``value`` among the allowed values, as a fraction from 0 (first) to 1 (last).
 
-        A value outside the range counts as the nearest end.
+        A number outside the range counts as the nearest end of the range. A value that is not among ``choices`` counts
+        as the first choice.
         """
         if self.choices:
             at = self.choices.index(value) if value in self.choices else 0

@@ -1,4 +1,4 @@
-"""The public verbs: users import them from here, and the packages for frameworks are built on them."""
+"""The public functions of ddl. The packages for frameworks are built on these functions."""
 
 from __future__ import annotations
 

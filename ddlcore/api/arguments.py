@@ -1,4 +1,4 @@
-"""Checks and converts two arguments that the verbs of all frameworks have: the operation and the compression."""
+"""Checks and converts two arguments of the collectives of all frameworks: the operation and the compression."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ __all__ = ["UserCompressor", "gradient_compression", "resolve_op", "wire_compres
 class UserCompressor(Protocol):
     """A compressor that the user has written, as a class with two static methods.
 
-    The tensor that ``compress`` returns is reduced instead of the original one.
+    ddl reduces the tensor that ``compress`` returns, and then passes the reduced tensor to ``decompress``.
     """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to reduce, and an object that ``decompress`` needs, of any type."""
+        """Return the tensor to reduce instead of ``tensor``, and an object of any type that ``decompress`` needs."""
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the reduced tensor in its original type and shape.
+        """Return ``tensor``, the reduced tensor, converted back to the original type and shape.
 
         ``ctx`` is the object that ``compress`` returned.
         """
 
 
 def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3) -> ReduceOp:
-    """Return the operation for the arguments ``op`` and ``average``, an older one; Average if neither is given.
+    """Return the reduce operation that a caller has chosen by ``op``, or by the deprecated argument ``average``.
 
-    Raises ValueError if both are given, for an unknown operation, and for Adasum. ``stacklevel``: for the warning that
-    ``average`` is deprecated.
+    For both arguments, None means that the caller has not given the argument. If neither is given, return Average.
+    ``stacklevel``: the argument of ``warnings.warn`` for the warning that ``average`` is deprecated. Raises ValueError
+    if both arguments are given, if ``op`` is unknown, or if ``op`` is Adasum.
     """
     if op is None:
         if average is None:
@@ -54,13 +55,15 @@ def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3)
 
 
 def wire_compression(compression: Any) -> tuple[str, UserCompressor | None]:
-    """Return the name of a compressor of ddl, and the user's own compressor (None if there is none).
+    """Convert an argument ``compression`` to two values: the name of a compressor of ddl, and the user's compressor.
 
-    If there is one, the name is "none", and the caller must use the user's compressor before and after the reduction.
-    ``compression`` is one of: the name of a compressor; a class that has such a name in its attribute ``wire``, as
-    ``Compression.fp16`` has; or a class with both methods of UserCompressor. ``wire`` is used only if the class itself
-    defines it: a subclass may compress in another way, so it counts as a compressor of the user. Raises ValueError for
-    anything else.
+    The user's compressor is None unless the user has passed one. If the user has passed one, the name is "none", and
+    the caller must call ``compress`` before the reduction and ``decompress`` after it.
+
+    ``compression`` is one of three things: the name of a compressor of ddl; a class with such a name in its attribute
+    ``wire``, such as ``Compression.fp16``; or a class with both methods of UserCompressor. An inherited ``wire`` is
+    ignored: a subclass may compress in another way, so a subclass counts as the user's compressor. Raises ValueError
+    for any other value.
     """
     if isinstance(compression, str):
         return compression, None
@@ -76,9 +79,10 @@ def wire_compression(compression: Any) -> tuple[str, UserCompressor | None]:
 
 
 def gradient_compression(compression: Any) -> tuple[str, UserCompressor | None]:
-    """Do the same as ``wire_compression``, but for None return the name that stands for the job's setting.
+    """Do the same as ``wire_compression``, but accept None, which means the compressor in the job's settings.
 
-    Only optimizers, tapes and trainers use this, for their gradients. A tensor that the user reduces with a verb is
-    compressed only if that call asks for it. The coordinator resolves the setting for all ranks.
+    If ``compression`` is None, return the name "setting". The coordinator replaces this name by the setting's value,
+    the same for all ranks. Only optimizers, tapes and trainers use this function, for their gradients. If a user calls
+    a collective, the tensor is compressed only if that call has an argument ``compression``.
     """
     return (BY_SETTING, None) if compression is None else wire_compression(compression)

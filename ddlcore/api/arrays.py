@@ -1,4 +1,7 @@
-"""The verbs for numpy arrays, with the arguments that Horovod's have; ``import ddlcore`` offers these functions."""
+"""The collectives for numpy arrays, with the same arguments as in Horovod.
+
+``import ddlcore`` offers these functions.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,7 @@ def allreduce_async(
     compression: str = "none",
     weight: Any = None,
 ) -> Handle:
-    """Start an allreduce of the ranks' arrays with ``op`` into a new array, and return its handle.
+    """Start an allreduce of the ranks' arrays with ``op``, and return its handle. The result is a new array.
 
     ``prescale_factor`` multiplies the values before the reduction, and ``postscale_factor`` the result after it.
     ``weight`` is what this rank's values count for in an average, which is then sum(weight * tensor) / sum(weight): a
@@ -181,7 +184,7 @@ def allreduce(tensor: Array, *args: Any, **kwargs: Any) -> Array:
 
 
 def allreduce_(tensor: Array, *args: Any, **kwargs: Any) -> Array:
-    """Run ``allreduce_async_`` with these arguments, wait for it, and return ``tensor``."""
+    """Call ``allreduce_async_`` with these arguments, wait for the operation, and return ``tensor``."""
     _reduce_in_place(tensor, *args, **kwargs)
     return tensor
 
@@ -222,7 +225,7 @@ def grouped_allreduce_async(
     compression: str = "none",
     weight: Any = None,
 ) -> Handle:
-    """Start an allreduce of several arrays; none is reduced before all are ready. Return its handle.
+    """Start an allreduce of each of several arrays, and return one handle. Its result is a list of new arrays.
 
     The result of the handle is a list of new arrays. ``weight``: see ``allreduce_async``.
     """
@@ -250,7 +253,7 @@ def grouped_allreduce_async_(
     compression: str = "none",
     weight: Any = None,
 ) -> Handle:
-    """Start an allreduce of several arrays that writes the results to them, and return its handle.
+    """Start an allreduce of each of several arrays in place, and return one handle. Its result is ``tensors``.
 
     No array is reduced before all are ready. ``weight``: see ``allreduce_async``.
     """
@@ -270,67 +273,74 @@ def grouped_allreduce_async_(
 
 
 def grouped_allreduce(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
-    """Run ``grouped_allreduce_async`` with these arguments, wait for it, and return its result."""
+    """Call ``grouped_allreduce_async`` with these arguments, wait for the operation, and return the new arrays."""
     return list(grouped_allreduce_async(tensors, *args, **kwargs).wait())
 
 
 def grouped_allreduce_(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
-    """Run ``grouped_allreduce_async_`` with these arguments, wait for it, and return the arrays ``tensors``."""
+    """Call ``grouped_allreduce_async_`` with these arguments, wait for the operation, and return ``tensors``."""
     return list(grouped_allreduce_async_(tensors, *args, **kwargs).wait())
 
 
 def allgather_async(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """Start an allgather along the first dimension, and return its handle.
+    """Start an allgather, and return its handle. The result is all arrays concatenated in the order of the ranks.
 
-    The arrays of the ranks may have different sizes in the first dimension.
+    The arrays are concatenated along the first dimension. They may differ between ranks only in the size of the first
+    dimension.
     """
     return _ops.allgather_async(tensor, name=name, process_set=process_set)
 
 
 def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
-    """Run ``allgather_async``, wait for it, and return its result."""
+    """Call ``allgather_async``, wait for the operation, and return its result, the concatenated array."""
     return allgather_async(tensor, name, process_set).wait()
 
 
 def grouped_allgather_async(
     tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start an allgather of several arrays; none is gathered before all are ready. Return its handle."""
+    """Start an allgather of each of several arrays, and return one handle. Its result is a list of new arrays.
+
+    No array is gathered before all of the arrays are ready on all ranks. See ``allgather_async``.
+    """
     return _ops.grouped_allgather_async(tensors, name=name, process_set=process_set)
 
 
 def grouped_allgather(
     tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """Run ``grouped_allgather_async``, wait for it, and return its result."""
+    """Call ``grouped_allgather_async``, wait for the operation, and return its result, a list of new arrays."""
     return list(grouped_allgather_async(tensors, name, process_set).wait())
 
 
 def broadcast_async(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start a broadcast from ``root_rank`` (a rank of the world) into a new array, and return its handle."""
+    """Start a broadcast of the array of ``root_rank``, a rank of the world. Return its handle.
+
+    The result of the handle is a new array.
+    """
     return _ops.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
 
 
 def broadcast(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """Run ``broadcast_async``, wait for it, and return its result."""
+    """Call ``broadcast_async``, wait for the operation, and return its result, a new array."""
     return broadcast_async(tensor, root_rank, name, process_set).wait()
 
 
 def broadcast_async_(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start a broadcast from ``root_rank`` that writes its result to ``tensor``, and return its handle."""
+    """Start a broadcast of the array of ``root_rank``, a rank of the world, into ``tensor``. Return its handle."""
     return _ops.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
 
 
 def broadcast_(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """Run ``broadcast_async_``, wait for it, and return ``tensor``."""
+    """Call ``broadcast_async_``, wait for the operation, and return ``tensor``."""
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
 
@@ -340,10 +350,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an alltoall, and return its handle.
+    """Start an alltoall, and return its handle: ``splits[r]`` rows of ``tensor`` are sent to rank r of the process set.
 
-    ``splits[r]`` rows are sent to rank r of the process set; without ``splits``, all ranks get equally many. The result
-    is a pair: the rows that this rank received, and how many of them came from each rank.
+    ``splits``: None means that this rank sends equally many rows to all ranks. The result is a pair: the rows that this
+    rank has received, and a list with the number of rows from each rank.
     """
     return _ops.alltoall_async(tensor, splits, name=name, process_set=process_set)
 
@@ -354,10 +364,10 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Run ``alltoall_async`` and wait for it.
+    """Call ``alltoall_async`` with these arguments, wait for the operation, and return its result.
 
-    Returns the rows that this rank received. If ``splits`` is given, returns the pair that is the result of
-    ``alltoall_async``.
+    The result depends on ``splits``. If ``splits`` is None, it is only the rows that this rank has received. If
+    ``splits`` is given, it is a pair: these rows, and a list with the number of rows from each rank.
     """
     output, received = alltoall_async(tensor, splits, name, process_set).wait()
     return output if splits is None else (output, received)
@@ -372,7 +382,10 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     compression: str = "none",
 ) -> Handle:
-    """Start a reducescatter, and return its handle. The result is this rank's rows of the reduced array."""
+    """Start a reducescatter, and return its handle. The result is this rank's part of the rows of the reduced array.
+
+    The other arguments are the same as in ``allreduce_async``.
+    """
     return _ops.reducescatter_async(
         tensor,
         op=op,
@@ -385,7 +398,7 @@ def reducescatter_async(
 
 
 def reducescatter(tensor: Array, *args: Any, **kwargs: Any) -> Array:
-    """Run ``reducescatter_async`` with these arguments, wait for it, and return its result."""
+    """Call ``reducescatter_async`` with these arguments, wait for the operation, and return its result, a new array."""
     return reducescatter_async(tensor, *args, **kwargs).wait()
 
 
@@ -398,7 +411,10 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     compression: str = "none",
 ) -> Handle:
-    """Start a reducescatter of several arrays; none is reduced before all are ready. Return its handle."""
+    """Start a reducescatter of each of several arrays, and return one handle. Its result is a list of new arrays.
+
+    No array is reduced before all of the arrays are ready on all ranks. See ``reducescatter_async``.
+    """
     return _ops.grouped_reducescatter_async(
         tensors,
         op=op,
@@ -411,5 +427,5 @@ def grouped_reducescatter_async(
 
 
 def grouped_reducescatter(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
-    """Run ``grouped_reducescatter_async`` with these arguments, wait for it, and return its result."""
+    """Call ``grouped_reducescatter_async`` with these arguments, wait for the operation, and return the new arrays."""
     return list(grouped_reducescatter_async(tensors, *args, **kwargs).wait())

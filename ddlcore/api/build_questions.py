@@ -1,6 +1,7 @@
-"""Makes the functions by which Horovod's scripts ask what a framework's package was built with.
+"""Makes the functions that Horovod's scripts call to find out with which libraries a package was built.
 
-In ddl, they answer what is installed. A framework's package only names the functions.
+In ddl, these functions return which transports are installed. A framework's package only
+gives names to the functions.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ T = TypeVar("T")
 
 
 class BuildQuestions:
-    """A factory of functions without arguments, with docstrings, for the module with the name ``module``.
+    """A factory of functions for the module with the name ``module``. The functions have docstrings and no arguments.
 
-    Each method returns one function. Its arguments: ``name`` is the name of the function, ``transport`` the name of the
-    transport about which it answers, and ``library`` the usual name of the library that this transport uses.
+    Each method returns one function. The arguments of the methods: ``name`` is the name of the new function.
+    ``transport`` is the name of the transport that the new function asks about. ``library`` is the usual name of the
+    library that this transport uses.
 
     >>> x_built = BuildQuestions(__name__).built("x_built", "x", "X")
     """
@@ -50,7 +52,7 @@ class BuildQuestions:
         return self._made(name, partial(built_version, transport), f"{said} It may be called before ``init``.", "int")
 
     def threads_supported(self, name: str, transport: str, library: str) -> Callable[[], bool]:
-        """Return a function that returns whether the program may call the library during the job.
+        """Return a function that returns whether the user's program may call the library while a job uses it.
 
         See ``ddlcore.api.threads_supported``.
         """

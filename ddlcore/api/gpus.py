@@ -1,7 +1,7 @@
 """Decides which GPU a rank uses, from the driver's list and CUDA_VISIBLE_DEVICES, without using any GPU itself.
 
-It asks the driver through NVIDIA's management library. That creates no context on a GPU, so the process may still fork
-afterwards.
+This module asks the driver through NVIDIA's management library (NVML). These questions create no context on a GPU, so
+the process may still fork afterwards.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Gpus:
     """The GPUs of this machine, in the driver's order, with their names and UUIDs.
 
-    ``parts`` are the UUIDs of the existing MIG instances; ``divided`` are the indexes of the GPUs that are divided into
-    instances. A process can see at most one instance. ``problem`` says why there are no GPUs.
+    Some GPUs may be divided into parts, called MIG instances. ``parts`` are the UUIDs of the existing MIG instances.
+    ``divided`` are the indexes of the divided GPUs. A process can see at most one MIG instance. ``problem`` says why
+    there are no GPUs; "" if there is no problem.
     """
 
     driver: str = ""  # version of the driver
@@ -60,18 +61,19 @@ def visible_gpus(gpus: Gpus, environ: Mapping[str, str]) -> int:
 def local_device() -> str:
     """Return the device of this rank: ``cuda:<index>``, or ``cpu`` if the process sees no GPU.
 
-    The index is the local rank, or 0 if the process sees only one GPU. If this host has more ranks than GPUs, the GPUs
-    are assigned to the ranks in turn, and one warning contains both numbers. Any thread may call this after ``init()``.
+    The index is the local rank, or 0 if the process sees only one GPU. If this host has more ranks than GPUs, the ranks
+    share the GPUs in turn, and one warning names the number of ranks and of GPUs. Any thread may call this after
+    ``init()``.
     """
     index = local_gpu()
     return "cpu" if index is None else f"cuda:{index}"
 
 
 def local_gpu(visible: int | None = None, framework: str = "this framework") -> int | None:
-    """Return the index of this rank's GPU among the GPUs that the process sees, or None if it sees none.
+    """Return the index of this rank's GPU among the GPUs that the process sees, or None if the process sees no GPU.
 
-    ``visible`` is how many GPUs ``framework`` sees; None means as many as CUDA shows. The ``local_device`` functions of
-    plugins call this.
+    ``visible``: the number of GPUs that the framework sees; None: as many as CUDA shows. ``framework``: the framework's
+    name, for messages. The ``local_device`` functions of plugins call this.
     """
     job = current_job()
     shown = visible_gpus(installed_gpus(), os.environ)
@@ -97,10 +99,10 @@ def local_gpu(visible: int | None = None, framework: str = "this framework") -> 
 
 
 def _shared(visible: int, environ: Mapping[str, str]) -> int:
-    """Return how many GPUs the ranks of this host have together.
+    """Return how many GPUs all ranks of this host have together. ``visible``: how many GPUs this rank sees.
 
-    If CUDA_VISIBLE_DEVICES shows this rank only one GPU, other ranks may see other GPUs. So then all existing GPUs are
-    counted.
+    If CUDA_VISIBLE_DEVICES shows only one GPU to this rank, other ranks may see other GPUs. In this case all GPUs of
+    this host are counted.
     """
     if visible > 1 or _visible(environ) is None:
         return visible
@@ -113,7 +115,7 @@ def _visible(environ: Mapping[str, str]) -> str | None:
 
 
 def log_once(level: int, text: str) -> None:
-    """Log ``text`` unless this process has already logged it. Any thread may call this."""
+    """Log ``text`` at ``level``, unless this process has already logged the same text. Any thread may call this."""
     with _logging:  # functools.cache alone would let two threads log the same text
         _log(level, text)
 
@@ -128,7 +130,10 @@ def _log(level: int, text: str) -> None:
 
 @cache
 def installed_gpus() -> Gpus:
-    """Return the GPUs that NVIDIA's driver reports. Each process asks the driver only once. It never raises."""
+    """Return the GPUs that NVIDIA's driver reports. Each process asks the driver only once. This never raises an error.
+
+    If the driver is missing or does not answer, the result has no GPUs, and its ``problem`` says why.
+    """
     try:
         driver = load_nvml()
     except (Refused, AttributeError) as error:
@@ -154,7 +159,7 @@ def _silent(error: Exception) -> Gpus:
 
 
 def _listed() -> int:
-    """Return how many GPUs the kernel driver has, including those that a container or a scheduler hides."""
+    """Return how many GPUs the kernel driver lists, including GPUs that a container or a scheduler hides."""
     try:
         return len(list((PROC / "gpus").iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""The handles of operations in flight: users poll them and wait for them, and a framework may convert their results."""
+"""The handles of operations in flight. Users poll a handle or wait for it, and a framework may convert its result."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ __all__ = ["Mapped", "Waitable", "poll", "synchronize"]
 
 @runtime_checkable
 class Waitable(Protocol):
-    """An object with the methods that every handle has."""
+    """An object with the two methods that every handle has: ``poll`` and ``wait``."""
 
     def poll(self) -> bool:
-        """Return whether the operation has ended, so that ``wait`` would return or raise immediately."""
+        """Return whether the operation has ended, so that ``wait`` would return a result or raise an error at once."""
 
     def wait(self) -> Any:
-        """Wait for the operation, and return its result or raise its error. It may be called again."""
+        """Wait for the operation. Return its result or raise its error. A second call does the same again."""
 
 
 class Mapped:
-    """A handle whose result is ``then(r)``, where r is the result of ``handle``.
+    """A handle that converts the result of another handle by a function.
 
-    The first call of ``wait`` computes it; later calls return the same result.
+    The result is ``then(r)``, where r is the result of ``handle``. ``then`` is called only once, in the first call of
+    ``wait``. Later calls of ``wait`` return the same result.
     """
 
     __slots__ = ("_handle", "_result", "_then")
@@ -35,11 +36,11 @@ class Mapped:
         self._result: Any = None
 
     def poll(self) -> bool:
-        """Return whether the operation has ended, so that ``wait`` would return or raise immediately."""
+        """Return whether the operation has ended, so that ``wait`` would return a result or raise an error at once."""
         return self._handle.poll()
 
     def wait(self) -> Any:
-        """Return the result ``then(r)``, or raise the error of the operation."""
+        """Wait for the operation. Return the result ``then(r)``, or raise the error of the operation."""
         result = self._handle.wait()
         if self._then is not None:
             self._result = self._then(result)
@@ -53,10 +54,10 @@ def poll(handle: Waitable) -> bool:
 
 
 def synchronize(handle: Waitable) -> Any:
-    """Wait for an asynchronous operation and return its result; a second call returns the same result.
+    """Wait for the asynchronous operation of ``handle``, and return its result. A second call returns the same result.
 
-    Any thread may call it. Raises the error of the operation (PeerLost, MismatchError, Closed; see ddlcore.errors), and
-    ValueError if ``handle`` is not a handle.
+    Any thread may call this. Raises the error of the operation, such as PeerLost, MismatchError or Closed (see
+    ddlcore.errors). Raises ValueError if ``handle`` is not a handle.
     """
     return _checked(handle).wait()
 

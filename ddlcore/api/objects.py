@@ -1,4 +1,7 @@
-"""The verbs without tensors, which are the same for all frameworks: barrier, join, collectives of Python objects."""
+"""The collectives without tensors: barrier, join, and collectives of Python objects.
+
+They are the same for all frameworks.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ def check_root(root_rank: int, ranks: Sequence[int], set_id: int) -> None:
 
 
 def checked_name(name: str) -> str:
-    """Return ``name``, the name of a tensor, if it is valid.
+    """Return ``name``, the name of a tensor, unchanged if it is valid.
 
-    Raises InvalidArgument if it is not a string, not valid Unicode, empty or too long.
+    Raises InvalidArgument if ``name`` is not a string, is not valid Unicode, is empty, or has more than 4096 bytes.
     """
     if not isinstance(name, str):
         raise InvalidArgument(f"a tensor's name is a string, not {type(name).__name__}: {name!r}")
@@ -51,14 +54,14 @@ def checked_name(name: str) -> str:
 
 
 def barrier(process_set: ProcessSet = global_process_set, job: JobService | None = None) -> None:
-    """Wait until every member of the process set has called this."""
+    """Wait until every member of the process set has called ``barrier``. ``job``: None means the current job."""
     job = job or current_job()
     set_id, _ = process_set.resolve(job)
     _control(job, set_id, ANONYMOUS, Spec(Kind.BARRIER)).wait()
 
 
 def join(device: int = -1, job: JobService | None = None) -> int:
-    """Declare that this rank has no more data. Wait until all ranks have joined; return the rank that joined last.
+    """Declare that this rank has no more data, and wait until all ranks have joined. Return the rank that joined last.
 
     Until then, this rank takes part in the operations of the other ranks with values that do not change the result,
     such as zeros for a sum. An average divides by the number of ranks that contribute values; with the setting
@@ -72,7 +75,11 @@ def join(device: int = -1, job: JobService | None = None) -> int:
 
 
 def _control(job: JobService, set_id: int, name: str, spec: Spec) -> Handle:
-    """Submit an operation without a tensor, and return its handle. The result of the handle is ``Bucket.result``."""
+    """Submit an operation without a tensor, and return its handle.
+
+    The result of the handle is ``Outcome.result``. For a join, this is the rank that joined last. For a barrier, the
+    result has no meaning.
+    """
     handle = Handle(job_of(job).waiter, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
     job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
     return handle
@@ -85,10 +92,14 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
     job: JobService | None = None,
 ) -> Any:
-    """Return the object of ``root_rank`` on every member. On the root, cloudpickle must be able to pickle the object.
+    """Return the object of ``root_rank`` on every member of the process set. All members must call this.
 
-    The object's bytes are sent by the transport. They are unpickled only if their digest is the one that the root has
-    announced over the authenticated control network; otherwise ObjectDigestError is raised.
+    ``root_rank`` is a rank of the world. ``obj`` is used only on the root, where cloudpickle must be able to pickle it.
+    ``name`` pairs the calls of different ranks; calls without a name are paired by their order. ``job``: None means the
+    current job.
+
+    The transport sends the object's bytes, and the root announces their digest over the authenticated control network.
+    If the received bytes do not have that digest, they are not unpickled, and ObjectDigestError is raised.
     """
     job = job or current_job()
     set_id, ranks = process_set.resolve(job)
@@ -102,7 +113,11 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set, job: JobService | None = None
 ) -> list[Any]:
-    """Return the objects of all members, in rank order. Their digests are checked as in ``broadcast_object``."""
+    """Return a list of the objects of all members of the process set, in the order of their ranks.
+
+    All members must call this. Each rank announces the digest of its object, and ``name`` and ``job`` have the same
+    meaning as in ``broadcast_object``. Raises ObjectDigestError if received bytes do not have the announced digest.
+    """
     job = job or current_job()
     set_id, ranks = process_set.resolve(job)
     spec = Spec(Kind.ALLGATHER, DType.U8, is_object=True)
@@ -124,9 +139,10 @@ def _exchange(
     payload: bytes,
     wanted: Sequence[int],
 ) -> list[bytes]:
-    """Gather the payloads of all members, and return those of the ranks in ``wanted``.
+    """Gather the payloads of all members, and return the payloads of the ranks in ``wanted``, in that order.
 
-    Raises ObjectDigestError if the digest of one of these differs from the one that its rank has announced.
+    ``ranks``: all members. ``payload``: this rank's bytes. Raises ObjectDigestError if the digest of a returned payload
+    differs from the digest that its rank has announced.
     """
     memory = Memory(len(payload))
     if payload:

@@ -1,7 +1,8 @@
-"""The verbs for all frameworks. They take a framework's tensors through an adapter, and return handles.
+"""The collectives for the tensors of all frameworks. An adapter gives access to the tensors of one framework.
 
-Each verb checks its arguments when it is called (InvalidArgument, a ValueError), describes the operation in a Spec that
-must be equal on all ranks, and submits the operation. Framework packages wrap the verbs in their own signatures.
+Each method checks its arguments at the call (InvalidArgument, a ValueError), describes the operation in a Spec that
+must be equal on all ranks, submits the operation, and returns a handle. The packages for frameworks wrap these methods
+in functions with their own signatures.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ PERSISTENT_LIMIT = 1024  # names used by blocking in-place calls; a training loo
 
 
 class Operations:
-    """The verbs of one framework. All members of the process set must call the same verb; any thread may call it.
+    """The collectives of one framework. All members of the process set must call the same method. Any thread may call.
 
-    Common arguments: ``name`` pairs the calls of different ranks (calls without a name are paired by their order within
-    the process set). ``job`` is the world, by default the caller's current one. ``stage_on_host``: stage device tensors
-    in host memory, even if another path could reduce them. ``sparse``: the tensors belong to a sparse gradient, see the
-    setting ``device_sparse``. ``compression``: the name of a compressor; "setting" means the one that the setting
-    ``compression`` names, as for gradients. All ranks must pass the same values of these arguments.
+    These arguments are common to several methods. ``name`` pairs the calls of different ranks; calls without a name are
+    paired by their order within the process set. ``job``: the job to use; None means the current job. ``waits``: the
+    caller will wait for the handle next, so the call need not wake another thread to run the operation.
+    ``stage_on_host``: stage device tensors in host memory, even if a transport could reduce them on the device.
+    ``sparse``: the tensors belong to a sparse gradient, see the setting ``device_sparse``. ``compression``: the name of
+    a compressor; "setting" means the compressor that the setting ``compression`` names. All ranks must pass the same
+    values of ``name``, ``op``, the factors, ``compression``, ``stage_on_host`` and ``sparse``.
 
-    Integers: an average is exact and truncated toward zero; a sum wraps around, as in C. For integers,
+    Integers: an average is exact and truncated toward zero. A sum wraps around, as in C. For integers,
     ``prescale_factor`` and ``postscale_factor`` are applied in float64. Each value times ``prescale_factor`` is
-    truncated toward zero. The exact sum times ``postscale_factor`` (divided by the number of ranks, for an average) is
-    truncated likewise.
+    truncated toward zero, and these products are added exactly. The sum times ``postscale_factor`` (divided by the
+    number of ranks, for an average) is truncated toward zero.
 
-    For tensors on devices, a wait ends when the work has been enqueued, not when it is complete: ``wait`` makes the
-    current stream wait for the work, not the host.
+    Tensors on devices: ``wait`` returns when the work has been enqueued on the device, not when it is complete.
+    ``wait`` makes the current device stream, not the host, wait for the work.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -69,10 +72,11 @@ class Operations:
         stage_on_host: bool = False,
         part_of: str = "",
     ) -> Handle:
-        """Start an allreduce of the ranks' tensors with ``op``, and return its handle.
+        """Start an allreduce of the ranks' tensors with ``op``, and return the handle of the operation.
 
-        ``output``: where the result goes; ``output=tensor`` works in place, and None makes a new tensor. ``waits``: the
-        caller will wait for the handle next, so the operation need not wake another thread.
+        ``output``: the tensor to which the result is written; ``output=tensor`` works in place. None: the result is a
+        new tensor. ``waits``: the caller will wait for the handle next, so the call need not wake another thread to run
+        the operation. For the other arguments see the class.
         """
         handle = self.grouped_allreduce_async(
             [tensor],
@@ -151,12 +155,13 @@ class Operations:
         part_of: str = "",
         stage_on_host: bool = False,
     ) -> PersistentRequest:
-        """Return a persistent request for in-place allreduces of tensors like ``tensor``. Nothing is sent yet.
+        """Return a persistent request for allreduces of tensors with the layout of ``tensor``. Nothing is sent yet.
 
-        ``job.start_request(request, address, owner)`` starts it, and ``request.wait()`` waits for it. Other ranks may
-        call ``allreduce_async`` with the same name instead: the messages are the same. ``output``: where the result
-        goes, if not to the tensor itself; ``request.set_target`` changes it. ``part_of``: a text that says what the
-        tensor is a part of. If ranks pass different texts, a MismatchError that shows all of these texts is raised.
+        ``job.start_request(request, address, owner)`` starts the operation, and ``request.wait()`` waits for it. Other
+        ranks may call ``allreduce_async`` with the same name instead, because the messages are the same. ``output``:
+        the tensor to which the result is written, until ``request.set_target`` changes the target; None: the result is
+        written to the tensor itself. ``part_of``: a text that names the optimizer, or any other object, to which the
+        tensor belongs. If ranks pass different texts, MismatchError is raised, with all of these texts.
         """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
@@ -189,9 +194,10 @@ class Operations:
         compression: str = "none",
         job: Job | None = None,
     ) -> None:
-        """Run ``allreduce_async(tensor, output=tensor)`` and wait for it.
+        """Reduce ``tensor`` in place: do the same as ``allreduce_async(tensor, output=tensor)``, and wait for the end.
 
-        For a name, the operation is described at the first call only; later calls with this name reuse the description.
+        If ``name`` is given, the first call with this name keeps a persistent request, and later calls with the same
+        name and similar tensors reuse that request.
         """
         job = job or current_job()
         prescale_factor, postscale_factor = float(prescale_factor), float(postscale_factor)
@@ -228,10 +234,12 @@ class Operations:
         sparse: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start an allgather: its result is the ranks' tensors, one after the other along the first dimension.
+        """Start an allgather, and return its handle. The result is all tensors concatenated in the order of the ranks.
 
-        The tensors of the ranks may differ in the first dimension. ``reduces``: this allgather replaces an allreduce of
-        the same name. The two share their name, so ddl detects if another rank calls the allreduce.
+        The tensors are concatenated along the first dimension. They may differ between ranks only in the size of the
+        first dimension. ``reduces``: the caller makes this allgather instead of an allreduce with the same ``name``. In
+        messages, the allgather then has the name of an allreduce. So if another rank calls the allreduce, the names are
+        equal and ddl detects a mismatch.
         """
         kind = Kind.ALLREDUCE if reduces else Kind.ALLGATHER
         return self.grouped_allgather_async(
@@ -257,7 +265,11 @@ class Operations:
         _single: bool = False,
         _named_as: Kind = Kind.ALLGATHER,
     ) -> Handle:
-        """Start an allgather of several tensors. None is gathered before all are ready. See ``allgather_async``."""
+        """Start an allgather of each of several tensors, and return one handle. Its result is the list of results.
+
+        No tensor is gathered before all of the tensors are ready on all ranks. For each tensor, the result is the same
+        as that of ``allgather_async``.
+        """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
@@ -291,10 +303,10 @@ class Operations:
         job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start a broadcast of the tensor of ``root_rank`` to all members.
+        """Start a broadcast of the tensor of ``root_rank`` to all members, and return the handle of the operation.
 
-        ``root_rank`` is a rank of the world, and must be a member of the process set. ``output``: where the result
-        goes; None makes a new tensor.
+        ``root_rank``: a rank of the world that is a member of the process set. ``output``: the tensor to which the
+        result is written; None: the result is a new tensor.
         """
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
@@ -329,10 +341,10 @@ class Operations:
         job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start an alltoall: send ``splits[r]`` rows of ``tensor`` to rank r of the process set.
+        """Start an alltoall, and return its handle: send ``splits[r]`` rows of ``tensor`` to rank r of the process set.
 
-        Without ``splits``, all ranks get equally many rows. The result is a pair: the rows that this rank received, and
-        how many of them came from each rank.
+        ``splits``: None means that this rank sends equally many rows to all ranks. The result is a pair: the rows that
+        this rank has received, and a list with the number of rows from each rank.
         """
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
@@ -368,7 +380,7 @@ class Operations:
         job: JobService | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Start a reducescatter: the tensors are reduced, and each rank gets some rows of the result.
+        """Start a reducescatter, and return its handle. The tensors are reduced, and each rank gets a part of the rows.
 
         If the rows cannot be divided evenly, the first ``rows % size`` ranks of the process set get one row more.
         """
@@ -399,7 +411,11 @@ class Operations:
         stage_on_host: bool = False,
         _single: bool = False,
     ) -> Handle:
-        """Start a reducescatter of several tensors. None is reduced before all are ready. See ``reducescatter_async``."""
+        """Start a reducescatter of each of several tensors, and return one handle. Its result is the list of results.
+
+        No tensor is reduced before all of the tensors are ready on all ranks. For each tensor, the result is the same
+        as that of ``reducescatter_async``.
+        """
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
         if not job.compressor(compression).summable:
@@ -450,7 +466,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: JobService | None = None,
     ) -> Any:
-        """Return the object of ``root_rank`` on every member, see ``ddlcore.api.objects.broadcast_object``."""
+        """Return the object of ``root_rank`` on every member; see ``ddlcore.api.objects.broadcast_object``."""
         return broadcast_object(obj, root_rank, name, process_set, job)
 
     def allgather_object(
@@ -460,7 +476,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: JobService | None = None,
     ) -> list[Any]:
-        """Return the objects of all members, in rank order, see ``ddlcore.api.objects.allgather_object``."""
+        """Return the objects of all members, in the order of ranks; see ``ddlcore.api.objects.allgather_object``."""
         return allgather_object(obj, name, process_set, job)
 
     # --- shared
@@ -478,11 +494,14 @@ class Operations:
         return FencedHandle(waiter, len(sources), finish, self.adapter.after, tensors)
 
     def _names(self, kind: Kind, name: str | None, count: int, single: bool) -> tuple[list[str], int]:
-        """Return the name of each tensor in messages, and the number of tensors in the group (0 for a single tensor).
+        """Return the names of a call's tensors in messages, and the group size for the Spec (0 for a single tensor).
 
-        A call without a name gets its number only when it is submitted. Otherwise, a call that fails before it is
-        submitted would be counted on this rank only. Then the later calls of this rank would have other numbers than on
-        the other ranks, and would wait forever.
+        ``name``: the user's name for the call; None or "": no name. ``count``: the number of tensors. ``single``: the
+        call is not a grouped call.
+
+        A call without a name gets a number as its name, but only when it is submitted. If the number were given here, a
+        call that fails before it is submitted would be counted on this rank only. Then the numbers of later calls on
+        this rank would differ from those on other ranks, and these calls would wait forever.
         """
         if count == 0:
             raise InvalidArgument(f"grouped {kind.name.lower()}: the list of tensors is empty")
@@ -495,7 +514,9 @@ class Operations:
     def _targets(self, outputs: Sequence[Any], sources: Sequence[Buffer], tensors: Sequence[Any]) -> list[Buffer]:
         """Return the buffers for the results, one for each of ``outputs``.
 
-        Each is writable. It shares memory at most with the source of the same tensor.
+        ``outputs[i]`` is for the result of ``tensors[i]``. Raises an error if an output is not writable, or if its
+        layout differs from the layout of its tensor. Raises an error if an output shares memory with another output or
+        with a tensor at another index. An output may share memory with its own tensor.
         """
         if len(outputs) != len(tensors):
             raise InvalidArgument(f"{len(outputs)} outputs are given for {len(tensors)} tensors; give one for each")
@@ -545,11 +566,12 @@ class Operations:
         self.hand_over(job, handle, entries, waits)
 
     def hand_over(self, job: JobService, handle: Handle, entries: Sequence[TensorEntry], waits: bool) -> None:
-        """Submit the entries that a verb has described. A framework that computes in the background overrides this.
+        """Submit the entries of one call to ``job``. A framework that computes in the background overrides this method.
 
         The override must call ``job.name_entries(entries)`` before it returns, so that calls without a name are
-        numbered in program order. It may call ``job.submit`` later; only then the buffers need an address. If
-        ``job.submit`` raises an error, it must pass the error to ``handle.refuse``.
+        numbered in program order. The override may call ``job.submit`` later. The buffers of ``entries`` need an
+        address only when ``job.submit`` is called. If ``job.submit`` raises an error, the override must pass this error
+        to ``handle.refuse``. ``waits``: the caller will wait for ``handle`` next.
         """
         job.submit(entries, waits)
 
@@ -563,10 +585,10 @@ class Operations:
 
 
 def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
-    """Raise InvalidArgument if memory that this call writes overlaps with other memory of the call.
+    """Raise InvalidArgument if a target shares memory with another target, or with a source at another index.
 
-    A source may be the same memory as its own target. Sources may overlap, because they are only read. Tensors whose
-    address is not known yet (0) are skipped.
+    The target at index i may be the same memory as the source at index i. Sources may overlap with each other, because
+    they are only read. Tensors whose address is 0 (not known yet) are skipped.
     """
     written = [(b.address, b.address + b.nbytes, i, True) for i, b in enumerate(targets) if b.address and b.count]
     read = [
@@ -629,7 +651,10 @@ def _allreduce_spec(
 
 
 def _device(job: JobService, buffers: Sequence[Buffer], verb: str, stage_on_host: bool, sparse: bool = False) -> str:
-    """Return the text that stands for the device in a Spec. All ``buffers`` must be on the same device."""
+    """Return the text for the field ``device`` of a Spec. Raises InvalidArgument if ``buffers`` are on several devices.
+
+    ``verb``: the name of the collective, for the error message.
+    """
     device = buffers[0].device if buffers else CPU
     if any(other.device is not device and other.device != device for other in buffers):
         where = " and ".join(map(str, dict.fromkeys(buffer.device for buffer in buffers)))

@@ -1,4 +1,7 @@
-"""What the optimizers of all frameworks need to reduce gradients: the members, checks, and waiting for all handles."""
+"""Functions with which the optimizers of all frameworks reduce gradients.
+
+They find the members of a process set, check arguments, and wait for all handles.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,19 @@ __all__ = ["Membership", "check_predivide", "find_process_set", "membership", "w
 
 
 class Membership(NamedTuple):
-    """The ranks that take part in the reductions over a process set."""
+    """The ranks that take part in the reductions over a process set.
 
-    ranks: tuple[int, ...]  # the members, whether this rank is one or not
-    active: bool  # this rank is a member, and there are others
+    ``active`` is true if this rank must reduce: it is a member, and there is at least one other member.
+    """
+
+    ranks: tuple[int, ...]  # the members, whether or not this rank is a member
+    active: bool  # this rank is a member, and there are other members
 
 
 def membership(job: JobService, process_set: ProcessSet) -> Membership:
-    """Return which ranks take part in reductions over ``process_set``. A rank that is not a member may call this, too.
+    """Return the ranks that take part in reductions over ``process_set``.
 
-    Raises ValueError if the set is not registered.
+    A rank that is not a member may call this, too. Raises ValueError if ``process_set`` is not registered.
     """
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
@@ -33,10 +39,10 @@ def membership(job: JobService, process_set: ProcessSet) -> Membership:
 
 
 def find_process_set(ranks: Sequence[int]) -> ProcessSet | None:
-    """Return the registered process set of ``ranks``; None if there is none.
+    """Return the process set that is registered in the current job with the members ``ranks``, or None.
 
-    This is for an object that was pickled in another job, where the set may have had another id. Raises NotInitialized
-    before ``init``.
+    This is for an object that was pickled in another job: the process set may have had another id in that job. Raises
+    NotInitialized before ``init``.
     """
     found = ProcessSet(ranks)
     known = [set_id for set_id, members in process_sets().items() if list(members) == found.ranks]
@@ -49,8 +55,8 @@ def find_process_set(ranks: Sequence[int]) -> ProcessSet | None:
 def check_predivide(factor: float, op: ReduceOp = Average) -> None:
     """Raise ValueError if ``factor`` is not valid as ``gradient_predivide_factor``.
 
-    Gradients are divided by ``factor`` before they are added. Their sum is then divided by the number of ranks divided
-    by ``factor``. So this needs Average, and a factor greater than 0.
+    Gradients are divided by ``factor`` before they are added. Then their sum is multiplied by ``factor`` and divided by
+    the number of ranks. So ``factor`` must be greater than 0, and must be 1 if ``op`` is not Average.
     """
     if factor != 1.0 and op is not Average:
         raise ValueError(f"gradient_predivide_factor={factor} needs op=Average; it is {op.name}")
@@ -61,10 +67,11 @@ def check_predivide(factor: float, op: ReduceOp = Average) -> None:
 def wait_for_all(
     handles: Iterable[Waitable], errors: tuple[type[Exception], ...] = (DdlInternalError,)
 ) -> tuple[list[Any], Exception | None]:
-    """Wait for all handles. Return the results of those that succeeded, and the first error (None if all succeeded).
+    """Wait for all handles. Return the results of the operations that succeeded, and the first error.
 
-    ``errors``: the types of the errors that an operation may raise. Any other exception, such as an interrupt, is
-    raised at once; the call may then be repeated.
+    The returned error is None if all operations succeeded. ``errors``: the types of the errors that an operation may
+    raise. Any other exception, such as KeyboardInterrupt, ends the wait and is raised at once. After such an exception,
+    the caller may call this function again.
     """
     failure: Exception | None = None
     results = []

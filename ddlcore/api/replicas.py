@@ -1,7 +1,7 @@
-"""Compares this rank's parameters with those of the other ranks, by digests: after steps, or in ``verify``.
+"""Compares this rank's parameters with those of the other ranks by digests, after steps or in ``verify``.
 
-It is the same for every framework: a framework only says where its tensors are. Bytes are compared, not values: -0.0
-differs from 0.0, and a NaN equals a NaN with the same bits.
+This module is the same for every framework. A framework's package only says where its tensors are. Bytes are compared,
+not values: -0.0 differs from 0.0, and a NaN is equal to a NaN with the same bits.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ddlcore.messages import Differ, Digests, Explain, Sample
 
 __all__ = ["Replica", "Verifier", "array_replica", "named", "verify", "verify_replicas"]
 
-FIRST_BYTES = 256 << 20  # for the warning after the first step, at most so many bytes of parameters are digested
-HELD_BYTES = 64 << 20  # so many bytes of device tensors are copied to the host at a time
-SAMPLE_BYTES = 256 << 10  # how many bytes of a tensor that differs a rank sends at most
+FIRST_BYTES = 256 << 20  # most bytes of parameters that are compared for the warning after the first step
+HELD_BYTES = 64 << 20  # bytes of device tensors that are copied to the host at a time
+SAMPLE_BYTES = 256 << 10  # most bytes that a rank sends of a tensor that differs
 SHOWN_BYTES = 64 << 20  # the largest tensor whose values ``verify`` compares if it differs
 
 
 @dataclass(frozen=True)
 class Replica:
-    """This rank's copy of one tensor.
+    """The description of this rank's copy of one tensor.
 
-    ``host()`` returns the address of the tensor's bytes in host memory, in row-major order, and an object that keeps
-    these bytes alive.
+    ``host()`` returns two values: the address of the tensor's bytes in host memory, in row-major order, and an object
+    that keeps these bytes alive.
     """
 
     name: str
@@ -51,12 +51,13 @@ class Replica:
 
 
 class Verifier:
-    """A sender of the digests of one optimizer's parameters, after those steps for which the settings ask.
+    """Sends the digests of one optimizer's parameters to the coordinator after some steps, as the settings require.
 
-    One thread at a time may use it. ``kind``: the optimizer's name in messages; the same on every rank. ``replicas()``
-    returns its parameters, in the same order on every rank. ``fatal``: whether a difference may end the job
-    (``verify_every``); if False, there is only the warning after the first step. ``advice``: what the user should do
-    about a difference if the ranks have never agreed.
+    One thread at a time may use a Verifier. ``kind``: the optimizer's name in messages, the same on every rank.
+    ``replicas()`` returns the optimizer's parameters, in the same order on every rank. ``fatal``: if true, parameters
+    are compared as the setting ``verify_every`` says, and a difference then ends the job; if false, they are compared
+    only after the first step, and a difference is only a warning. ``advice``: a text for the case that the parameters
+    were never equal; it says what the user should do.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class Verifier:
         self._told: tuple[int, bytes] = (0, b"")  # the last step whose digests were sent, and the digests
 
     def stepped(self, job: JobService, set_id: int = 0) -> None:
-        """Record that the optimizer has made a step, and send the digests if they are due.
+        """Record that the optimizer has made a step, and send the digests if the settings require it after this step.
 
-        ``set_id``: the process set whose ranks compare their parameters. This does not wait for other ranks.
+        ``set_id``: the id of the process set whose ranks compare their parameters. The call does not wait for other
+        ranks.
         """
         if job is not self._job:
             self._bind(cast("Job", job), set_id)
@@ -119,10 +121,10 @@ class Verifier:
             self._next = (step // self._every + 1) * self._every
 
     def sample(self, asked: Explain) -> Sample:
-        """Return the first elements of a tensor if the tensor still has the digest that was sent.
+        """Return the first elements of the tensor that ``asked`` names.
 
-        Otherwise, or if the tensor is on a device, returns an empty Sample. The control thread calls this, so it must
-        not wait.
+        Return an empty Sample if the tensor no longer has the digest that was sent, or if the tensor is on a device.
+        The control thread calls this, so this must not wait.
         """
         job, (step, digests) = self._job, self._told
         replicas = self._replicas()
@@ -139,7 +141,7 @@ class Verifier:
 
 
 def _names(replicas: Sequence[Replica]) -> tuple[str, ...]:
-    """Return a unique name for each tensor. Tensors of different ranks are paired by these names."""
+    """Return a unique name for each tensor. The tensors with the same name on different ranks are compared."""
     names = tuple(map(str, replicas))
     if len(set(names)) == len(names):
         return names
@@ -152,9 +154,9 @@ def _names(replicas: Sequence[Replica]) -> tuple[str, ...]:
 
 
 def _within(replicas: Sequence[Replica], limit: int) -> Sequence[Replica]:
-    """Return those replicas that together fit into ``limit`` bytes, in their order.
+    """Return as many of ``replicas``, in their order, as fit into ``limit`` bytes together.
 
-    One that does not fit is skipped.
+    A tensor that is larger than the bytes still left is skipped.
     """
     taken = []
     for one in replicas:
@@ -169,7 +171,7 @@ def _digest(names: tuple[str, ...]) -> bytes:
 
 
 def _digests(job: Job, replicas: Sequence[Replica]) -> bytes:
-    """Return 8 bytes for each tensor. Device tensors are copied to the host in parts, not all at once."""
+    """Return the digests of all tensors, 8 bytes for each. Device tensors are copied to the host a few at a time."""
     parts: list[bytes] = []
     places: list[tuple[int, Any]] = []
     first, held = 0, 0
@@ -188,9 +190,9 @@ def _digests(job: Job, replicas: Sequence[Replica]) -> bytes:
 def verify_replicas(
     replicas: Sequence[Replica], process_set: ProcessSet = global_process_set, job: Job | None = None
 ) -> None:
-    """Check that all members have the same tensors, bit by bit; raise ReplicasDiffer on every member if not.
+    """Check that the tensors of all members are equal bit by bit. If they differ, raise ReplicasDiffer on every member.
 
-    All members must call this.
+    All members of ``process_set`` must call this.
     """
     job = job or current_job()
     _, ranks = process_set.resolve(job)
@@ -226,10 +228,10 @@ def _counts(names: Mapping[int, tuple[str, ...]]) -> str:
 
 
 def _distances(replica: Replica, ranks: Sequence[int], process_set: ProcessSet, job: Job) -> dict[int, float]:
-    """Return, by rank, the largest absolute difference between its elements and those of the lowest rank.
+    """Return, for each rank, the largest absolute difference between its elements and those of the first of ``ranks``.
 
-    Ranks without a difference are left out. For a tensor that is too large to be sent, the result is empty. All members
-    must call this.
+    Ranks whose elements are equal to those of the first rank are left out. The result is empty if the tensor is larger
+    than SHOWN_BYTES. All members must call this, because it communicates.
     """
     if replica.nbytes > SHOWN_BYTES:  # the same on every rank
         return {}
@@ -266,14 +268,14 @@ def _numbers(dtype: str, data: bytes) -> Any:
 
 
 def array_replica(name: str, array: Any) -> Replica:
-    """Return the Replica of ``array``, which may be anything that numpy can convert to an array."""
+    """Return the Replica that describes ``array``. ``array`` may be any value that numpy can convert to an array."""
     whole = np.ascontiguousarray(array)
     shape = tuple(np.shape(array))
     return Replica(name, str(whole.dtype), shape, whole.nbytes, lambda: (whole.ctypes.data, whole))
 
 
 def verify(arrays: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Check that all members of ``process_set`` have the same arrays, bit by bit. All members must call this.
+    """Check that the arrays of all members of ``process_set`` are equal bit by bit. All members must call this.
 
     ``arrays``: a dict of names and arrays, an iterable of arrays, or an iterable of pairs (name, array). Raises
     ReplicasDiffer on every member if an array differs or if the ranks do not have the same arrays. Raises ValueError if
@@ -292,9 +294,10 @@ def _array(name: str, value: Any) -> Any:
 
 
 def named(values: Any) -> list[tuple[str, Any]]:
-    """Return pairs (name, value) from a dict, from such pairs, or from an iterable of values without names.
+    """Return ``values`` as a list of pairs (name, value).
 
-    A value without a name gets its position as a name.
+    ``values``: a dict, an iterable of such pairs, or an iterable of values. A value without a name gets the name
+    "number N", where N is its position.
     """
     if isinstance(values, Mapping):
         return [(str(name), value) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Stops a training at the same step on all ranks, after a signal to any of them or a call of ``request_stop``."""
+"""Stops a training at the same step on all ranks, after a signal to any rank or a call of ``request_stop``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ log = logging.getLogger("ddl")
 
 
 def should_stop(job: JobService | None = None) -> bool:
-    """Return whether all ranks should save a checkpoint and end, because of a signal or of ``request_stop``.
+    """Return whether all ranks should save a checkpoint and end, because of a signal or a call of ``request_stop``.
 
-    All ranks must call this equally often, for example once after each step; it then becomes true on all of them at the
-    same call, and stays true. It sends no message unless somebody asks for a stop. The first call in the main thread
-    makes this process listen to the signals of the setting ``stop_signals`` (SIGTERM and SIGUSR1), unless it handles
-    them already. Where ranks have different numbers of batches, leave the loop if it is true, and call ``join`` before
-    you save.
+    All ranks must call this function equally often, for example once after each step. Then the result becomes true on
+    all ranks at the same call, and stays true. The call sends no message until a rank has asked for a stop. The first
+    call in the main thread installs handlers for the signals in the setting ``stop_signals`` (by default SIGTERM and
+    SIGUSR1). A signal that the process already handles or ignores is left as it is. If ranks have different numbers of
+    batches, leave the training loop when the result is true, and call ``join`` before you save.
 
-    Raises NotInitialized before ``init``, and the error of the job if it ends while the ranks agree on the step.
+    Raises NotInitialized before ``init``. Raises the error of the job if the job ends while the ranks agree on the call
+    at which they stop.
     """
     owner = job_of(job or current_job())
     _listener.listen(owner.settings.text("stop_signals"))
@@ -36,10 +37,11 @@ def should_stop(job: JobService | None = None) -> bool:
 
 
 def request_stop(reason: str = "request_stop()", job: JobService | None = None) -> None:
-    """Ask all ranks to stop, as a signal does: ``should_stop`` becomes true on all of them at the same call.
+    """Ask all ranks to stop: ``should_stop`` then becomes true on all ranks at the same call, as after a signal.
 
-    One rank is enough. A signal handler and any thread may call this; it returns at once, and the request is sent
-    within about a second. ``reason`` is shown to the user.
+    It is enough that one rank calls this. A signal handler and any thread may call this. The call returns at once, and
+    the request is sent within about one second. ``reason`` is a text that is shown to the user. Raises InvalidArgument
+    if ``reason`` is empty.
     """
     if not isinstance(reason, str) or not reason:
         raise InvalidArgument(f"request_stop: the reason is a text that is not empty, not {reason!r}")
@@ -47,17 +49,21 @@ def request_stop(reason: str = "request_stop()", job: JobService | None = None) 
 
 
 class _Listener:
-    """Listens to the signals that ask for a stop, in the process that called ``should_stop`` first."""
+    """Listens to the signals that ask for a stop, in the process that has called ``should_stop``.
+
+    In a process that was forked from that process, such a signal does not ask for a stop: it ends the forked process.
+    """
 
     def __init__(self) -> None:
         self._pid = 0
-        self.waiting = ""  # a request that came between two worlds of an elastic job, for the next call of should_stop
+        self.waiting = ""  # a request between two worlds of an elastic job: the next call of should_stop submits it
 
     def listen(self, names: str) -> None:
-        """Install the handler for the signals ``names``, separated by commas, at the first call in the main thread.
+        """Install the handler for some signals, at the first call in the main thread of this process.
 
-        A signal that has a handler already, or that is ignored, stays as it is. Raises InvalidArgument for a name of no
-        signal.
+        Calls in other threads, and later calls in the main thread, have no effect. ``names``: the names of the signals,
+        separated by commas. A signal that already has a handler, or that is ignored, is left as it is. Raises
+        InvalidArgument if a name is not the name of a signal.
         """
         if self._pid == os.getpid() or threading.current_thread() is not threading.main_thread():
             return
@@ -73,12 +79,12 @@ class _Listener:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         job = present_job()
-        # A DataLoader worker that was forked inherits this handler, and must end by SIGTERM. So must a rank whose job is
-        # over: its launcher ends it by this signal, and no further call would come that could return True.
+        # A forked DataLoader worker inherits this handler, but must end by SIGTERM. A rank whose job is over must end,
+        # too: its launcher ends it by this signal, and the rank would make no further call that could return True.
         mine = os.getpid() == self._pid
         asks = f"{signal.Signals(number).name} on rank {job.rank}" if job is not None else ""
-        # Between two worlds of an elastic job, a first signal is kept for the next world. A second one ends the process,
-        # as no next world may come.
+        # Between two worlds of an elastic job, a first signal is kept for the next world. A second signal ends the
+        # process, because there may be no next world.
         if mine and job is not None and job.is_over and elastic_member() is not None and not self.waiting:
             self.waiting = asks
             return

@@ -1,4 +1,4 @@
-"""Functions that answer which transports are installed, and which of them the current world uses."""
+"""Functions that return whether a transport is installed, and whether the current world uses the transport."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["built", "built_version", "enabled", "threads_supported"]
 
 
 def built(transport: str) -> bool:
-    """Return whether a transport of that name is installed and this process can use it.
+    """Return whether the transport with the name ``transport`` is installed and this process can use it.
 
-    It may be called before ``init``.
+    This function may be called before ``init``.
     """
     _, registry = settings_of(os.environ, warns=False)
     provider = registry.transports.get(transport)
@@ -23,9 +23,10 @@ def built(transport: str) -> bool:
 
 
 def built_version(transport: str) -> int:
-    """Return the version code of the library that the transport uses; 0 if this process cannot use the transport.
+    """Return the version code of the library that the transport uses, or 0 if this process cannot use the transport.
 
-    The call loads that library. The result is 1 if the transport needs no library. It may be called before ``init``.
+    The call loads that library. The result is 1 if the transport uses no library. This function may be called before
+    ``init``.
     """
     _, registry = settings_of(os.environ, warns=False)
     provider = registry.transports.get(transport)
@@ -38,17 +39,17 @@ def built_version(transport: str) -> int:
 def enabled(transport: str) -> bool:
     """Return whether the global process set of the current world uses the transport, alone or with other transports.
 
-    For tensors on a device, the transport is chosen when the set's first bucket on that device runs; until then the
-    result is False. Raises NotInitialized before ``init``.
+    The transport for tensors on a device is chosen when the first bucket on that device runs. Until that moment, the
+    result for such a transport is False. Raises NotInitialized before ``init``.
     """
     return transport in current_job().sets.transports(0)
 
 
 def threads_supported(library: str) -> bool:
-    """Return whether the program may call the library while the job is calling it as well.
+    """Return whether the user's program may call a communication library at the same time as the job.
 
-    ``library``: the name under which a plugin offers its communicators. Every rank must call this. Raises
-    NotInitialized (a ValueError) before ``init``, and ValueError if that library is not installed or does not connect
+    ``library``: the name by which a plugin offers the library's communicators. Every rank must call this. Raises
+    NotInitialized (a ValueError) before ``init``. Raises ValueError if the library is not installed or does not connect
     the processes of this job.
     """
     job = current_job()

@@ -1,4 +1,7 @@
-"""Keeps the job on which the verbs act: init and shutdown, ranks and sizes, and the process sets of this job."""
+"""Keeps the current job, which the collectives use.
+
+The functions of this module start and end the job, return ranks and sizes, and register process sets.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +66,13 @@ __all__ = [
 
 
 class _Process:
-    """The present job of this process, and what the process must remember from one job to the next."""
+    """The present job of this process, and the values that the process keeps from one job to the next."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.ordinals: dict[tuple[int, ...] | None, int] = {}
         self.thread = threading.local()  # .job: in a world of threads, the job of this thread
-        self.worlds = False  # whether a thread has ever had a job of its own
+        self.worlds = False  # whether any thread has ever had its own job
         self.pid = 0
         self.changing = Lock()  # held during ``init`` and ``shutdown``, so that only one of them runs at a time
         self.external_rank: ExternalRank | None = None  # set if another launcher has started this process
@@ -80,9 +83,9 @@ _process = _Process()
 
 
 def current_job() -> Job:
-    """Return the job on which the verbs of this thread act. Raises NotInitialized (a ValueError) if there is none."""
+    """Return the job that the calls of this thread use. Raises NotInitialized (a ValueError) if there is no job."""
     job = _process.job
-    if _process.worlds:  # if False, no thread has a job of its own, and the lookup can be skipped
+    if _process.worlds:  # if False, no thread has its own job, and the lookup can be skipped
         job = getattr(_process.thread, "job", None) or job
     if job is None or job.closed:
         raise NotInitialized("ddl has not been initialized; call init() first")
@@ -90,20 +93,23 @@ def current_job() -> Job:
 
 
 def present_job() -> Job | None:
-    """Return the job of this process, or None. It takes no lock and never raises: signal handlers may call it."""
+    """Return the job of this process, or None if there is none.
+
+    This function takes no lock and never raises an error, so signal handlers may call it.
+    """
     return _process.job
 
 
 def elastic_member() -> ElasticMember | None:
-    """Return what brings this process from world to world; None if its job is not elastic."""
+    """Return the object that makes this process a member of one world after another; None if the job is not elastic."""
     member: ElasticMember | None = getattr(_process.thread, "member", None)
     return member or _process.member
 
 
 def enter_world(job: Job) -> None:
-    """Start ``job``, this process's job in the next world of an elastic job, and let the verbs act on it.
+    """Start ``job`` and make it the current job. ``job`` is this process's job in the next world of an elastic job.
 
-    Raises what ``Job.start`` raises.
+    Raises the same errors as ``Job.start``.
     """
     with _changing():
         job.start()
@@ -116,23 +122,30 @@ def enter_world(job: Job) -> None:
 
 
 def leave_world(reason: str) -> None:
-    """End this rank's part of the present world of an elastic job. It may be called again. Other ranks see ``reason``."""
+    """End this rank's part of the present world of an elastic job. A second call has no effect.
+
+    ``reason``: why this rank leaves; errors on other ranks show this text.
+    """
     job = getattr(_process.thread, "job", None) or _process.job
     if job is not None:
         job.shutdown(reason)
 
 
 def job_of(service: JobService) -> Job:
-    """Return ``service`` as a Job. Every JobService is a Job: an adapter may use only a part of its methods."""
+    """Return ``service`` unchanged, with the type Job for type checkers.
+
+    JobService is a protocol that contains only those methods of a Job that an adapter may use. Every object of type
+    JobService is a Job.
+    """
     return cast("Job", service)
 
 
 @contextmanager
 def use_job(job: Job, member: ElasticMember | None = None) -> Iterator[Job]:
-    """Make the verbs of this thread act on ``job`` within the ``with`` block.
+    """Make ``job`` the current job of this thread within the ``with`` block.
 
-    In a world of threads, each thread needs this, because each thread is a rank with a job of its own. ``member``
-    brings the thread from world to world, if its job is elastic.
+    If the ranks of a world are threads, each thread needs this, because each thread has its own job. ``member``: the
+    object that makes the thread a member of one world after another, if the job is elastic; otherwise None.
     """
     before = getattr(_process.thread, "job", None), getattr(_process.thread, "member", None)
     _process.thread.job, _process.thread.member = job, member
@@ -162,9 +175,9 @@ class ProcessSet:
         self.process_set_id = None
 
     def resolve(self, job: JobService) -> tuple[int, tuple[int, ...]]:
-        """Return the id and the members of the set.
+        """Return the id of this set and its members, as ranks of the world.
 
-        Raises ValueError if the set is not registered in ``job``, or if the rank of ``job`` is not a member.
+        Raises ValueError if this set is not registered in ``job``, or if this rank is not a member.
         """
         set_id = self.process_set_id
         members = None if set_id is None else job.members(set_id)
@@ -175,11 +188,11 @@ class ProcessSet:
         return set_id, members
 
     def size(self) -> int | None:
-        """Return the number of members; None if the set is not registered."""
+        """Return the number of members, or None if this set is not registered."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Return this process's rank within the set; None if the set is not registered.
+        """Return the position of this process among the members, or None if this set is not registered.
 
         Raises ValueError if this process is not a member.
         """
@@ -188,7 +201,7 @@ class ProcessSet:
         return self.resolve(current_job())[1].index(current_job().rank)
 
     def included(self) -> bool | None:
-        """Return whether this process is a member; None if the set is not registered."""
+        """Return whether this process is a member, or None if this set is not registered."""
         return None if self.process_set_id is None else current_job().rank in self.ranks
 
     def __str__(self) -> str:
@@ -198,7 +211,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """The process set of all ranks of the current world."""
+    """The process set that contains all ranks of the current world."""
 
     def __init__(self) -> None:
         self.process_set_id = 0
@@ -215,14 +228,19 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
-    """Start the job. Every rank of the world must call this; it returns when all have. A second call has no effect.
+    """Start the job. Every rank of the world must call this. The call returns when all ranks have called it.
 
-    ``comm``: None for all ranks; or a list of launched ranks that form a world of their own; or a communicator of
-    another library for which there is a plugin. All ranks of that world must call this with the same ``comm``.
-    ``process_sets``: sets to register at once, the same on every rank ("dynamic" is accepted for Horovod's scripts and
-    registers none; sets may always be added later). Without a launcher, the world has one rank. Raises PeerLost if a
-    rank dies meanwhile, DeadlineExceeded after ``DDL_START_TIMEOUT_S``, ValueError for invalid arguments, and
-    ReentrantCall if a signal handler calls this in the middle of ``init`` or ``shutdown``.
+    A call while a job is running has no effect. Without a launcher, the world has one rank.
+
+    ``comm``: the ranks of the world. None: all launched ranks. A list of launched ranks: only these ranks form the
+    world. A communicator of another library: the ranks of this communicator, if a plugin for that library is installed.
+    All ranks of the world must pass the same ``comm``. ``process_sets``: process sets to register at once, the same on
+    every rank. The value "dynamic" registers no set and is accepted for Horovod's scripts; sets can always be added
+    later.
+
+    Raises PeerLost if a rank dies during the call, DeadlineExceeded if ranks are missing after ``DDL_START_TIMEOUT_S``,
+    ValueError for invalid arguments, and ReentrantCall if a signal handler calls this in the middle of ``init`` or
+    ``shutdown``.
     """
     if is_initialized():
         return
@@ -237,10 +255,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
 
 
 def _changing() -> Lock:
-    """Return the lock for ``init`` and ``shutdown``.
+    """Return the lock that ``init`` and ``shutdown`` acquire, so that only one of them runs at a time.
 
-    In a world of threads, each thread has its own lock, because ``init`` of one thread waits for ``init`` of the
-    others, and likewise for ``shutdown``.
+    If the ranks of a world are threads, each thread has its own lock. With one lock for all, the threads would block
+    each other: ``init`` in one thread waits until all other threads are in ``init``, too, and the same is true for
+    ``shutdown``.
     """
     if getattr(_process.thread, "job", None) is None:
         return _process.changing
@@ -261,7 +280,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | 
         _process.thread.job = job
     else:
         _process.job = job
-    atexit.unregister(_at_exit)  # registered last, so it runs before the handlers of the libraries that this job loaded
+    atexit.unregister(_at_exit)  # register it last: then it runs before the handlers of libraries that the job loaded
     atexit.register(_at_exit)
     Environment.mark_children(True, external=_process.external_rank is not None)
     if process_sets is not None and process_sets != "dynamic":
@@ -360,10 +379,11 @@ def _ranks_of_communicator(comm: Any, launched: Placement | RankInfo) -> Sequenc
 def shutdown() -> None:
     """End this rank's part of the job.
 
-    This has no effect before ``init`` or if the job has already ended. Unfinished handles raise Closed. Any thread may
-    call this while other threads wait. A signal handler may call it too; but if the handler has interrupted a call of
-    ddl in its thread, ReentrantCall is raised and nothing changes. With ``verify_every``, this waits for the last
-    comparison of the parameters, and raises ReplicasDiffer if they differ.
+    The call has no effect before ``init`` or if the job has already ended. Unfinished operations raise Closed in the
+    threads that wait for them. Any thread may call this while other threads wait. A signal handler may call this, too.
+    But if the signal has interrupted another call of ddl in the same thread, ReentrantCall is raised and nothing
+    changes. If the setting ``verify_every`` is not 0, the call waits for the last comparison of the parameters, and
+    raises ReplicasDiffer if the parameters differ.
     """
     job = getattr(_process.thread, "job", None) or _process.job
     changing = _changing()
@@ -402,12 +422,12 @@ def _at_exit() -> None:
 
 
 def _at_end_of_main_thread() -> None:
-    """Leave the job if the main thread has ended while other threads still run.
+    """Make this rank leave the job if the main thread has ended while other threads still run.
 
-    Without this, the rank might stay in the job without end, because the interpreter waits for these threads before it
-    runs the ``atexit`` handlers. After an uncaught exception, this rank leaves at once. Otherwise, threads may continue
-    their work, as usual in Python. But if operations are in flight and none completes for ``leave_timeout_s``, this
-    rank leaves too, and the other ranks get the reason.
+    Without this function, the rank might stay in the job forever, because the interpreter waits for these threads
+    before it runs the ``atexit`` handlers. If an uncaught exception has ended the main thread, this rank leaves at
+    once. Otherwise, this rank leaves only if operations are in flight and none of them completes for
+    ``leave_timeout_s``; the other ranks get the reason.
     """
     job = _process.job
     if job is None or job.closed or os.getpid() != _process.pid:
@@ -440,54 +460,61 @@ def _watch_threads(job: Job) -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether a job is running. It never raises."""
+    """Return whether a job is running: after ``init`` and before ``shutdown``. This function never raises an error."""
     job = getattr(_process.thread, "job", None) or _process.job
     return job is not None and not job.closed
 
 
 def size() -> int:
-    """Return the number of ranks in the world.
-
-    This and the following functions raise NotInitialized (a ValueError) before ``init``.
-    """
+    """Return the number of ranks in the world. Raises NotInitialized (a ValueError) before ``init``."""
     return current_job().size
 
 
 def rank() -> int:
-    """Return this process's rank in the world."""
+    """Return the rank of this process in the world. Raises NotInitialized (a ValueError) before ``init``."""
     return current_job().rank
 
 
 def local_size() -> int:
-    """Return the number of ranks on this host."""
+    """Return the number of ranks on this host. Raises NotInitialized (a ValueError) before ``init``."""
     return current_job().local_size
 
 
 def local_rank() -> int:
-    """Return this process's rank among the ranks of its host."""
+    """Return the number of this process among the ranks of its host, from 0.
+
+    Raises NotInitialized (a ValueError) before ``init``.
+    """
     return current_job().local_rank
 
 
 def cross_size() -> int:
-    """Return on how many hosts there is a rank with this process's local rank."""
+    """Return the number of hosts that have a rank with the same local rank as this process.
+
+    Raises NotInitialized (a ValueError) before ``init``.
+    """
     return current_job().cross_size
 
 
 def cross_rank() -> int:
-    """Return the number of this host among the hosts that have a rank with this process's local rank."""
+    """Return the number of this host, from 0, among the hosts that have a rank with the local rank of this process.
+
+    Raises NotInitialized (a ValueError) before ``init``.
+    """
     return current_job().cross_rank
 
 
 def is_homogeneous() -> bool:
-    """Return whether every host runs the same number of ranks."""
+    """Return whether every host runs the same number of ranks. Raises NotInitialized (a ValueError) before ``init``."""
     return current_job().is_homogeneous
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a process set, and return it. Every rank of the world must call this, also ranks that are no members.
+    """Register a process set, and return it as a ProcessSet.
 
-    It returns when all ranks have called it. Raises ValueError if a set with the same ranks exists or if a rank does
-    not exist, and MismatchError if the ranks pass different members.
+    Every rank of the world must call this, including ranks that are not members. The call returns when all ranks have
+    called it. ``process_set``: a ProcessSet, or the ranks of its members. Raises ValueError if a set with the same
+    members is registered already or if a rank does not exist. Raises MismatchError if the ranks pass different members.
     """
     job = current_job()
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -506,9 +533,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set. Every rank of the world must call this.
+    """Remove a process set from the job. Every rank of the world must call this.
 
-    Returns True if the set was removed, and False for the global set or a set that is not registered.
+    Return True if the set was removed. Return False if the set is the global process set or is not registered.
     """
     job = current_job()
     set_id = process_set.process_set_id
@@ -526,33 +553,35 @@ def _change_sets(job: Job, spec: Spec) -> int:
 
 
 def process_sets() -> dict[int, list[int]]:
-    """Return the registered process sets as a dict: the ranks of each set by the set's id."""
+    """Return the registered process sets as a dict that maps the id of a set to the ranks of its members."""
     return current_job().sets.ids_and_ranks()
 
 
 def stats() -> Stats:
-    """Return what this rank has counted since ``init``: messages, buckets, bytes, seconds, routes.
+    """Return the counters of this rank since ``init``: messages, buckets, bytes, seconds, and the transports in use.
 
-    ``Stats`` documents the keys. Any thread may call this, as may signal handlers and finalizers. Counting goes on
-    whether this is called or not, so only the call itself costs time.
+    ``Stats`` documents the keys. Any thread may call this, and so may signal handlers and finalizers. The counters are
+    always updated, so only the call itself costs time.
     """
     return current_job().stats()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Start to record what this rank does. Every rank must call this, with the same file; any thread may do so.
+    """Start to record a timeline of all ranks. Every rank must call this with the same file. Any thread may call this.
 
-    ``mark_cycles``: mark in the timeline where each period of a schedule begins. The parts of the ranks are kept in a
-    directory beside the file until ``stop_timeline`` or the end of the job. Raises NotInitialized (a ValueError) before
-    ``init``, and ValueError if a timeline is already being recorded or the file cannot be written.
+    ``file_path``: the file for the timeline. ``mark_cycles``: mark in the timeline where each period of a schedule
+    begins. Until ``stop_timeline`` or the end of the job, each rank writes its part to a directory beside the file.
+    Raises NotInitialized (a ValueError) before ``init``. Raises ValueError if a timeline is already being recorded or
+    the file cannot be written.
     """
     current_job().start_timeline(str(file_path), bool(mark_cycles))
 
 
 def stop_timeline() -> None:
-    """Stop the recording that ``start_timeline`` began. Every rank must call this.
+    """Stop recording the timeline that ``start_timeline`` began. Every rank must call this.
 
-    It has no effect if nothing is being recorded. Rank 0 waits at most 10 s for the parts of the other ranks and merges
-    them into the file; the log names ranks whose part is missing. Raises NotInitialized (a ValueError) before ``init``.
+    The call has no effect if no timeline is being recorded. Rank 0 waits at most 10 s for the parts of the other ranks,
+    and merges all parts into the file. A warning in the log names the ranks whose parts are missing. Raises
+    NotInitialized (a ValueError) before ``init``.
     """
     current_job().stop_timeline()

@@ -1,1 +1,1 @@
-"""The built-in transports, adapter, policies and compressors. They use the same extension points as plugins."""
+"""The built-in transports, launchers, compressors and so on. They are registered in the same way as plugins."""

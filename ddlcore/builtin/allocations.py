@@ -1,4 +1,4 @@
-"""Starts agents by ssh on the hosts that a batch system other than Slurm grants."""
+"""Starts agents by ssh on the hosts that a batch system has granted to the job, for batch systems other than Slurm."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from ddlcore.contracts.launcher import HostSlots, Launcher, StartCommand, StartP
 
 
 class GrantedLauncher(Launcher):
-    """A launcher that starts agents by ssh on the hosts that a batch system grants.
+    """A launcher that starts agents by ssh on the hosts that a batch system has granted to the job.
 
-    The user need not name the hosts.
+    So the user need not name the hosts.
     """
 
     def __init__(self) -> None:
         self._ssh = SshLauncher()
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """Return the hosts that the batch system grants, with the number of ranks that each takes."""
+        """Return the hosts that the batch system grants, each with the number of ranks that may run on it.
+
+        ``environ`` is the environment that the batch system has set.
+        """
         return granted_hosts(environ)
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
         return self._ssh.commands(plan)
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """Return what ``SshLauncher.explain`` returns."""
+        """Return one line that says why the agent of ``host`` did not connect, as ``SshLauncher.explain`` does.
+
+        ``code`` is the exit code of the agent's command, or None while the command still runs. ``text`` is the
+        command's output.
+        """
         return self._ssh.explain(host, code, text)
 
     def proves_end(self, code: int) -> bool:

@@ -1,4 +1,4 @@
-"""Passes each kind of operation to the transport that serves it; each of these transports has its own communicator."""
+"""Combines several transports: for each kind of operation, one of them is used. Each has its own communicator."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ddlcore.types import Buffer, Kind, ReduceOp
 
 
 class ByKindTransport(Transport):
-    """A transport that passes each kind of operation to another transport.
+    """A transport that runs no operation itself, but calls another transport for each kind of operation.
 
-    ``kinds`` says which transport serves a kind; ``default`` serves all kinds that are not in ``kinds``. One transport
-    may serve several kinds.
+    ``kinds`` maps a kind to the transport that runs operations of this kind. ``default`` runs the operations of all
+    kinds that are not in ``kinds``. One transport may be used for several kinds.
 
-    ``capabilities`` are those of the transport for allreduce, except for three that concern all kinds: whether the
-    members must share a host, which threads may call, and whether every pending call can be aborted.
+    ``capabilities`` are those of the transport for allreduce, except for three. ``one_host`` and ``thread_bound`` are
+    true if they are true for at least one of the transports, and ``abort`` is true if it is true for all of them.
     ``capabilities_for`` returns the capabilities for one kind.
     """
 

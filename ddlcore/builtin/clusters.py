@@ -1,7 +1,8 @@
 """Reads a process's rank from the environment variables that other launchers set: one class per launcher.
 
-The classes are tried in the order of their priority. The docstring of each class or of its ``launch`` says where the
-name of a launch comes from: two launches that run at the same time must never have the same name.
+The classes are tried in the order of their priority. Each class also finds a name for the launch, where a launch is one
+start of all ranks. The name is the same on all ranks of one launch. Two launches that run at the same time must never
+have the same name. The docstring of each class or of its method ``launch`` says which variables the name consists of.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ _Names = tuple[str, ...]  # environment variables that hold the same value; the 
 
 
 class _ByVariables(Cluster):
-    """A launcher that tells each process its rank and the world's size by environment variables."""
+    """The base class for launchers that set the rank and the size in environment variables of each process.
+
+    A subclass names these variables.
+    """
 
     word = ""  # the launcher's name in messages
     # If at least one variable of ``signs`` is set, this launcher has started the process, and must have set the rank
@@ -30,7 +34,10 @@ class _ByVariables(Cluster):
     host: _Names = ()
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """Return this process's rank info, as ``Cluster.rank_info`` specifies."""
+        """Return the rank info of this process, or None if this launcher has not started the process.
+
+        Raises ValueError if the variables are incomplete or contradict each other.
+        """
         variables = around.variables
         if not self._started(variables):
             return None
@@ -49,7 +56,7 @@ class _ByVariables(Cluster):
         return RankInfo(rank, size, local_rank, local_size, _first(variables, self.host), self.launch(around))
 
     def launch(self, around: Surroundings) -> str:
-        """Return the name of this launch, see ``RankInfo.launch``. It is empty if the launcher gives no name."""
+        """Return the name of this launch, see ``RankInfo.launch``. The name is "" if the launcher gives none."""
         return ""
 
     def _started(self, variables: Mapping[str, str]) -> bool:
@@ -90,19 +97,19 @@ def _first(variables: Mapping[str, str], names: _Names) -> str:
 
 
 def _joined(variables: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the values of the variables ``names``, joined with colons. Empty if none of them is set.
+    """Return the values of the environment variables ``names``, joined with colons.
 
-    A variable that is not set counts as empty.
+    A variable that is not set counts as empty. The result is "" if all variables are empty.
     """
     values = [variables.get(name, "") for name in names]
     return ":".join(values) if any(values) else ""
 
 
 def _store_of_rank_0(around: Surroundings) -> str:
-    """Return MASTER_ADDR and MASTER_PORT, joined with a colon; they are the address of rank 0's store.
+    """Return the address of rank 0's store: the values of MASTER_ADDR and MASTER_PORT, joined with a colon.
 
-    If the address is a loopback address, this host's name is put in front, because on each host a loopback address
-    means that host itself.
+    If MASTER_ADDR is a loopback address, the result begins with this host's name and a colon, because every host has
+    the same loopback address. The result is "" if neither variable is set.
     """
     address = around.variables.get("MASTER_ADDR", "")
     inner = address == "localhost" or address.startswith("127.") or address == "::1"
@@ -113,7 +120,8 @@ def _store_of_rank_0(around: Surroundings) -> str:
 class Horovod(_ByVariables):
     """Horovod's own launcher, recognised by the environment variables of its ranks.
 
-    The address of the rendezvous server names the launch. Each job has its own server, and no other job uses its port.
+    The address of a launch's rendezvous server serves as the name of the launch. This name is unique, because each
+    launch has its own server, and two servers on one host cannot use the same port.
     """
 
     word = "horovodrun"
@@ -124,15 +132,15 @@ class Horovod(_ByVariables):
     host = ("HOROVOD_HOSTNAME",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the address of the launch's rendezvous server."""
+        """Return the address and the port of this launch's rendezvous server, joined with a colon."""
         return _joined(around.variables, ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"))
 
 
 class Torchrun(_ByVariables):
     """The launcher torchrun, recognised by the environment variables of its ranks.
 
-    The user chooses the run id, and its default is "none". So the name of the launch also contains the address of rank
-    0's store.
+    The run id alone cannot be the name of a launch: the user chooses the run id, and its default is "none", so two
+    launches may have the same run id. Therefore the name also contains the address of rank 0's store.
     """
 
     word = "torchrun"
@@ -144,7 +152,7 @@ class Torchrun(_ByVariables):
     host = ("GROUP_RANK",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the run id, the address of the store, and the number of restarts."""
+        """Return the run id, the address of rank 0's store, and the number of restarts, joined with colons."""
         run, restarts = (
             around.variables.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
         )
@@ -154,8 +162,8 @@ class Torchrun(_ByVariables):
 class OpenMpi(_ByVariables):
     """The launcher mpirun, recognised by the environment variables of its ranks.
 
-    From release 5 on, the PMIx namespace names the launch. In earlier releases, the job id of mpirun's run-time layer
-    does.
+    The name of a launch is the PMIx namespace from release 5 on. In earlier releases, the name is the job id of
+    mpirun's run-time layer.
     """
 
     word = "mpirun"
@@ -171,9 +179,9 @@ class OpenMpi(_ByVariables):
 
 
 class Pmix(_ByVariables):
-    """Any launcher that speaks plain PMIx, recognised by the environment variables of its ranks.
+    """Any launcher that uses the PMIx protocol, recognised by the environment variables of its ranks.
 
-    PMIx itself gives only the rank. The size comes from the launcher's own variables.
+    PMIx itself gives a process only its rank. The size is read from the launcher's own variables.
     """
 
     word = "the PMIx launcher"
@@ -183,15 +191,15 @@ class Pmix(_ByVariables):
     host = ("SLURM_NODEID", "PMIX_HOSTNAME")
 
     def launch(self, around: Surroundings) -> str:
-        """Return the PMIx namespace."""
+        """Return the PMIx namespace; "" if it is not set."""
         return _first(around.variables, ("PMIX_NAMESPACE",))
 
 
 class Hydra(_ByVariables):
     """The launcher mpiexec of MPICH or of a derivative of MPICH, recognised by the environment variables of its ranks.
 
-    mpiexec sets no variable with a name of the launch, but the command line of its proxy contains one. The proxy is the
-    process that mpiexec starts on each host to start the ranks.
+    mpiexec sets no variable that could be the name of a launch. So the name is read from the command line of the
+    proxy, which is the process that mpiexec starts on each host to start the ranks.
     """
 
     word = "mpiexec"
@@ -202,10 +210,10 @@ class Hydra(_ByVariables):
     host = ("PMI_HOSTNAME", "SLURM_NODEID")
 
     def launch(self, around: Surroundings) -> str:
-        """Return the address at which mpiexec listens to its proxies, from the proxy's command line.
+        """Return the address at which mpiexec listens to its proxies. The proxy's command line contains this address.
 
-        If no parent of this process is such a proxy, return the job step of srun, otherwise the job id of another
-        launcher.
+        If no ancestor of this process is such a proxy, return the job step of srun. If there is no job step either,
+        return the job id that another launcher has set, or "" if there is none.
         """
         for command in around.lineage():
             if command and "proxy" in command[0].rpartition("/")[2]:
@@ -218,7 +226,10 @@ class Hydra(_ByVariables):
 
 
 class Mvapich(_ByVariables):
-    """The launcher mpirun_rsh of MVAPICH2, recognised by the environment variables of its ranks."""
+    """The launcher mpirun_rsh of MVAPICH2, recognised by the environment variables of its ranks.
+
+    ``launch`` says which variables the name of a launch consists of.
+    """
 
     word = "mpirun_rsh"
     signs = rank = ("MV2_COMM_WORLD_RANK",)
@@ -227,9 +238,9 @@ class Mvapich(_ByVariables):
     local_size = ("MV2_COMM_WORLD_LOCAL_SIZE",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the host, port and id of the mpirun_rsh that started this process.
+        """Return the host, port and id of the mpirun_rsh that has started this process, joined with colons.
 
-        If these are not set, return the job step of srun.
+        If these three variables are not set, return the job step of srun.
         """
         names = ("MPISPAWN_MPIRUN_HOST", "MPISPAWN_MPIRUN_PORT", "MPISPAWN_MPIRUN_ID")
         return _joined(around.variables, names) or _slurm_step(around.variables)
@@ -238,7 +249,8 @@ class Mvapich(_ByVariables):
 class Flux(_ByVariables):
     """The launcher flux run, recognised by the environment variables of its ranks.
 
-    Its job ids are unique only within one Flux instance.
+    A job id is unique only within one Flux instance. So the name of a launch contains not only the job id, but also the
+    job's namespace in Flux's key-value store.
     """
 
     word = "flux run"
@@ -247,7 +259,7 @@ class Flux(_ByVariables):
     local_rank = ("FLUX_TASK_LOCAL_ID",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return an id of this launch: the job id, followed by the job's namespace in the key-value store."""
+        """Return the job id and the job's namespace in Flux's key-value store, joined with a colon."""
         return _joined(around.variables, ("FLUX_JOB_ID", "FLUX_KVS_NAMESPACE"))
 
 
@@ -262,7 +274,7 @@ class Pals(_ByVariables):
     host = ("PALS_NODEID",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the application id of PALS."""
+        """Return the application id of PALS; "" if it is not set."""
         return _first(around.variables, ("PALS_APID",))
 
 
@@ -276,7 +288,10 @@ class Jsrun(_ByVariables):
     local_size = ("JSM_NAMESPACE_LOCAL_SIZE",)
 
     def launch(self, around: Surroundings) -> str:
-        """Return the job id of LSF and an id of the job step, because one job may have several steps."""
+        """Return the job id of LSF and an id of the job step, joined with a colon.
+
+        The id of the step is needed because one job may have several steps.
+        """
         step = _first(around.variables, ("PMIX_NAMESPACE", "JSM_SMPI_PORT", "LS_JOBPID"))
         job = _first(around.variables, ("LSB_JOBID",))
         return f"{job}:{step}" if job or step else ""
@@ -285,7 +300,8 @@ class Jsrun(_ByVariables):
 class Slurm(_ByVariables):
     """The launcher srun, recognised by the environment variables of its ranks, which are the tasks of a job step.
 
-    The shell of a batch script has most of the variables of a task, but it is not a task: see SlurmShell.
+    The shell that runs a batch script has most of the variables of a task, but this shell is not a task: see
+    SlurmShell.
     """
 
     word = "srun"
@@ -296,12 +312,15 @@ class Slurm(_ByVariables):
     host = ("SLURM_NODEID",)
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """Return this process's rank info, as ``Cluster.rank_info`` specifies."""
+        """Return the rank info of this process, with the number of tasks on this node as ``local_size``.
+
+        Return None if this process is not a task of a job step.
+        """
         rank_info = super().rank_info(around)
         return None if rank_info is None else replace(rank_info, local_size=_tasks_here(around.variables))
 
     def launch(self, around: Surroundings) -> str:
-        """Return the job, the step, and how often Slurm has requeued the job."""
+        """Return one text with the job id, the step id and the number of times that Slurm has requeued the job."""
         return _slurm_step(around.variables)
 
     def _started(self, variables: Mapping[str, str]) -> bool:
@@ -311,13 +330,14 @@ class Slurm(_ByVariables):
 class SlurmShell(Cluster):
     """The shell of a Slurm batch script, of an allocation, or of srun --pty, recognised by its environment variables.
 
-    Such a shell is one process, however many tasks were requested. So it is a world of one rank.
+    Such a shell is one process, even if the user requested several tasks. So the shell is a world of one rank.
     """
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """Return a world of one rank if this process is the shell of a batch script; otherwise return None.
+        """Return rank 0 of a world of one rank if this process is a shell as described in the docstring of this class.
 
-        If the script requested several tasks, the result has a warning.
+        The result has a warning, which says how to start several ranks. Return None if this process is no such shell,
+        or if the user has not requested several tasks.
         """
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
@@ -332,7 +352,10 @@ class SlurmShell(Cluster):
 
 
 def _tasks_here(variables: Mapping[str, str]) -> int | None:
-    """Return how many tasks of the job step run on this node; None if the variables do not say it."""
+    """Return how many tasks of the job step run on this node. Return None if Slurm has not set the variables.
+
+    Raises ValueError if the variables contradict each other.
+    """
     text, node = variables.get("SLURM_STEP_TASKS_PER_NODE", ""), variables.get("SLURM_NODEID", "")
     if not text or not node.isdecimal():
         return None
@@ -346,9 +369,9 @@ def _tasks_here(variables: Mapping[str, str]) -> int | None:
 
 
 def _slurm_step(variables: Mapping[str, str]) -> str:
-    """Return the job, the step and the number of requeues, as one name.
+    """Return one text with the cluster's name, the job id, the step id and the number of requeues of the job.
 
-    It is empty if this process is not in a job step.
+    The text is empty if this process is not in a job step.
     """
     if not in_step(variables):
         return ""
@@ -360,7 +383,7 @@ def _slurm_step(variables: Mapping[str, str]) -> str:
 class Plain(_ByVariables):
     """Any launcher or script that sets RANK and WORLD_SIZE.
 
-    The address of rank 0's store names the launch.
+    The name of a launch is the address of rank 0's store.
     """
 
     word = "the launcher that sets RANK"
@@ -371,5 +394,5 @@ class Plain(_ByVariables):
     host = ("GROUP_RANK", "NODE_RANK")
 
     def launch(self, around: Surroundings) -> str:
-        """Return MASTER_ADDR and MASTER_PORT, as ``_store_of_rank_0`` does."""
+        """Return the address of rank 0's store, in the form that ``_store_of_rank_0`` describes."""
         return _store_of_rank_0(around)

@@ -1,4 +1,7 @@
-"""The compressors that keep no state. They send values unchanged or as 16-bit floats; the kernels do the casts."""
+"""The built-in compressors, which keep no state: values are sent unchanged or as 16-bit floats.
+
+The kernels convert the values.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from ddlcore.types import Buffer, DType
 
 
 class _Cast(Compressor):
-    """A compressor that only casts and scales. Its subclasses choose the type in which values are sent."""
+    """A compressor that only casts and scales values. A subclass chooses the type in which the values are sent."""
 
     casts = True
 
@@ -19,7 +22,7 @@ class _Cast(Compressor):
 
 
 class NoCompression(_Cast):
-    """A compressor that sends every type unchanged."""
+    """A compressor that sends values of every type unchanged."""
 
     name = "none"
 
@@ -28,7 +31,10 @@ class NoCompression(_Cast):
 
 
 class Fp16Compression(_Cast):
-    """A compressor that sends float32 and float64 as float16: 11 significant bits, infinity beyond 65504."""
+    """A compressor that sends float32 and float64 values as float16.
+
+    A float16 has 11 significant bits. Values beyond 65504 become infinity.
+    """
 
     name = "fp16"
 
@@ -37,7 +43,10 @@ class Fp16Compression(_Cast):
 
 
 class Bf16Compression(_Cast):
-    """A compressor that sends float32 and float64 as bfloat16: 8 significant bits, the range of float32."""
+    """A compressor that sends float32 and float64 values as bfloat16.
+
+    A bfloat16 has 8 significant bits, and the same range as float32.
+    """
 
     name = "bf16"
 

@@ -1,4 +1,4 @@
-"""Finds the hosts of an elastic job: by a script of the user, or among the nodes of a Slurm allocation."""
+"""Finds the hosts of an elastic job: by running a script of the user, or by asking Slurm which nodes are up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _AWAY = re.compile(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|\*|POWER|REBOOT|MAINT|UNKNOW
 
 
 class ScriptDiscovery(HostDiscovery):
-    """The hosts that a script prints, one a line, as HOST:SLOTS or as HOST alone, as for Horovod."""
+    """A host discovery that runs a script of the user.
+
+    The script prints one host per line, as HOST:SLOTS or as HOST, in the same format as for Horovod.
+    """
 
     def begin(self, environ: Mapping[str, str], settings: Mapping[str, str | int | float | bool]) -> None:
         self._script = str(settings["host_discovery_script"])
@@ -26,7 +29,10 @@ class ScriptDiscovery(HostDiscovery):
             raise ValueError("--host-discovery script: say which one by --host-discovery-script FILE")
 
     def hosts(self) -> Sequence[HostSlots]:
-        """Run the script, and return the hosts that it prints. Raises ValueError if it fails."""
+        """Run the script, and return the hosts that it prints.
+
+        Raises ValueError if the script fails, takes longer than 30 s, prints an invalid line, or prints a host twice.
+        """
         where = f"--host-discovery-script {self._script}"
         try:
             done = subprocess.run(
@@ -50,7 +56,10 @@ class ScriptDiscovery(HostDiscovery):
 
 
 class SlurmDiscovery(HostDiscovery):
-    """The nodes of the Slurm allocation that are up: a node that has failed is used again when it has come back."""
+    """A host discovery that returns those nodes of the Slurm allocation that are up.
+
+    So a node that has failed is used again as soon as it is up again.
+    """
 
     def begin(self, environ: Mapping[str, str], settings: Mapping[str, str | int | float | bool]) -> None:
         if "SLURM_JOB_ID" not in environ:
@@ -59,7 +68,10 @@ class SlurmDiscovery(HostDiscovery):
         self._environ = dict(environ)
 
     def hosts(self) -> Sequence[HostSlots]:
-        """Ask Slurm for the states of the nodes, and return those that are up. Raises ValueError if it does not answer."""
+        """Ask Slurm for the states of the nodes, and return the nodes that are up.
+
+        Raises ValueError if the command ``scontrol`` fails or does not answer within 30 s.
+        """
         names = ",".join(one.host for one in self._granted)
         command = ["scontrol", "--oneliner", "show", "node", names]
         try:

@@ -1,4 +1,4 @@
-"""Decides by a size threshold which tensors share a bucket; it knows keys and sizes, but no tensors."""
+"""Decides by a size threshold which tensors share a bucket. This module uses only the tensors' keys and sizes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from ddlcore.contracts.fusion import Ready
 
 
 class ThresholdFusion:
-    """A fusion policy that fills buckets in order of arrival, up to ``fusion_bytes`` each.
+    """A fusion policy that fills buckets in the order in which tensors become ready, up to ``fusion_bytes`` per bucket.
 
-    If ``fusion_bytes`` is 0, every tensor gets its own bucket. Each key has one open bucket, so tensors of other keys
-    in between do not split a bucket. A bucket runs at the position of its first tensor. Tensors of one grouped call
-    stay together if they fit into one bucket. A tensor that is larger than ``fusion_bytes`` gets its own bucket.
+    Only tensors with the same key (``Ready.key``) share a bucket. Each key has at most one open bucket, to which
+    tensors can still be added. The bucket stays open if tensors of other keys become ready in between. Tensors of one
+    grouped call stay together if they fit into one bucket. A tensor that is larger than ``fusion_bytes`` gets its own
+    bucket. If ``fusion_bytes`` is 0, every tensor gets its own bucket. The buckets run in the order of their first
+    tensors.
 
-    If ``params`` contains ``first_bucket_bytes``, a whole period is arranged, in the order in which its tensors become
-    ready. Then the first bucket has at most ``first_bucket_bytes``, so that it starts early. The last bucket has the
-    same limit, because no computation is left that could overlap with it. In a period, a tensor that is too large also
-    closes the open bucket of its key, and each bucket runs at the position of its last tensor.
+    If ``params`` contains ``first_bucket_bytes``, the tensors are a whole period: the sequence of tensors that repeats
+    in every step. Then three rules change. First, the first bucket has at most ``first_bucket_bytes`` (0: no limit of
+    its own), so that it starts early, and the last bucket has the same limit, because no computation is left that could
+    overlap with it. Second, a tensor that is larger than ``fusion_bytes`` closes the open bucket of its key. Third, the
+    buckets run in the order of their last tensors.
     """
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
@@ -49,10 +52,11 @@ class ThresholdFusion:
 
 
 def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: float) -> int:
-    """Return the index of the unit with which the last bucket begins.
+    """Return the index in ``units`` at which the last bucket begins.
 
-    The last bucket takes as many of the last units as have one key and together at most ``edge`` bytes, but at least
-    one. ``ready`` are the tensors to which the units refer.
+    The last bucket is filled from the end of ``units`` backwards. It always gets the last unit. It gets further units
+    as long as they have the same key and the bucket has at most ``edge`` bytes. ``units`` is the result of ``_units``
+    for the tensors ``ready``.
     """
     first, filled = len(units), 0
     for i in reversed(range(len(units))):
@@ -65,10 +69,11 @@ def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: 
 
 
 def _units(ready: Sequence[Ready], limit: float) -> list[tuple[list[int], int]]:
-    """Return the units, which must not be split between buckets: the positions of each unit's tensors, and its bytes.
+    """Return the units of ``ready``: groups of tensors that must be in the same bucket.
 
     The tensors of one grouped call that have the same key are one unit, if together they have at most ``limit`` bytes.
-    Every other tensor is a unit of its own.
+    Every other tensor is a unit of its own. Each unit is returned as (positions of its tensors in ``ready``, bytes of
+    these tensors together).
     """
     groups: dict[tuple[object, str], tuple[list[int], int]] = {}
     for position, tensor in enumerate(ready):

@@ -1,4 +1,4 @@
-"""Describes numpy arrays as dense memory, and makes numpy arrays from memory. It knows no collectives."""
+"""The adapter for numpy: describes the memory of numpy arrays, and makes numpy arrays from memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NumpyAdapter(Adapter):
 
     def address(self, tensor: Any, like: Buffer) -> int | None:
         if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
-            return None  # it may have the address of a former writable array; require_writable() then refuses it
+            return None  # its address may be that of a former writable array, but require_writable() must refuse it
         return super().address(tensor, like)
 
     def require_writable(self, tensor: Any) -> None:
@@ -75,9 +75,9 @@ class NumpyAdapter(Adapter):
 
 
 class _Held:
-    """Memory in a form that numpy makes an array of.
+    """A wrapper of memory, from which numpy can make an array without a copy.
 
-    The array keeps this object alive, and this object keeps the memory alive.
+    The array keeps this wrapper alive, and the wrapper keeps the memory alive.
     """
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
@@ -91,9 +91,9 @@ class _Held:
 
 
 def _other_dtype(dtype: Any) -> DType:
-    """Return the DType of a numpy type that is not in the table, such as bfloat16, which numpy itself does not have.
+    """Return the DType for a numpy dtype that is not in the table ``_DTYPES``, such as bfloat16 of ml_dtypes.
 
-    Raises InvalidArgument, with advice, if ddl does not support the type.
+    Raises InvalidArgument if ddl does not support the dtype. The message says what the user can do.
     """
     if not dtype.isnative:
         raise InvalidArgument(f"array type {dtype.str} has foreign byte order; pass array.astype({dtype.name!r})")
@@ -117,10 +117,10 @@ def _numpy_dtype(dtype: DType, like: Any) -> Any:
 
 
 def _dense_strides(array: Any) -> tuple[int, ...] | None:
-    """Return the strides of ``array`` in elements, if its elements fill its memory without gaps; else None.
+    """Return the strides of ``array`` in elements, or None if there are gaps between the elements in memory.
 
-    The axes may be in any order in memory. The stride of an axis with one element has no meaning; it is set to 1, so
-    that equal layouts compare equal.
+    The axes may be in any order in memory. The stride of an axis with one element has no meaning. Such a stride is
+    returned as 1, so that equal layouts compare equal.
     """
     strides = [1] * array.ndim
     expected = 1

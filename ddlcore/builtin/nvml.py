@@ -1,4 +1,4 @@
-"""Reads facts about NVIDIA's GPUs through the driver's own management library, so that no package must be installed."""
+"""Reads facts about NVIDIA's GPUs from NVML, the driver's own management library. No Python package is needed."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ class _Utilization(ctypes.Structure):  # nvmlUtilization_t
 
 @dataclass(frozen=True)
 class Use:
-    """The load of one GPU, which all programs that run on it cause together."""
+    """The load of one GPU, caused by all programs on this GPU together."""
 
-    share: float  # fraction of recent time in which something ran on it, 0 … 1
+    share: float  # fraction of recent time in which a program ran on the GPU, 0 … 1
     used_bytes: int
     total_bytes: int
 
 
 class Refused(OSError):
-    """An error of the driver's library: the library exists, but did not do what it was asked to do.
+    """Raised if a function of the driver's library returned an error code. The library itself was loaded.
 
-    The text of the error is the library's own.
+    The message contains the library's own text for the error.
     """
 
 
 class Nvml:
     """Access to NVML, the management library of NVIDIA's driver.
 
-    ``library`` is the loaded library, or a substitute for tests. If a call of the library fails, methods that raise
-    Refused raise it; the other methods leave the value out or return 0 for it.
+    ``library`` is the loaded library, or a substitute for tests. If a call of the library fails, some methods raise
+    Refused; their docstrings say so. The other methods leave the missing value out, or return 0 or "" in its place.
     """
 
     def __init__(self, library: Any) -> None:
@@ -64,17 +64,17 @@ class Nvml:
         self._ask("nvmlInit_v2")
 
     def close(self) -> None:
-        """Shut the library down."""
+        """Release the library. After this call, no other method may be called."""
         self._library.nvmlShutdown()
 
     def driver(self) -> str:
-        """Return the driver's version. Raises Refused if the library does not give it."""
+        """Return the driver's version. Raises Refused if the library does not return the version."""
         return self._told("nvmlSystemGetDriverVersion")
 
     def inventory(self) -> list[tuple[str, str, list[str]]]:
-        """Return the name, the UUID and the UUIDs of the MIG instances of each GPU, in the driver's order.
+        """Return (name, UUID, UUIDs of the MIG instances) for each GPU, in the driver's order.
 
-        Raises Refused if the library does not give them.
+        Raises Refused if a call of the library fails.
         """
         count = ctypes.c_uint()
         self._ask("nvmlDeviceGetCount_v2", ctypes.byref(count))
@@ -87,7 +87,10 @@ class Nvml:
         return found
 
     def _parts(self, handle: ctypes.c_void_p) -> list[str]:
-        """Return the UUIDs of a GPU's MIG instances. Empty if the GPU is not divided into instances, or cannot be."""
+        """Return the UUIDs of a GPU's MIG instances. The list is empty if the GPU is not divided into instances.
+
+        ``handle`` is the library's handle of the GPU.
+        """
         library = self._library
         now, later, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
         if library.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(later)) or now.value != _ENABLED:
@@ -113,13 +116,14 @@ class Nvml:
         return text.value.decode(errors="replace")
 
     def gpus(self) -> Sequence[Gpu]:
-        """Return the GPUs in the driver's order."""
+        """Return the GPUs of this host in the driver's order; an empty list if a call of the library fails."""
         return [self._gpu(index, handle) for index, handle in enumerate(self._handles())]
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Return for each pair of GPUs whether the first can read and write the memory of the second directly.
+        """Return a table of booleans about direct access between GPUs.
 
-        The result is a table with a row for each first GPU.
+        Row a, column b says whether GPU a can read and write the memory of GPU b directly. The value for a GPU and
+        itself is False.
         """
         handles = self._handles()
         return [[a is not b and self._reaches(a, b) for b in handles] for a in handles]
@@ -129,7 +133,7 @@ class Nvml:
         return None
 
     def use(self, index: int) -> Use | None:
-        """Return the load of the GPU at ``index``; None if the driver does not report it."""
+        """Return the load of the GPU with the number ``index``; None if the driver does not report the load."""
         handle = ctypes.c_void_p()
         memory, utilization = _Memory(), _Utilization()
         if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
@@ -174,10 +178,12 @@ class Nvml:
 
 
 def use_of(environ: Mapping[str, str], local_rank: int) -> Callable[[], tuple[float, int, int] | None]:
-    """Return a function that returns the load of the GPU that a rank uses, or None if the rank uses no GPU.
+    """Return a function that measures the load of the GPU that a rank uses.
 
-    The load is (share of time in use, used bytes, all bytes). ``environ`` is the rank's environment. The rank uses the
-    GPU whose position among the GPUs that it sees is ``local_rank``, modulo their number.
+    Each call of the returned function gives three numbers: the fraction of the recent time, from 0 to 1, in which the
+    GPU was in use, the used bytes, and the total bytes of its memory. The call returns None instead if the rank uses no
+    GPU or if the driver does not report the load. ``environ`` is the rank's environment. If the rank sees N GPUs, the
+    rank uses the GPU at the position ``local_rank`` modulo N among them.
     """
     driver = open_nvml()
     mine = visible(driver.gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if driver is not None else []
@@ -193,7 +199,10 @@ def use_of(environ: Mapping[str, str], local_rank: int) -> Callable[[], tuple[fl
 
 
 def open_nvml() -> Nvml | None:
-    """Return access to the driver's management library; None if there is no driver, or if it does not answer."""
+    """Load the driver's management library, and return access to it.
+
+    Return None if the library is missing, too old, or does not answer. ``load_nvml`` raises an error in these cases.
+    """
     try:
         return load_nvml()
     except (OSError, AttributeError):
@@ -203,16 +212,17 @@ def open_nvml() -> Nvml | None:
 def load_nvml() -> Nvml:
     """Load the driver's management library, and return access to it.
 
-    Raises OSError if the library is missing, Refused if it does not answer, and AttributeError if it is too old.
+    Raises OSError if the library is missing, Refused if the driver does not answer, and AttributeError if the library
+    is so old that it lacks a function.
     """
     return Nvml(ctypes.CDLL(LIBRARY))
 
 
 def visible(gpus: Sequence[Gpu], wanted: str | None) -> list[Gpu]:
-    """Return those of ``gpus`` that a process sees, in the order in which it sees them; MIG instances are left out.
+    """Return the GPUs that a process sees, in the order in which CUDA numbers them in that process.
 
-    ``gpus`` are all GPUs of the host in the driver's order. ``wanted`` is the process's CUDA_VISIBLE_DEVICES, or None
-    if that is not set.
+    ``gpus`` are all GPUs of the host in the driver's order. ``wanted`` is the process's value of CUDA_VISIBLE_DEVICES;
+    None if the variable is not set. MIG instances are left out of the result.
     """
     found = shown(wanted, [gpu.uuid for gpu in gpus])
     return [gpus[one] for one in found if isinstance(one, int)]
@@ -221,15 +231,15 @@ def visible(gpus: Sequence[Gpu], wanted: str | None) -> list[Gpu]:
 def shown(
     wanted: str | None, uuids: Sequence[str], parts: Sequence[str] = (), divided: Collection[int] = ()
 ) -> Sequence[int | str]:
-    """Return what CUDA shows to a process, in the process's order: indexes of GPUs, or the UUID of one MIG instance.
+    """Return the devices that CUDA shows to a process: indexes of GPUs in order, or the UUID of one MIG instance.
 
-    ``wanted`` is the process's CUDA_VISIBLE_DEVICES, or None if that is not set. It lists indexes or UUIDs: GPU-…,
-    which may be abbreviated, and MIG-…. The entries after the first invalid one are ignored. If a GPU is named twice,
-    the process sees no GPU.
+    ``wanted`` is the process's value of CUDA_VISIBLE_DEVICES; None if the variable is not set. The value is a list of
+    indexes or UUIDs, separated by commas. A UUID is GPU-…, which may be abbreviated, or MIG-…. If an entry is invalid,
+    this entry and all entries after it are ignored. If a GPU is named twice, the process sees no GPU.
 
-    ``uuids`` are the UUIDs of the GPUs, ``parts`` those of the MIG instances, and ``divided`` the indexes of the GPUs
-    that have instances. A process sees at most one instance. If ``wanted`` names a GPU that has instances, the GPU's
-    index is returned, and means one of its instances.
+    ``uuids`` are the UUIDs of all GPUs of the host, ``parts`` are the UUIDs of all MIG instances, and ``divided`` are
+    the indexes of the GPUs that are divided into instances. A process sees at most one instance. If ``wanted`` names a
+    divided GPU, the result is the index of this GPU alone, and stands for one of its instances.
     """
     if wanted is None:
         return list(parts[:1]) or list(range(len(uuids)))

@@ -1,4 +1,4 @@
-"""Registers the built-in parts through the same hooks as any plugin."""
+"""Registers the built-in transports, adapters, policies and so on, through the same hooks as any plugin."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SHM_KNOBS = (
 
 @hookimpl
 def ddl_tuners() -> list[TunerProvider]:
-    """Return the tuners: a search by a Gaussian process, and a grid search that needs no further packages."""
+    """Return the providers of two tuners: a search by a Gaussian process, and a grid search without extra packages."""
     return [
         TunerProvider(
             "bayes",
@@ -81,7 +81,11 @@ def ddl_tuners() -> list[TunerProvider]:
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """Return the transports for one rank, for threads, for processes of one host, and for combinations across hosts."""
+    """Return the providers of the built-in transports.
+
+    There is a transport for one rank, one for threads of a process, one for processes of a host, and one that combines
+    two other transports to connect several hosts.
+    """
     return [
         TransportProvider(
             name="solo",
@@ -123,7 +127,7 @@ def ddl_transports() -> list[TransportProvider]:
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:
-    """Return the adapter for numpy arrays."""
+    """Return the provider of the adapter for numpy arrays."""
     return [
         AdapterProvider(
             name="numpy",
@@ -138,7 +142,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_fusion_policies() -> list[FusionProvider]:
-    """Return the fusion policy that fills buckets up to a size."""
+    """Return the provider of the fusion policy that fills each bucket up to a size."""
     return [
         FusionProvider(
             name="threshold",
@@ -150,7 +154,7 @@ def ddl_fusion_policies() -> list[FusionProvider]:
 
 @hookimpl
 def ddl_compressors() -> list[CompressorProvider]:
-    """Return the compressors: one leaves values unchanged, the others send floats as 16-bit floats."""
+    """Return the providers of the compressors: one leaves values unchanged, the others send floats in 16 bits."""
     return [
         CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
         *(
@@ -167,7 +171,7 @@ def ddl_compressors() -> list[CompressorProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """Return the checks of `ddl doctor` that run on every host, whatever plugins are installed."""
+    """Return the providers of those checks of `ddl doctor` that run whichever plugins are installed."""
     known = (
         ("versions", "versions:VersionsCheck", "ddl, Python and frameworks are the same on all hosts"),
         ("known-bad", "versions:KnownBadVersions", "nothing installed is known to be bad"),
@@ -183,10 +187,11 @@ def ddl_checks() -> list[CheckProvider]:
 
 @hookimpl
 def ddl_clusters() -> list[ClusterProvider]:
-    """Return the clusters in the order in which they are tried.
+    """Return the providers of the clusters. The clusters are tried in the order of this list.
 
-    A process that one launcher has started may also have variables of another: it inherits them, or its own launcher
-    sets them. So each cluster is tried before those whose variables its processes may have.
+    A cluster recognises the processes of one launcher by environment variables. A process may also have variables of
+    another launcher: the process inherits them, or its own launcher sets them too. So if the processes of launcher A
+    may have variables of launcher B, the cluster for A is tried before the cluster for B.
     """
     known = (
         ("horovodrun", "Horovod", "Horovod's launcher"),
@@ -210,7 +215,7 @@ def ddl_clusters() -> list[ClusterProvider]:
 
 @hookimpl
 def ddl_discoveries() -> list[DiscoveryProvider]:
-    """Return the sources of hosts for elastic jobs: a script of the user, and the nodes of a Slurm allocation."""
+    """Return the providers of host discoveries for elastic jobs: one runs a user's script, the other asks Slurm."""
     return [
         DiscoveryProvider(
             name="script",
@@ -227,7 +232,11 @@ def ddl_discoveries() -> list[DiscoveryProvider]:
 
 @hookimpl
 def ddl_launchers() -> list[LauncherProvider]:
-    """Return the launchers: srun on nodes that Slurm grants, and ssh to hosts that the user or a batch system names."""
+    """Return the providers of the launchers.
+
+    One launcher uses srun on the nodes that Slurm grants. The other launchers use ssh, to hosts that the user names or
+    that a batch system grants.
+    """
     by_ssh = (
         ("lsf", "LSB_JOBID", "ssh to the hosts of an LSF job"),
         ("pbs", "PBS_NODEFILE", "ssh to the hosts of a PBS job"),

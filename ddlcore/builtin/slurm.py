@@ -31,11 +31,14 @@ _OPTIONS = (
 class SrunLauncher(Launcher):
     """A launcher that starts the agents of all nodes by one command, ``srun … PYTHON …``.
 
-    srun passes the whole of its standard input to each task.
+    An agent gets the job's key by standard input: srun copies its own standard input to each agent.
     """
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """Return the nodes of the allocation, with the number of ranks that each takes."""
+        """Return the nodes of the Slurm allocation, each with the number of ranks that may run on it.
+
+        ``environ`` is the environment in which `ddl run` runs.
+        """
         return granted_hosts(environ)
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:

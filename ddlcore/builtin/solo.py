@@ -1,4 +1,7 @@
-"""The transports for a communicator of one rank: they copy the input to the output, and scale it if a plan says so."""
+"""The transports for a communicator of one rank.
+
+A collective only copies the input to the output. If a plan has scale factors, the values are multiplied by them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from ddlcore.types import Buffer, ReduceOp
 
 
 class SoloTransport(Transport):
-    """The transport for exactly one rank whose tensors are in host memory. It never waits."""
+    """The transport for a communicator of one rank whose tensors are in host memory. The calls never wait."""
 
     capabilities = Capabilities(vectored=True, scales=True, order_fixed=True)
 
@@ -64,9 +67,9 @@ class _PreparedBucket(Prepared):
 
 
 class QueuedSolo(Transport):
-    """The transport for exactly one rank whose tensors are in device memory.
+    """The transport for a communicator of one rank whose tensors are in device memory.
 
-    It enqueues the copies on the device's queue.
+    A call only adds the copies to the queue of the device (``Context.queue``), and does not wait for them.
     """
 
     capabilities = Capabilities(vectored=True, scales=True, order_fixed=True, stream_ordered=True)
@@ -104,7 +107,10 @@ class QueuedSolo(Transport):
         return _QueuedBucket(self, plan)
 
     def copy(self, source: int, target: int, nbytes: int) -> Work:
-        """Enqueue one copy of ``nbytes`` bytes. If source and target are the same, or ``nbytes`` is 0, do nothing."""
+        """Add one copy of ``nbytes`` bytes to the queue of the device.
+
+        ``source`` and ``target`` are addresses. Do nothing if they are the same, or if ``nbytes`` is 0.
+        """
         if source != target and nbytes:
             self._queue.copy(source, target, nbytes)
         return DONE

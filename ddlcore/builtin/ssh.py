@@ -1,6 +1,6 @@
-"""Builds the commands that start agents by ssh, one per host, or by a remote shell with ssh's syntax.
+"""Builds the commands that start agents on other hosts, by ssh or by another remote shell with the same syntax.
 
-It does not run the commands.
+There is one command for each host. This module does not run the commands.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _REASONS = (  # a message of ssh or of the remote shell, and what to report inst
 
 
 class SshLauncher(Launcher):
-    """A launcher that runs ``ssh HOST exec PYTHON …`` for each host, and passes the job's key by standard input."""
+    """A launcher that starts the agent of each host by a command ``ssh HOST exec PYTHON …``.
+
+    The agent gets the job's key by standard input.
+    """
 
     def __init__(self) -> None:
         self._shell = "ssh"
@@ -62,10 +65,10 @@ class SshLauncher(Launcher):
         return [StartCommand((*argv, name, start), (place.index,)) for name, place in zip(names, plan.agents)]
 
     def _by_shell(self, shell: list[str], plan: StartPlan, index: int, host: str) -> StartCommand:
-        """Return the command that starts the agent ``index`` on ``host`` by the remote shell ``shell``.
+        """Return the command that starts the agent number ``index`` on ``host`` by the remote shell ``shell``.
 
-        Its task is public, because such a shell may not forward standard input (`kubectl exec` without -i does not). So
-        the job's key cannot be passed that way.
+        The ``task`` of the command is "public": the job's key is not passed by standard input, because the remote
+        shell may not forward standard input. For example, `kubectl exec` without -i does not forward it.
         """
         self._shell = shell[0]
         start = shlex.join((*plan.program, *plan.public, str(index)))
@@ -74,8 +77,8 @@ class SshLauncher(Launcher):
     def address(self, host: str, environ: Mapping[str, str]) -> str:
         """Return the network name of ``host``.
 
-        If the name cannot be resolved, it may be an alias in ssh's own configuration. Then return the name configured
-        there.
+        If the name cannot be resolved, it may be an alias in ssh's own configuration. In this case, return the name
+        that this configuration gives for the alias.
         """
         name = super().address(host, environ)
         if environ.get(REMOTE_SHELL):
@@ -96,7 +99,9 @@ class SshLauncher(Launcher):
     def explain(self, host: str, code: int | None, text: str) -> str:
         """Return one line that says why the agent of ``host`` did not connect.
 
-        Well-known messages of ssh are replaced by plainer ones. Otherwise the line contains the last line of ``text``.
+        ``code`` is the exit code of the ssh command; None while the command still runs. ``text`` is the command's
+        output. If ``text`` contains a well-known message of ssh, the line explains this message and says what to do. In
+        other cases, the line contains the last line of ``text``.
         """
         for pattern, what in _REASONS:
             if re.search(pattern, text, re.IGNORECASE):

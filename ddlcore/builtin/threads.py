@@ -1,8 +1,9 @@
-"""The transport between threads of one process: every rank reads the other ranks' memory directly.
+"""The transport between ranks that are threads of one process. Every rank reads the other ranks' memory directly.
 
-Rank 0 publishes a token in the store, by which the other ranks find the object at which all meet. In a collective,
-every rank shows the others the addresses of its memory, each rank does its share of the work for all, and all wait
-until every rank has finished.
+All ranks of a communicator share one object, the meeting. Rank 0 creates the meeting and publishes a token in the
+store. The other ranks use the token to find the meeting. In a collective, every rank passes the addresses of its memory
+to the other ranks through the meeting. Then each rank does its share of the work for all ranks, and waits until every
+rank has finished.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ SHARE_BYTES = 1 << 20  # how many bytes of results a rank computes before it cop
 
 
 class Meeting:
-    """The object at which the ranks of one communicator wait for each other and show each other their data."""
+    """The object through which the ranks of one communicator wait for each other and exchange addresses.
+
+    ``shown`` contains the object that each rank has passed to the other ranks, such as an address.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -38,7 +42,8 @@ class Meeting:
     def wait(self, deadline: float | None = None) -> None:
         """Wait until all ranks have called this method.
 
-        Raises TransportError after ``abort``, and DeadlineExceeded after ``deadline``, a time of ``time.monotonic``.
+        Raises TransportError after ``abort``. Raises DeadlineExceeded if a rank is missing at ``deadline``, which is a
+        time of ``time.monotonic``; None means that the wait has no limit.
         """
         with self._changed:
             self._check()
@@ -68,7 +73,7 @@ class Meeting:
             self._changed.notify_all()
 
 
-# The meetings by token. It is a global variable, because the ranks' threads share nothing else within the process.
+# The meetings by token. This is a global variable, because the ranks' threads share nothing else within the process.
 MEETINGS: Final[weakref.WeakValueDictionary[str, Meeting]] = weakref.WeakValueDictionary()
 
 
@@ -113,9 +118,9 @@ class ThreadsTransport(Transport):
             meeting.abort(self.context.rank)
 
     def meet(self, mine: Any) -> list[Any]:
-        """Show ``mine`` to the other ranks, and return what each rank has shown, in the order of the ranks.
+        """Pass ``mine`` to the other ranks, and return the objects that all ranks have passed, in the order of ranks.
 
-        ``part`` must be called afterwards.
+        Waits until all ranks have called this method. After the caller has used the result, it must call ``part``.
         """
         if self._meeting is None:
             raise TransportError("threads: the communicator is not open")
@@ -124,7 +129,7 @@ class ThreadsTransport(Transport):
         return self._meeting.shown
 
     def part(self) -> Work:
-        """Wait until no rank uses another rank's memory any more."""
+        """End a collective that ``meet`` has begun: wait until no rank uses the memory of another rank any more."""
         assert self._meeting is not None
         self._meeting.wait()
         return DONE
@@ -184,7 +189,7 @@ class ThreadsTransport(Transport):
 class _PreparedBucket(Prepared):
     """A prepared plan. Each rank reduces its share of every tensor, and writes the result into all ranks' targets.
 
-    No other rank reads or writes that share, so source and target may be the same memory.
+    No other rank reads or writes this share of the tensors, so source and target may be the same memory.
     """
 
     def __init__(self, transport: ThreadsTransport, plan: Plan) -> None:

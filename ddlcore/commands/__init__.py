@@ -1,1 +1,1 @@
-"""The ``ddl`` program: a folder for each of its commands, which reads a command line and prints the result."""
+"""The ``ddl`` program. Each of its commands has a folder here, which reads the command line and prints the result."""

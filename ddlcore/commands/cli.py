@@ -1,4 +1,7 @@
-"""The ``ddl`` command: find the subcommand, and report an error before a start by one line and exit code 2."""
+"""The ``ddl`` command: find and run the subcommand.
+
+An error before anything is started is reported as one line, with exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ _COMMANDS = (
 
 
 class _Commands(click.Group):
-    """A click group of our own commands, followed by those of plugins. A command is imported only when it is called."""
+    """A click group of ddl's own commands, followed by the commands of plugins.
+
+    The module of a command is imported only when the command is called.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *sorted(set(_registry().commands) - set(_COMMANDS))]
@@ -42,7 +48,7 @@ class _Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = nearest(args[0], self.list_commands(ctx), like=0.6)  # of a short word, one letter is much
+            near = nearest(args[0], self.list_commands(ctx), like=0.6)  # low: one letter is much of a short word
             if not near:
                 raise
             raise click.UsageError(f"{error.message.rstrip('.')}; did you mean '{near}'?", ctx) from None
@@ -73,7 +79,7 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
         ctx.exit()
 
 
-# Both settings hold for the subcommands, too, as click takes them from the context above.
+# Both context settings are valid for the subcommands, too: click takes them from the context of the parent command.
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": HELP_NAMES, "max_content_width": 100},
@@ -97,7 +103,7 @@ def _ddl() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``ddl`` with ``arguments`` and return its exit code. None means the arguments of this process."""
+    """Run ``ddl`` with ``arguments`` and return its exit code. If they are None, use the arguments of this process."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # a notebook's stream has none
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # as stderr does: a path may hold bytes that cannot be decoded
@@ -132,7 +138,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _whole_help(ctx: click.Context | None) -> str:
-    """Return the option that shows all options of the command."""
+    """Return the option that shows all options of the command: "--help-all" if the command has it, else "--help"."""
     shown = [name for one in ctx.command.params for name in one.opts] if ctx else []
     return "--help-all" if "--help-all" in shown else "--help"
 

@@ -1,7 +1,7 @@
-"""Tell a shell the words that may follow on a command line: names of what is installed, settings' values, and files.
+"""Tell a shell the words that can complete a command line: names of plugins, values of settings, and files.
 
-click calls the completers of this module only for a shell that completes a word, which sets ``_DDL_COMPLETE``. A
-completer never raises: the shell would print the error into the line that its user is typing.
+click calls the functions of this module only if a shell asks for completions; the shell sets ``_DDL_COMPLETE`` then.
+These functions never raise an exception, because the shell would print the error into the line that the user types.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def installed() -> Registry | None:
-    """Return what is installed; None if a variable ``DDL_*`` has no valid value, which the command itself will say."""
+    """Return the registry of the installed plugins, or None if a variable ``DDL_*`` has an invalid value.
+
+    The command itself reports the invalid value when the user runs the command.
+    """
     from ddlcore.plug.settings import settings_of
 
     try:
@@ -33,9 +36,10 @@ def installed() -> Registry | None:
 
 
 def items(names: Mapping[str, str] | Iterable[str], incomplete: str, before: str = "") -> Items:
-    """Return the ``names`` that begin with ``incomplete``, each with ``before`` in front.
+    """Return a completion for each of ``names`` that begins with ``incomplete``.
 
-    If ``names`` is a mapping, its values are texts about the names, which some shells show.
+    The text ``before`` is put in front of each completion. If ``names`` is a mapping, its values are descriptions of
+    the names. Some shells show these descriptions.
     """
     from click.shell_completion import CompletionItem
 
@@ -46,19 +50,22 @@ def items(names: Mapping[str, str] | Iterable[str], incomplete: str, before: str
 
 
 def path(incomplete: str, kind: str = "file") -> Items:
-    """Tell the shell to complete a path by itself: that of any file, or of a directory if ``kind`` is "dir"."""
+    """Tell the shell to complete a path by itself: the path of any file, or of a directory if ``kind`` is "dir"."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type=kind)]
 
 
 def follows_command(ctx: click.Context) -> bool:
-    """Return whether the command of the ranks has begun, so that all further words belong to it."""
+    """Return whether the command line already has the first word of the ranks' command, such as ``python``.
+
+    If so, all further words belong to the ranks' command.
+    """
     return bool(ctx.params.get("command"))
 
 
 def _completer(offer: Callable[[str], Items]) -> Completer:
-    """Return a completer of an option's values from a function of the incomplete word."""
+    """Return a completer of an option's values. ``offer`` returns the completions of an incomplete word."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
         return path(incomplete) if follows_command(ctx) else offer(incomplete)
@@ -67,16 +74,16 @@ def _completer(offer: Callable[[str], Items]) -> Completer:
 
 
 def words(*choices: str, many: bool = False) -> Completer:
-    """Return a completer for an option that takes one of ``choices``; if ``many``, several, separated by commas."""
+    """Return a completer for an option that takes one of ``choices``, or a list separated by commas if ``many``."""
     names = dict.fromkeys(choices, "")
     return _completer(lambda incomplete: _listed(names, incomplete) if many else items(names, incomplete))
 
 
 def providers(kind: str, *more: str, many: bool = False) -> Completer:
-    """Return a completer for the names of installed providers.
+    """Return a completer for an option whose values are the names of things that plugins add, such as tuners.
 
-    ``kind`` is an attribute of the registry, such as "tuners". ``more`` are words that are valid besides. ``many``: the
-    option takes several names, separated by commas.
+    ``kind`` is the plugin kind of these things, as an attribute of the registry, such as "tuners". ``more`` are further
+    valid words. If ``many`` is true, the option takes several names, separated by commas.
     """
 
     def offer(incomplete: str) -> Items:
@@ -93,16 +100,17 @@ def providers(kind: str, *more: str, many: bool = False) -> Completer:
 
 
 def _listed(names: Mapping[str, str], incomplete: str) -> Items:
-    """Return completions of the last name in a list with commas. Names that the list has already are left out."""
+    """Return completions of the last name in a list separated by commas. Names already in the list are left out."""
     before, comma, last = incomplete.rpartition(",")
     given = before.split(",")
     return items({name: text for name, text in names.items() if name not in given}, last, before + comma)
 
 
 def _backends(incomplete: str) -> Items:
-    """Return completions of a transport's name, and of both names in LOCAL+CROSS.
+    """Return completions of the setting ``backend``: a transport's name, or two names in the form LOCAL+CROSS.
 
-    Transports that no user selects for processes are left out.
+    Three kinds of transports are left out, because a user cannot choose them by this setting: those between the threads
+    of one process, those that are composed of other transports, and those with a limited number of ranks.
     """
     registry = installed()
     if registry is None:
@@ -117,7 +125,10 @@ def _backends(incomplete: str) -> Items:
 
 
 def _devices(incomplete: str) -> Items:
-    """Return completions of what may reduce the tensors on accelerators."""
+    """Return completions of the setting ``device_dense``, which chooses how tensors on accelerators are reduced.
+
+    The words are "auto", "cpu", and the transports that support an accelerator.
+    """
     registry = installed()
     if registry is None:
         return []
@@ -126,7 +137,7 @@ def _devices(incomplete: str) -> Items:
 
 
 def _plugins(incomplete: str) -> Items:
-    """Return completions of the names of installed plugins, those included that the user's lists leave out."""
+    """Return completions of the names of all installed plugins, including the plugins that are not in use."""
     registry = installed()
     if registry is None:
         return []
@@ -142,7 +153,10 @@ directories = _completer(lambda incomplete: path(incomplete, "dir"))
 
 
 def script(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
-    """Return completions for the command of the ranks: Python files, directories and ``python``, then any file."""
+    """Return completions for the command of the ranks.
+
+    The first word is completed to a Python file, a directory, or ``python``. Every later word is completed to any file.
+    """
     if follows_command(ctx):
         return path(incomplete)
     folder, slash, start = incomplete.rpartition("/")

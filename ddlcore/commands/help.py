@@ -1,4 +1,7 @@
-"""Write the help of a command: its options in groups, those for everyday use by default, all with --help-all."""
+"""Write the help of a command, with the options in groups.
+
+--help shows the options for everyday use, and --help-all shows all options.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,17 @@ import click
 
 from ddlcore.config import GROUPS
 
-_COLUMN = 32  # greatest width of the names: the text of an option with longer names begins on the next line
+_COLUMN = 32  # greatest width of the column of names: if an option's names are longer, its text begins on the next line
 _WHOLE = "ddl.whole_help"  # in click's context
 HELP_NAMES = ["-h", "--help"]
 
 
 class Group(NamedTuple):
-    """A group of options in a help. Groups are shown in the order of ``place``, and as they come where it is equal."""
+    """A group of options in a help text.
+
+    Groups are shown in the order of ``place``. Groups with equal ``place`` are shown in the order of their first
+    options.
+    """
 
     title: str
     doc: str = ""
@@ -31,10 +38,10 @@ HELP = Group("Help", "this page, and more of it", PLUGINS_PLACE + 1)
 
 
 class Option(click.Option):
-    """An option of a command with its place in the help.
+    """An option of a command, with its group in the help and a short text.
 
-    ``brief`` is its text in the short help; without one, only --help-all shows the option. ``help`` is the text of
-    --help-all; without one, it is ``brief``.
+    ``brief`` is the option's text in the short help. If ``brief`` is empty, only --help-all shows the option. ``help``
+    is the option's text for --help-all. If ``help`` is empty, --help-all shows ``brief``.
     """
 
     def __init__(
@@ -46,12 +53,12 @@ class Option(click.Option):
 
 
 def option(*names: str, group: Group, **rest: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds an ``Option`` to a command. The arguments are those of click's options."""
+    """Return a decorator that adds an ``Option`` to a command. ``rest`` holds further arguments of ``Option``."""
     return click.option(*names, cls=Option, group=group, **rest)
 
 
 def examples(*rows: tuple[str, str]) -> str:
-    """Return the epilog of a help, with a line for each example: the command, and what it does."""
+    """Return the last part of a help text: one line for each example. A row is a command and its description."""
     width = max(len(command) for command, _ in rows)
     # click wraps a paragraph again unless its first line is this character.
     return "\n".join(["\b", "Examples:", *(f"  {command:<{width}}  {what}" for command, what in rows)])
@@ -60,12 +67,13 @@ def examples(*rows: tuple[str, str]) -> str:
 class Command(click.Command):
     """A click command whose help shows its options in groups.
 
-    If some of its options have no text in the short help, the command gets the option ``--help-all``.
+    If the short help leaves out some options of the command, the command also has the option ``--help-all``.
     """
 
     def __init__(self, *given: Any, **rest: Any) -> None:
         super().__init__(*given, **rest)
-        # click keeps the option --help as the command's first context makes it, even one without the parent `ddl`.
+        # click creates the option --help only once, in the first context of this command. That context may have no
+        # parent `ddl`, so the names are set here, too.
         self.context_settings.setdefault("help_option_names", HELP_NAMES)
         if any(isinstance(one, Option) and not one.hidden and not one.brief for one in self.params):
             self.params.append(
@@ -81,7 +89,7 @@ class Command(click.Command):
             )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups of options, each below its title."""
+        """Write the groups of options into ``formatter``, each group below its title."""
         whole = shows_whole(ctx)
         shown = [one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.hidden]
         grouped = any(isinstance(one, Option) and one.group != OPTIONS for one in shown)
@@ -113,10 +121,10 @@ def _show_whole(ctx: click.Context, parameter: click.Parameter, value: bool) -> 
 
 
 def _brief_record(ctx: click.Context, option: click.Option) -> tuple[str, str] | None:
-    """Return the names and the text of an option in the short help, or None if it is not shown there.
+    """Return the names and the text of an option for the short help, or None if the short help leaves it out.
 
-    Of several names, the first that begins with one dash, if it is no more than two letters, and the first long one are
-    shown.
+    At most two names are shown: the first name of at most three characters, such as -np, and the first name that begins
+    with two dashes.
     """
     if not isinstance(option, Option):
         return option.get_help_record(ctx)  # click's own --help, and options of small commands

@@ -1,4 +1,4 @@
-"""Offer the settings as command-line options, which are the same for every command that takes settings."""
+"""Offer the settings as command-line options. Every command that takes settings has the same options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddlcore.config import GROUPS, SETTINGS, Setting
 
 _ALSO = {"network_interface": ("--network-interfaces",), "evict_after_s": ("--evict-after",)}  # its name in horovodrun
 _OF_PLUGINS = "ddl.options_of_plugins"  # in click's context
-# What the value of a setting is, where its type does not say so, and how a shell completes it.
+# For some settings: the placeholder of the value in the help, and the function that completes the value in a shell.
 _VALUES: Mapping[str, tuple[str, Any]] = {
     "backend": ("NAME", completion.backends),
     "device_dense": ("NAME", completion.devices),
@@ -41,8 +41,8 @@ _VALUES: Mapping[str, tuple[str, Any]] = {
 def setting_options(in_brief: Collection[str] = tuple(GROUPS)) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds one option for each of the core's settings.
 
-    The value of an option that is not given is None. ``in_brief`` are the groups of settings that may appear in the
-    short help of the command; it shows no setting of another group.
+    The value of an option is None if the user does not give the option. ``in_brief`` holds the names of groups of
+    settings. The short help of the command shows only settings of these groups.
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,44 +56,54 @@ def setting_options(in_brief: Collection[str] = tuple(GROUPS)) -> Callable[[Call
 
 
 class SettingsCommand(Command):
-    """A command that takes the settings as options: the core's, and those that installed plugins define.
+    """A command that takes settings as options: the settings of the core, and the settings of installed plugins.
 
-    The plugins are loaded only if an option is given that the core does not know, for --help-all and for a shell that
-    completes a word. So the other command lines are read as quickly as without plugins.
+    Plugins are loaded only in three cases: the core does not know an option on the command line, --help-all is given,
+    or a shell asks for completions. All other command lines are parsed as fast as without plugins.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters of the command, and the options of plugins if they have been asked for."""
+        """Return the parameters of the command, and also the options of plugins if they are needed.
+
+        They are needed in three cases: ``find_plugin_options`` has added them, --help-all is given, or a shell asks for
+        completions.
+        """
         known = super().get_params(ctx)
         if _OF_PLUGINS not in ctx.meta and (shows_whole(ctx) or ctx.resilient_parsing):
             ctx.meta[_OF_PLUGINS] = _plugin_options(known)
         return [*known, *ctx.meta.get(_OF_PLUGINS, ())]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line ``args``, which may hold options of plugins."""
+        """Parse the command line ``args``, which may contain options of plugins. Return the words that remain."""
         self.find_plugin_options(ctx, args)
         return super().parse_args(ctx, args)
 
     def find_plugin_options(self, ctx: click.Context, args: list[str]) -> None:
-        """Add the options of plugins if ``args`` has an option that is unknown without them."""
+        """Add the options of plugins to the command if ``args`` contains an option that the core does not know."""
         known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
         given = (word.partition("=")[0] for word in args[: self.command_at(ctx, args)] if word.startswith("--"))
         if _OF_PLUGINS not in ctx.meta and not known.issuperset(given):
             ctx.meta[_OF_PLUGINS] = _plugin_options(self.get_params(ctx))
 
     def command_at(self, ctx: click.Context, args: Sequence[str]) -> int:
-        """Return the index of the first word in ``args`` that is certainly no option of ours, or ``len(args)``."""
+        """Return the number of words at the start of ``args`` that may be options of this command.
+
+        These are the words before ``--``, or all words if there is no ``--``.
+        """
         return args.index("--") if "--" in args else len(args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> completion.Items:
-        """Return completions of an option's name; after the command of the ranks has begun, of a file."""
+        """Return completions of an option's name, or of a file's path if the word belongs to the ranks' command."""
         if completion.follows_command(ctx):
             return completion.path(incomplete)
         return super().shell_complete(ctx, incomplete)
 
 
 def _plugin_options(known: Sequence[click.Parameter]) -> list[Option]:
-    """Return an option for each setting of the installed plugins, if no option in ``known`` has its name."""
+    """Return an option for each setting of the installed plugins.
+
+    A setting is left out if an option in ``known`` has the same name or one of the same flags.
+    """
     registry = completion.installed()
     if registry is None:
         return []
@@ -106,7 +116,7 @@ def _plugin_options(known: Sequence[click.Parameter]) -> list[Option]:
         for row in provider.settings:
             words, described = _declared(row, CORE.get(row.group, own))
             if row.name not in names and not flags & set(_flags(words)):
-                found[row.name] = Option(words, **{**described, "brief": ""})  # the short help is that of the core
+                found[row.name] = Option(words, **{**described, "brief": ""})  # none of them in the short help
     return list(found.values())
 
 
@@ -115,7 +125,7 @@ def _flags(names: Sequence[str]) -> list[str]:
 
 
 def _declared(row: Setting, group: Group) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of a setting's option, as click takes them, and its further arguments."""
+    """Return click's arguments for the option of a setting: the names, and the keyword arguments."""
     described: dict[str, Any] = {"default": None, "group": group, "help": _text(row), "brief": _brief(row)}
     if row.type is bool:
         return [f"{row.flag}/--no-{row.flag[2:]}", row.name], described
@@ -135,7 +145,10 @@ def _text(row: Setting) -> str:
 
 
 def _brief(row: Setting) -> str:
-    """Return the text of the short help, with the default if it says more than that the setting is off."""
+    """Return the text of a setting for the short help. The text is empty if the short help leaves the setting out.
+
+    The text ends with the default, unless the default is empty, 0 or off.
+    """
     return f"{row.brief} [default {_default(row)}]" if row.brief and row.default else row.brief
 
 

@@ -1,4 +1,4 @@
-"""The extension points: base classes and data types with which plugins add transports, adapters, launchers and more."""
+"""The extension points: base classes and data types for plugins that add transports, adapters, launchers and more."""
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer

@@ -1,7 +1,7 @@
-"""Finds the hosts that a batch system has granted, and the number of ranks for each host.
+"""Finds the hosts that a batch system has granted to a job, and the number of ranks for each host.
 
-It reads the batch system's variables and host lists. Launchers, built in or from a plugin, use it if the user has named
-no hosts.
+This module reads the batch system's environment variables and host lists. The launchers of ddl and of plugins use this
+module if the user has named no hosts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
-    """Return the hosts of the batch job to which ``environ`` belongs, in the job's order; () if there is no batch job.
+    """Return the hosts of the present batch job in the job's order. Return an empty sequence if there is no batch job.
 
-    With Slurm, a host gets one slot for each requested task, or one for each core if no tasks were requested. With
-    other batch systems, a host gets the number of slots that the system's own list of hosts states. Raises
-    ValueError, in one line that names the variable, if a list is missing or malformed, or if srun has started this
-    process as one of several.
+    ``environ``: the environment variables that describe the batch job. Each host has a number of slots; a slot is room
+    for one rank. With Slurm, a host gets one slot for each requested task, or one for each core if no tasks were
+    requested. With other batch systems, the number of slots is in the system's own list of hosts.
+
+    Raises ValueError if a list of hosts is missing or malformed, or if srun has started this process as one of several.
+    The message is one line that names the variable.
     """
     if "SLURM_JOB_ID" in environ:
         return _slurm_hosts(environ)
@@ -44,7 +46,7 @@ def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether ``environ`` is the environment of a task that srun has started.
+    """Return whether ``environ`` is the environment of a task that Slurm's srun has started.
 
     The result is False for a batch script and for an interactive shell.
     """
@@ -57,8 +59,9 @@ def in_step(environ: Mapping[str, str]) -> bool:
 def slurm_nodes(environ: Mapping[str, str]) -> list[str]:
     """Return the names of the nodes of the Slurm job, in Slurm's order.
 
-    srun always numbers its tasks in that order, even if it is given the nodes in another order. Raises ValueError, in
-    one line, if there is no node list, if there is no srun, or if srun has started this process as one of several.
+    srun numbers its tasks in Slurm's order, even if the user gives it the nodes in another order. Raises ValueError,
+    with a message of one line, if there is no node list, if there is no srun, or if srun has started this process as
+    one of several.
     """
     import shutil  # imported late: every rank calls in_step(), and no rank needs these two modules
     import subprocess
@@ -110,9 +113,9 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[HostSlots]:
 
 
 def node_names(text: str) -> list[str]:
-    """Return the names in a list such as ``rack[1-2]n[01-03,7],login``, in the order of ``scontrol show hostnames``.
+    """Return the host names in a node list such as ``rack[1-2]n[01-03,7],login``.
 
-    Raises ValueError if ``text`` is not such a list.
+    The order is that of ``scontrol show hostnames``. Raises ValueError if ``text`` is not such a list.
     """
     names: list[str] = []
     for item in _items(text):
@@ -135,9 +138,9 @@ def node_names(text: str) -> list[str]:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return one count for each node from a list such as ``2(x3),1``, which gives [2, 2, 2, 1].
+    """Return the number of tasks of each node from a list in Slurm's form, such as ``2(x3),1``.
 
-    Raises ValueError if ``text`` is not such a list.
+    The result for this example is [2, 2, 2, 1]. Raises ValueError if ``text`` is not such a list.
     """
     counts: list[int] = []
     for item in text.split(","):
@@ -149,7 +152,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _items(text: str) -> list[str]:
-    """Split ``text`` at the commas that are not within brackets."""
+    """Return the parts of ``text`` between commas. Commas within brackets do not separate parts."""
     items, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
@@ -176,7 +179,7 @@ def _unfold(ranges: str, text: str) -> list[str]:
 def _listed(environ: Mapping[str, str]) -> list[tuple[str, int]]:
     """Return pairs (host, slots) from the variables and host files of LSF, PBS, Cobalt or Grid Engine.
 
-    A host may occur several times.
+    A host may occur in several pairs, for example in one pair for each of its slots.
     """
     for name in ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "COBALT_NODEFILE"):  # these files have one line per slot
         if name in environ:
@@ -195,7 +198,10 @@ def _listed(environ: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def _lines(environ: Mapping[str, str], name: str) -> list[list[str]]:
-    """Return the words of each line of the file whose path is in the variable ``name``. Empty lines are skipped."""
+    """Return the words of each line of a file. Empty lines are skipped.
+
+    ``name``: the environment variable that contains the path of the file. Raises ValueError if the file cannot be read.
+    """
     path = environ[name]
     try:
         text = Path(path).read_text(encoding="utf-8")

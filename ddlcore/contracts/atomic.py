@@ -1,4 +1,7 @@
-"""Replaces files atomically, by means of a temporary file. Nobody can guess its name, and it is never a link."""
+"""Replaces files atomically by means of a temporary file.
+
+The name of the temporary file cannot be guessed, and the temporary file is never a link.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ __all__ = ["replacing"]
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """Yield the path of a new empty file beside ``path``, and rename the file to ``path`` when the ``with`` block ends.
 
-    The block must write the file. If the block raises, the new file is removed and ``path`` is not changed. The file's
-    permissions are ``mode`` without the bits of the umask. Raises OSError.
+    The block must write the new file. If the block raises an exception, the new file is removed and the file at
+    ``path`` is not changed. The permissions of the new file are ``mode`` without the bits of the umask. Raises OSError
+    if the new file cannot be created or renamed.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode))

@@ -1,12 +1,12 @@
-"""The bench peer contract: another library's collectives, which ``ddl bench`` measures with the same bytes as ddl's.
+"""The bench peer contract: how ``ddl bench`` measures the collectives of another library.
 
-The rules:
+``ddl bench`` measures them with the same numbers of bytes as ddl's own collectives. The rules:
 
-* ``open`` connects to the other ranks through ``context.store``. It must not change any other use of that library in
-  this process (its default group, for example).
+* ``open`` connects to the other ranks through ``context.store``. ``open`` must not change any other use of that library
+  in this process, such as the library's default group.
 * ``operation`` is called before the time is measured, and prepares everything that can be prepared. Each call of the
-  function that it returns runs the collective once, to its end. All ranks create and call the same functions in the
-  same order, on the thread that called ``open``.
+  returned function runs the collective once, to its end. All ranks create and call the same functions in the same
+  order, on the thread that called ``open``.
 * Arrays are one-dimensional, contiguous numpy arrays. Reductions are sums. All ranks pass the same number of elements.
 """
 
@@ -25,10 +25,10 @@ Array = Any  # numpy.ndarray; numpy's own types would make every caller import t
 
 
 class BenchPeer(ABC):
-    """One rank's member of a group of all ranks, from ``open`` to ``close``.
+    """The connection of this rank to a group of all ranks in another library, from ``open`` to ``close``.
 
-    ``floor``: True if the class does only the work that no implementation can avoid. Then ``ddl bench`` does not check
-    its results.
+    ``floor``: True if the class is not a real implementation but a lower bound for the time: it does only the work that
+    no implementation can avoid. Then ``ddl bench`` does not check the results of the collectives.
     """
 
     floor = False
@@ -37,21 +37,24 @@ class BenchPeer(ABC):
     def open(self, context: Context) -> None:
         """Connect to the other ranks. All ranks call this.
 
-        Raises DeadlineExceeded after ``context.timeout_s`` seconds.
+        Raises DeadlineExceeded if not all ranks are connected after ``context.timeout_s`` seconds.
         """
 
     @abstractmethod
     def operation(self, kind: Kind, source: Array, target: Array) -> Callable[[], object]:
-        """Prepare the collective ``kind`` of these arrays, and return a function that runs it each time it is called.
+        """Prepare the collective ``kind`` for two arrays. Return a function that runs the collective once per call.
 
         ALLREDUCE and BROADCAST (from rank 0) work in place: ``target`` is ``source``. For ALLGATHER, ``target``
-        receives the sources of all ranks, one after the other; for REDUCESCATTER, this rank's part of the sum; for
-        ALLTOALL, one part from each rank, all of the same size.
+        receives the sources of all ranks, one after the other. For REDUCESCATTER, ``target`` receives this rank's part
+        of the sum. For ALLTOALL, ``target`` receives one part from each rank, all of the same size.
 
         Raises NotImplementedError if the library does not support the kind or the element type. Then ``ddl bench`` does
-        not measure it.
+        not measure this collective.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. A second call has no effect. The processes of other ranks may already have ended."""
+        """Close all connections and free all memory. A second call has no effect.
+
+        The processes of other ranks may already have ended.
+        """

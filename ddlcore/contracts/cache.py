@@ -1,4 +1,4 @@
-"""Decides where compiled kernels are stored, reads and writes them, and trusts no file that another user can write."""
+"""Reads and writes compiled kernels in a cache directory. A file that another user could have written is never used."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ _ROW = next(row for row in SETTINGS if row.name == "cache_dir")
 
 
 def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yield the directories for compiled kernels, in the order of preference.
+    """Yield the possible directories for compiled kernels, the preferred one first.
 
-    If ``chosen`` is given, it is the only one; otherwise, if ``DDL_CACHE_DIR`` is set, that is the only one.
+    If ``chosen`` is not empty, yield only ``chosen``. If ``chosen`` is empty and ``environ`` contains
+    ``DDL_CACHE_DIR``, yield only the directory in that variable. Otherwise, yield the usual cache directories of the
+    user, and then one in the directory for temporary files.
     """
     chosen = chosen or environ.get(_ROW.env, "")
     if chosen:
@@ -41,11 +43,12 @@ def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ)
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    """Yield a descriptor of ``directory``, to which only this user (or root) can write. Create it if it does not exist.
+    """Check that only this user and root can write to ``directory``, and yield a file descriptor of the directory.
 
-    Machine code is loaded from this directory. All files are opened relative to the descriptor, so they are in the
-    directory that was checked, even if another directory has got its name meanwhile. Raises OSError if the directory is
-    a link, or if other users may write to it.
+    Create the directory if it does not exist. The check is necessary because machine code is loaded from this
+    directory. All files are opened relative to the descriptor. So they are in the directory that was checked, even if
+    another directory has got the same name since the check. Raises OSError if the directory is a link, or if other
+    users may write to it.
     """
     for place in reversed([directory, *directory.parents]):
         if not place.exists():
@@ -79,9 +82,9 @@ def _content(folder: int, name: str) -> bytes:
 
 
 def find(name: str, directories: Iterator[Path]) -> bytes | None:
-    """Return the bytes that ``keep`` has stored under ``name``.
+    """Return the bytes that ``keep`` has stored under ``name`` in one of ``directories``.
 
-    Returns None if they are missing or damaged, or if another user could have written them.
+    Return None if the bytes are missing or damaged, or if another user could have written them.
     """
     for directory in directories:
         try:
@@ -96,9 +99,9 @@ def find(name: str, directories: Iterator[Path]) -> bytes | None:
 
 
 def keep(name: str, body: bytes, directories: Iterator[Path]) -> Path | None:
-    """Write ``body`` under ``name`` to the first directory where this is possible, atomically.
+    """Write ``body`` atomically to the file ``name`` in the first of ``directories`` that can be written.
 
-    Returns that directory, or None if there is none.
+    Return that directory, or None if no directory can be written.
     """
     for directory in directories:
         try:
@@ -128,10 +131,10 @@ def _put(folder: int, name: str, content: bytes) -> None:
 
 @contextlib.contextmanager
 def alone(directories: Iterator[Path], timeout_s: float) -> Iterator[None]:
-    """Hold a lock between processes, so that one process compiles while the others wait for its file.
+    """Run the ``with`` block under a lock, so that one process compiles a kernel while the others wait for its file.
 
-    After ``timeout_s`` seconds, or if no directory can hold the lock, the block runs without the lock: if two processes
-    compile the same kernel, this does no harm.
+    The block runs without the lock if the lock is not free after ``timeout_s`` seconds, or if no lock file can be
+    created in any of ``directories``. This is safe: it does no harm if two processes compile the same kernel.
     """
     with contextlib.ExitStack() as stack:
         file = _lock_file(stack, directories)
@@ -148,7 +151,10 @@ def alone(directories: Iterator[Path], timeout_s: float) -> Iterator[None]:
 
 
 def _lock_file(stack: contextlib.ExitStack, directories: Iterator[Path]) -> int:
-    """Return a descriptor of the lock file; -1 if no directory can hold the file. ``stack`` closes it at its end."""
+    """Return a file descriptor of the lock file, or -1 if the file cannot be created in any of ``directories``.
+
+    ``stack`` closes the descriptor when ``stack`` ends.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     for directory in directories:
         try:

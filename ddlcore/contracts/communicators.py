@@ -1,4 +1,7 @@
-"""The communicators contract: worlds made from another library's communicators, and calls of that library in a job."""
+"""The communicators contract: how a user passes a communicator of another library to ``init``.
+
+It also says whether the user's program may call that library during a job.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,24 @@ __all__ = ["Communicators"]
 
 
 class Communicators(ABC):
-    """The facts that a message-passing library knows about the launched processes. It is built without arguments."""
+    """The facts that a library for message passing knows about the launched processes.
+
+    The class is built without arguments.
+    """
 
     @abstractmethod
     def ranks_of(self, comm: Any, rank: int, size: int) -> Sequence[int]:
-        """Return the launched ranks of the processes in ``comm``, in the order of ``comm``.
+        """Return the launched ranks of the processes in the communicator ``comm``, in the order of ``comm``.
 
-        Every process of ``comm`` must call this.
-
-        ``rank`` is this process's rank among the launched processes, and ``size`` is their number. Raises ValueError,
-        in one line with advice, if the library's own ranks do not agree with these.
+        Every process of ``comm`` must call this. ``rank``: this process's rank among the launched processes. ``size``:
+        the number of launched processes. Raises ValueError, with one line of advice, if the library's own ranks do not
+        agree with ``rank`` and ``size``.
         """
 
     @abstractmethod
     def threads_supported(self, size: int) -> bool:
-        """Return whether any thread may call the library while a job runs.
+        """Return whether any thread of the user's program may call the library while a job runs.
 
-        ``size``: the number of launched processes. Every process must call this, because it may wait for the others.
-        Raises ValueError, in one line with advice, if the library does not connect the processes.
+        ``size``: the number of launched processes. Every process must call this, because the call may wait for the
+        other processes. Raises ValueError, with one line of advice, if the library does not connect the processes.
         """

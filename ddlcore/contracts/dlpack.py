@@ -1,6 +1,7 @@
-"""Lends memory to a framework as a DLPack tensor. It is for adapters of frameworks that cannot use a plain address.
+"""Lends memory to a framework as a DLPack tensor, for adapters of frameworks that cannot use a plain address.
 
-Source: dlpack.h, the protocol's header, version 0.x: a DLManagedTensor and the DLTensor at its beginning.
+The structure is defined in dlpack.h, the header of the DLPack protocol, version 0.x: a DLManagedTensor, which begins
+with a DLTensor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SPECIAL = {DType.BF16: _BFLOAT, DType.BOOL: _BOOL, DType.U8: _UNSIGNED, DType.U
 
 
 class LentTensor(ctypes.Structure):
-    """The C structure DLManagedTensor. Its address is passed to the framework."""
+    """The C structure DLManagedTensor. The adapter passes the address of this structure to the framework."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -46,9 +47,10 @@ def lend(
 ) -> LentTensor:
     """Return a row-major DLPack tensor whose elements are in ``memory``.
 
-    The memory is kept alive until the framework calls the tensor's deleter. So the framework must take the tensor: if
-    nobody calls the deleter, the memory is never freed. ``device``: DLPack's device type and index. ``codes``: the type
-    code and bits of those types for which the framework has its own. Any thread may call this.
+    The memory stays alive until the framework calls the tensor's deleter. So the caller must pass the tensor to the
+    framework: if the deleter is never called, the memory is never freed. ``device``: DLPack's device type and the index
+    of the device. ``codes``: DLPack's type code and number of bits for those element types that the framework encodes
+    in a non-standard way; None: there are no such types. Any thread may call this.
     """
     kind = _SPECIAL.get(dtype, _FLOAT if dtype.is_float else _SIGNED)
     code, bits = (codes or {}).get(dtype, (kind, 8 * dtype.itemsize))
@@ -61,7 +63,10 @@ def lend(
 
 
 def _let_go(tensor: int) -> None:
-    """Release the memory of ``tensor``. The framework calls this when none of its tensors uses the memory any more."""
+    """Release the memory of a LentTensor. The framework calls this when none of its tensors uses the memory any more.
+
+    ``tensor``: the address of the LentTensor.
+    """
     _lent.pop(LentTensor.from_address(tensor).context, None)
 
 

@@ -1,7 +1,7 @@
-"""Emits LLVM code for vectors of elements: how each type is widened, rounded, stored and combined, on any processor.
+"""Emits LLVM code that converts, rounds and combines vectors of elements, for any processor.
 
-Kernels of the host and of devices use it. It uses only operations that the old LLVM dialect of NVVM has. Only code that
-compiles kernels imports this module, because it imports llvmlite.
+The kernels of the host and of devices use this module. The emitted code contains only operations that the old LLVM
+dialect of NVVM has. Only code that compiles kernels imports this module, because this module imports llvmlite.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Value = Any  # an llvmlite value; that library has no type annotations
 
 
 def vector(element: Any, n: int) -> Any:
-    """Return the LLVM type of a vector of ``n`` elements of type ``element``."""
+    """Return the LLVM type of a vector of ``n`` elements of the LLVM type ``element``."""
     return ir.VectorType(element, n)
 
 
 def splat(b: Any, scalar: Value, n: int) -> Value:
-    """Return a vector that contains ``scalar`` ``n`` times. ``b`` is the builder that emits the code."""
+    """Emit code that makes a vector of ``n`` copies of ``scalar``, and return the vector. ``b``: the LLVM builder."""
     empty = ir.Constant(vector(scalar.type, n), ir.Undefined)
     first = b.insert_element(empty, scalar, ir.Constant(I32, 0))
     return b.shuffle_vector(first, empty, ir.Constant(vector(I32, n), [0] * n))
@@ -58,14 +58,18 @@ def _like(x: Value, element: Any) -> Any:
 
 
 def _constant(x: Value, element: Any, value: float) -> Value:
-    """Return a vector that contains ``value`` as many times as ``x`` has elements, each of type ``element``."""
+    """Return a constant vector with as many elements as ``x``.
+
+    Each element is ``value``, converted to the LLVM type ``element``.
+    """
     return ir.Constant(_like(x, element), [value] * x.type.count)
 
 
 def apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
-    """Return ``x op y`` for vectors whose elements have the type ``dtype``; 16-bit floats must be given as float32.
+    """Emit code that computes ``x op y`` for each pair of elements of two vectors, and return the result.
 
-    If either element is a NaN, the result is a NaN, as in numpy.
+    ``dtype`` is the type of the elements. 16-bit floats must be converted to float32 before. If one element of a pair
+    is a NaN, the result for that pair is a NaN, as in numpy.
     """
     if dtype is DType.BOOL:
         x, y = (b.zext(b.icmp_unsigned("!=", z, _constant(z, I8, 0)), _like(z, I8)) for z in (x, y))
@@ -83,12 +87,16 @@ def apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
 
 @dataclass(frozen=True)
 class Elements:
-    """The conversions of vectors between the stored types and float32, float64 or int64."""
+    """The conversions of vectors between the types of tensors in memory and float32, float64 or int64.
 
-    hardware_half: bool = True  # the processor converts float16; otherwise it is done with integer operations
+    Each method emits code by the LLVM builder ``b`` for the vector ``x``, and returns the converted vector. ``dtype``
+    is the type of the tensor.
+    """
+
+    hardware_half: bool = True  # the processor converts float16; if False, integer operations are emitted instead
 
     def to_float(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Return stored elements of a 16-bit float type or float32 as float32."""
+        """Convert elements of the type ``dtype``, a 16-bit float type or float32, to float32."""
         if dtype is DType.F32:
             return x
         if dtype is DType.F16:
@@ -96,7 +104,7 @@ class Elements:
         return b.bitcast(b.shl(b.zext(x, _like(x, I32)), _constant(x, I32, 16)), _like(x, F32))
 
     def from_float(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Return float32 elements as the type ``dtype``: a 16-bit float type, rounded to nearest even, or float32."""
+        """Convert float32 elements to the type ``dtype``, a 16-bit float type (rounded to nearest even) or float32."""
         if dtype is DType.F32:
             return x
         if dtype is DType.F16:
@@ -109,7 +117,7 @@ class Elements:
         return b.trunc(b.lshr(kept, _constant(x, I32, 16)), _like(x, I16))
 
     def to_double(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Return stored elements of any type as float64."""
+        """Convert elements of the type ``dtype``, which may be any type, to float64."""
         if dtype is DType.F64:
             return x
         if dtype.is_float:
@@ -117,9 +125,10 @@ class Elements:
         return b.sitofp(self.to_long(b, x, dtype), _like(x, F64))
 
     def from_double(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Return float64 elements as any type.
+        """Convert float64 elements to the type ``dtype``, which may be any type.
 
-        Floats are rounded once, integers are truncated, and a bool is true if the element is not 0.
+        For float types the value is rounded once. For integer types it is truncated. For bool the result is true if the
+        element is not 0.
         """
         if dtype is DType.F64:
             return x
@@ -132,7 +141,7 @@ class Elements:
         return self.from_long(b, _truncated(b, x), dtype)
 
     def to_long(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Return stored integers or bools as int64."""
+        """Convert elements of the type ``dtype``, an integer type or bool, to int64."""
         if dtype is DType.BOOL:
             return b.zext(b.icmp_unsigned("!=", x, _constant(x, I8, 0)), _like(x, I64))
         if dtype is DType.I64:
@@ -140,7 +149,7 @@ class Elements:
         return (b.zext if dtype in UNSIGNED else b.sext)(x, _like(x, I64))
 
     def from_long(self, b: Any, x: Value, dtype: DType) -> Value:
-        """Return int64 elements as an integer type or bool; values that do not fit wrap around."""
+        """Convert int64 elements to the type ``dtype``, an integer type or bool. Values that do not fit wrap around."""
         if dtype is DType.BOOL:
             return b.zext(b.icmp_unsigned("!=", x, _constant(x, I64, 0)), _like(x, I8))
         return x if dtype is DType.I64 else b.trunc(x, _like(x, STORED[dtype]))
@@ -160,9 +169,9 @@ class Elements:
         return b.bitcast(b.or_(b.select(special, infinite, b.bitcast(product, _like(x, I32))), sign), _like(x, F32))
 
     def _float_to_half(self, b: Any, x: Value) -> Value:
-        """Return float32 elements rounded to the nearest float16, ties to even.
+        """Convert float32 elements to the nearest float16, ties to even.
 
-        Without hardware support it uses the integer operations of F. Giesen, "float->half variants".
+        Without hardware support, the code uses the integer operations of F. Giesen, "float->half variants".
         """
         if self.hardware_half:
             return b.bitcast(b.fptrunc(x, _like(x, HALF)), _like(x, I16))
@@ -181,9 +190,10 @@ class Elements:
 
 
 def _double_to_float_odd(b: Any, x: Value) -> Value:
-    """Return float64 elements as float32, rounded to odd.
+    """Emit code that converts float64 elements to float32, rounded to odd, and return the result.
 
-    If the result is rounded again, to 16 bits, this gives the same as a single rounding of the float64.
+    Rounding to odd has this effect: a second rounding, to a 16-bit type, gives the same value as a single rounding of
+    the float64.
     """
     near = b.fptrunc(x, _like(x, F32))
     back = b.fpext(near, _like(x, F64))
@@ -198,9 +208,9 @@ def _double_to_float_odd(b: Any, x: Value) -> Value:
 
 
 def _truncated(b: Any, x: Value) -> Value:
-    """Return float64 elements as int64, rounded towards zero.
+    """Emit code that converts float64 elements to int64, rounded toward zero, and return the result.
 
-    Values out of range become the nearest limit, and a NaN becomes 0.
+    A value out of the range of int64 becomes the nearest limit of the range. A NaN becomes 0.
     """
     least, most = _constant(x, F64, -(2.0**63)), _constant(x, F64, 2.0**63)
     fits = b.and_(b.fcmp_ordered(">=", x, least), b.fcmp_ordered("<", x, most))

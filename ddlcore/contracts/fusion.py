@@ -1,4 +1,4 @@
-"""The fusion contract: which of the tensors that are ready share a bucket, and in which order the buckets run."""
+"""The fusion contract: how a policy decides which ready tensors share a bucket, and in which order buckets run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["FusionPolicy", "Ready"]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A tensor that is ready on all members. Only tensors with equal ``key`` may share a bucket."""
+    """A tensor that is ready on all members of its process set. Only tensors with equal ``key`` may share a bucket."""
 
     name: str
     key: object  # process set, type, op, scales, device, compressor: these must be equal in one bucket
@@ -21,15 +21,15 @@ class Ready:
 
 
 class FusionPolicy(Protocol):
-    """An object that groups tensors into buckets. The same tensors and parameters must give the same buckets."""
+    """An object that groups tensors into buckets. Equal calls must always give equal buckets."""
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
-        """Return the buckets in the order in which they run; each is a list of positions in ``ready``.
+        """Return the buckets in the order in which they run. Each bucket is a list of positions in ``ready``.
 
-        Each position must occur exactly once.
+        Each position in ``ready`` must occur exactly once in the result.
 
-        ``params`` contains at least ``fusion_bytes``. When a whole period is arranged, it also contains
-        ``first_bucket_bytes``, where 0 means that the first bucket has no limit of its own. Tensors of ragged kinds are
-        never passed to this method.
+        ``params`` contains at least the setting ``fusion_bytes``. When a whole period (all buckets of a schedule) is
+        arranged, ``params`` also contains ``first_bucket_bytes``; 0 means that the first bucket has the same limit as
+        the others. Tensors of ragged kinds (allgather, alltoall) are never passed to this method.
         """
         ...

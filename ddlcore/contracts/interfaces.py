@@ -1,7 +1,7 @@
-"""Finds this host's network interfaces and its own addresses, by an interface's name or by the route to another host.
+"""Finds the network interfaces and addresses of this host, by an interface's name or by the route to another host.
 
-Transports, the control server and launchers use these functions before they listen or connect. IPv4 and IPv6 are
-supported.
+Transports, the control server and launchers use these functions before they listen or connect. The functions support
+IPv4 and IPv6.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _PROBE_PORT = 9  # "discard"; connecting a datagram socket sends nothing
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
-    """Return the addresses of every interface by its name: IPv4 first, link-local IPv6 (``fe80::1%eth0``) last.
+    """Return a dict that maps the name of each network interface of this host to the interface's addresses.
 
-    An interface without an address has an empty tuple. Raises OSError if the system does not provide the list.
+    The order of the addresses is: IPv4, IPv6, link-local IPv6 (``fe80::1%eth0``). The tuple of an interface without an
+    address is empty. Raises OSError if the system does not provide the list of interfaces.
     """
     import psutil  # here, because few ranks need it
 
@@ -30,12 +31,14 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
 
 def chosen_address(wanted: str, toward: str = "") -> str:
-    """Return this host's own address for ``wanted``, which is the name of an interface or an address of this host.
+    """Return one of this host's own addresses. ``wanted`` names the address, or a network interface that has it.
 
-    ``wanted`` may be a list, separated by commas; the first one that this host has is taken. If an interface has IPv4
-    and IPv6 addresses, the result has the same family as the address ``toward``, if that is given.
+    ``wanted`` may be a list of such names, separated by commas. Then the first name that exists on this host is used.
+    ``toward``: the address of a peer; "" if there is none. If a named interface has IPv4 and IPv6 addresses, the result
+    is of the same IP version as ``toward``.
 
-    Raises ValueError, in one line that lists the existing interfaces, if this host has none of those in ``wanted``.
+    Raises ValueError if no name in ``wanted`` exists on this host. The message is one line that lists the existing
+    interfaces.
     """
     have = interface_addresses()
     family = _family(toward)
@@ -51,9 +54,10 @@ def chosen_address(wanted: str, toward: str = "") -> str:
 
 
 def route_address(host: str) -> str:
-    """Return this host's own address on the route to ``host``, which is a name or an address. Nothing is sent.
+    """Return this host's own address on the route to ``host``, without sending anything to ``host``.
 
-    Raises ValueError, in one line, if ``host`` has no address, or if no route leads to it.
+    ``host``: the name or the address of another host. Raises ValueError, with a message of one line, if ``host`` has no
+    address or if there is no route to ``host``.
     """
     failure: OSError | None = None
     try:
@@ -76,7 +80,7 @@ def _text(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 
 def _family(address: str) -> int:
-    """Return 4 or 6; 0 if ``address`` is not an IP address."""
+    """Return the version of the IP address ``address``, 4 or 6; 0 if ``address`` is not an IP address."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).version
     except ValueError:

@@ -1,6 +1,6 @@
-"""Tables of components that are known to be bad, with their fixes, and the check that finds them on a host.
+"""Tables of components that are known to be bad, and the check that finds such components on a host.
 
-Plugins add tables of their own.
+Each row of a table also says what the user should do. Plugins may add their own tables.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ __all__ = ["KnownBad", "KnownBadCheck", "installed", "numbers"]
 
 @dataclass(frozen=True)
 class KnownBad:
-    """One component that is known to be bad: a row of a table of such components.
+    """One row of a table: a component that is known to be bad, such as a version of a library.
 
-    ``found`` returns a description of the bad component on a host. It is empty if the host does not have it.
+    ``found(host)`` returns a description of the bad component on the host, or "" if the host does not have this
+    component. ``means`` is the consequence, and ``fix`` is what the user should do.
     """
 
     name: str
@@ -29,7 +30,7 @@ class KnownBad:
 
 
 class KnownBadCheck(Check):
-    """A check that looks for the components in one table. A subclass sets ``name`` and ``rows``.
+    """A check that looks for the bad components in one table. A subclass sets ``name`` and ``rows`` (the table).
 
     A plugin's subclass also sets ``completes = "known-bad"``, so that the findings of all tables are reported together.
     """
@@ -37,11 +38,15 @@ class KnownBadCheck(Check):
     rows: ClassVar[Sequence[KnownBad]] = ()
 
     def look(self, host: HostView) -> Any:
-        """Return for each row that was found, by the row's name: what was found, what it means, and the fix."""
+        """Return a dict with an entry for each bad component that ``host`` has.
+
+        The key is the name of the row. The value is a list: the description of the component, the consequence, and the
+        fix.
+        """
         return {row.name: [said, row.means, row.fix] for row in self.rows if (said := row.found(host))}
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Yield one finding for each row that was found on at least one host, with all these hosts in one line."""
+        """Yield one finding for each bad component that at least one host has. The finding names all these hosts."""
         for name in dict.fromkeys(name for one in seen for name in one.facts):
             met = [one for one in seen if name in one.facts]
             said, means, fix = met[0].facts[name]
@@ -50,17 +55,17 @@ class KnownBadCheck(Check):
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version, so that versions can be compared.
+    """Return the first three numbers of a version as a tuple, so that versions can be compared.
 
-    2.10.0+cu128 becomes (2, 10, 0).
+    For example, 2.10.0+cu128 becomes (2, 10, 0).
     """
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def installed(name: str, bad: Callable[[tuple[int, ...]], bool]) -> Callable[[HostView], str]:
-    """Return a function for ``KnownBad.found``, which looks for a bad version of the distribution ``name``.
+    """Return a function for ``KnownBad.found`` that looks for a bad version of the Python distribution ``name``.
 
-    ``bad`` gets the ``numbers`` of the installed version, and returns whether that version is bad.
+    ``bad`` gets the result of ``numbers`` for the installed version, and returns whether that version is bad.
     """
 
     def found(host: HostView) -> str:

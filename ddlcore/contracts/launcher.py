@@ -1,13 +1,13 @@
 """The launcher contract: which commands start the agents of a job on their hosts. A launcher starts nothing itself.
 
-An agent is a ddl process that starts its ranks, watches them, forwards their output, and talks to ``ddl run`` over the
-control network. Output, exit codes and the summary of a failure do not depend on how the agents were started: a
-launcher only says which commands to execute. The rules:
+An agent is a ddl process that starts its ranks, watches them, forwards their output, and communicates with ``ddl run``
+over the control network. A launcher only returns the commands to execute. So output, exit codes and the summary of a
+failure do not depend on the launcher. The rules:
 
-* ``commands`` runs nothing and imports no framework. ``--dry-run`` prints what it returns.
+* ``commands`` runs no command and imports no framework. ``--dry-run`` prints the commands that it returns.
 * ``argv`` contains no secret. ``StartCommand.task`` says how an agent gets the job's key.
-* ``plan.program`` runs one agent, in any directory and environment: the agent receives everything else later. If the
-  command passes through a shell, the launcher quotes it (shlex.join).
+* ``plan.program`` runs one agent, in any directory and environment: the agent receives all other data later. If a shell
+  interprets the command, the launcher must quote ``plan.program`` (shlex.join).
 * If one command starts several agents, each agent finds its number in a variable of its own environment
   (``StartCommand.number``).
 * An agent writes nothing to its stdout and stderr, unless it fails before it has connected to ``ddl run``.
@@ -25,7 +25,10 @@ __all__ = ["AgentPlace", "HostSlots", "Launcher", "StartCommand", "StartPlan"]
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host, by the name under which the launcher reaches it, and how many ranks may run on it."""
+    """A host, and how many ranks may run on the host (slots).
+
+    ``host`` is the name by which the launcher reaches the host.
+    """
 
     host: str
     slots: int
@@ -35,16 +38,16 @@ class HostSlots:
 class AgentPlace:
     """One agent, with its host and the ranks that it must start."""
 
-    index: int  # its position in StartPlan.agents
+    index: int  # the agent's position in StartPlan.agents
     host: str
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StartPlan:
-    """The agents that must be started, and how to start one.
+    """The agents that must be started, and the program that starts one agent.
 
-    Agents are in the order of their hosts. If each rank has its own agent, they are in the order of their ranks.
+    The agents are in the order of their hosts. If each rank has its own agent, they are in the order of their ranks.
     """
 
     agents: tuple[AgentPlace, ...]
@@ -57,42 +60,46 @@ class StartPlan:
 
 @dataclass(frozen=True)
 class StartCommand:
-    """One command, which is executed on the launching process's host, and the agents that it starts.
+    """One command that is executed on the launching process's host, and the agents that the command starts.
 
     ``task`` says how these agents get the job's key:
 
-    * ``stdin``: as a line of their standard input. When that input ends, they know that the command has ended. A
-      command that starts several agents must pass the whole of its own standard input to each of them.
-    * ``environment``: in the variable DDL_AGENT of the command's environment. The command must pass it to the agents
-      without showing its value in any argument list.
-    * ``public``: the agent's arguments contain only what is no secret (an address, a public key), and the agent answers
-      with its own public key in a line on stdout. This is for a remote shell that does not forward standard input. Such
-      a command starts one agent.
+    * ``stdin``: from a line of their standard input. The end of that input tells the agents that the command has ended.
+      A command that starts several agents must pass its whole standard input to each agent.
+    * ``environment``: from the variable DDL_AGENT in the command's environment. The command must pass this variable to
+      the agents, and must not show its value in any argument list.
+    * ``public``: the agent creates its own keys. Its arguments contain only public data (an address, a public key), and
+      the agent answers with its own public key in a line on stdout. This is for a remote shell that does not forward
+      standard input. Such a command starts one agent.
     """
 
     argv: tuple[str, ...]
     agents: tuple[int, ...]  # indexes into StartPlan.agents
     task: Literal["stdin", "environment", "public"] = "stdin"
-    number: tuple[str, ...] = ()  # variables; the first one that is set for an agent holds its position in ``agents``
+    number: tuple[str, ...] = ()  # variables; the first one that is set is the agent's position in ``agents``
     environ: Mapping[str, str] = field(default_factory=dict)  # added to the command's environment
-    own: tuple[str, ...] = ()  # prefixes of variables whose values come from the agent, not from `ddl run`
+    own: tuple[str, ...] = ()  # prefixes of variables that ranks inherit from the agent, not from `ddl run`
     descriptors: tuple[str, ...] = ()  # variables with the number of an inherited file descriptor, such as PMI_FD
 
 
 class Launcher(ABC):
-    """A way to start agents. It is built without arguments, and one thread uses it, before any agent runs."""
+    """A way to start agents. The class is built without arguments.
+
+    One thread uses the object, before any agent runs.
+    """
 
     @abstractmethod
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
-        """Return commands that together start every agent of ``plan`` once.
+        """Return commands that together start every agent of ``plan`` exactly once.
 
-        Raises ValueError, in one line, if that is impossible.
+        Raises ValueError, with a message of one line, if that is impossible.
         """
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """Return the hosts that a batch system has granted, for a user who has named no hosts; () if there are none.
+        """Return the hosts that a batch system has granted to this job; () if there are none.
 
-        Raises ValueError, in one line, if ``environ`` refers to an allocation that does not exist.
+        This is called if the user has named no hosts. ``environ``: the environment of the launching process. Raises
+        ValueError, with a message of one line, if ``environ`` refers to an allocation that does not exist.
         """
         return ()
 
@@ -101,7 +108,7 @@ class Launcher(ABC):
         return host.rpartition("@")[2].strip("[]")
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """Return one line that says why an agent did not connect, and what to do.
+        """Return one line of text that says why an agent did not connect, and what the user should do.
 
         ``host``: the agent's host. ``code``: the exit code of the agent's command; None while the command still runs.
         ``text``: the output of the command, with stderr at the end.

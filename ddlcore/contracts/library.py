@@ -1,4 +1,4 @@
-"""Describes a library that a plugin uses: which version is loaded, and what that version can do."""
+"""Describes a library that a plugin uses: the loaded version, and the features of that version."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ __all__ = ["Library"]
 
 @dataclass(frozen=True)
 class Library:
-    """A library that this process has loaded."""
+    """The description of a library that this process has loaded.
+
+    ``facts`` are further facts about the library, such as its path and its features. They are shown to users.
+    """
 
     name: str
-    version: int  # its own version code, above 0
-    facts: Mapping[str, str] = field(default_factory=dict)  # for people to read: its path, its features
+    version: int  # the library's own version code, above 0
+    facts: Mapping[str, str] = field(default_factory=dict)  # shown to users, such as the path and the features

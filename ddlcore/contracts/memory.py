@@ -1,4 +1,4 @@
-"""The memory that transports and devices give to their callers: an address, a number of bytes, and an owner."""
+"""The memory that transports and devices allocate for their callers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ LARGE_BYTES = 1 << 20
 
 
 class Memory:
-    """Memory from which a transport can send efficiently.
+    """A block of memory from which a transport can send efficiently. The memory lives as long as this object.
 
-    This class uses plain process memory, with undefined content; transports and devices may return other memory.
+    ``address`` is the address of the first byte, and ``nbytes`` is the size. This class uses plain process memory with
+    undefined content. Transports and devices may return objects of subclasses that use other memory.
     """
 
     def __init__(self, nbytes: int) -> None:

@@ -10,32 +10,32 @@ from ddlcore.errors import DeadlineExceeded
 
 __all__ = ["PrefixStore", "Store"]
 
-_CHECKED_S = 0.5  # how often ``get_checked`` calls its check: each time costs a message to the launcher
+_CHECKED_S = 0.5  # interval at which ``get_checked`` calls its check; each time costs a message to the launcher
 
 
 class Store(ABC):
-    """A small and slow store that all ranks share. It is for addresses and unique ids, never for tensors.
+    """A small and slow key-value store that all ranks share. It is for addresses and unique ids, never for tensors.
 
-    Any thread may call it.
+    Any thread may call the methods.
     """
 
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:
-        """Store ``value`` under ``key``. It replaces a former value."""
+        """Store ``value`` under ``key``. If ``key`` exists, replace its value."""
 
     @abstractmethod
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait until ``key`` exists, and return its value.
+        """Wait until ``key`` exists, and return the value of ``key``.
 
-        Raises DeadlineExceeded after ``timeout_s`` seconds, and PeerLost if a rank of the job dies meanwhile.
+        Raises DeadlineExceeded if ``key`` does not exist after ``timeout_s`` seconds. Raises PeerLost if a rank of the
+        job dies during the wait.
         """
 
     def get_checked(self, key: str, timeout_s: float, check: Callable[[], None]) -> bytes:
-        """Do the same as ``get``, and call ``check`` twice a second while waiting.
+        """Do the same as ``get``, but call ``check`` twice a second during the wait.
 
-        If ``check`` raises, the wait ends with its error.
-
-        A transport waits in this way in ``open``, with a ``check`` that raises after ``abort``.
+        If ``check`` raises an error, the wait ends with this error. A transport uses this in ``Transport.open``: its
+        ``check`` raises an error after ``Transport.abort`` was called.
         """
         until_s = time.monotonic() + timeout_s
         while True:
@@ -49,7 +49,10 @@ class Store(ABC):
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Add ``amount`` to the integer under ``key`` (0 if it does not exist), and return the sum, atomically."""
+        """Add ``amount`` to the integer under ``key``, and return the sum. The addition is atomic.
+
+        If ``key`` does not exist, its value counts as 0.
+        """
 
     @abstractmethod
     def delete(self, prefix: str) -> None:
@@ -57,7 +60,7 @@ class Store(ABC):
 
 
 class PrefixStore(Store):
-    """A store that keeps its keys in the store ``base``, with ``prefix`` in front of each."""
+    """A part of another store. Each key is stored in the store ``base``, with ``prefix`` in front of the key."""
 
     def __init__(self, prefix: str, base: Store) -> None:
         self._prefix = prefix

@@ -1,26 +1,27 @@
-"""The transport contract: one communicator for one group of ranks, from open to close.
+"""The transport contract: one communicator for one group of ranks, from ``open`` to ``close``.
 
 The rules:
 
-* The executor makes one call at a time, in the same order on every rank. Calls come from one thread at a time; if
-  ``capabilities.thread_bound``, they come from the thread that called ``open``. Only ``abort`` may be called by any
-  thread at any moment: it returns within 1 s, and makes a pending call or Work raise.
-* Memory is dense: the elements of a buffer fill ``nbytes`` bytes from ``address`` on, in any order of the axes. A
-  buffer with gaps is refused with ValueError before anything is sent: each collective begins with ``dense(source,
-  target)``.
-* Every member passes sizes that match: all counts are given, of what is sent *and* of what is received. A transport
-  never exchanges sizes. A length of zero is always allowed.
+* The executor is the part of ddl that runs buckets and calls the transport. The executor makes one call at a time, in
+  the same order on every rank. Calls come from one thread at a time. If ``capabilities.thread_bound`` is true, all
+  calls come from the thread that called ``open``. Only ``abort`` may be called by any thread at any moment. ``abort``
+  returns within 1 s, and makes a pending call or Work raise an error.
+* Memory is dense: the elements of a buffer fill ``nbytes`` bytes from ``address`` on, in any order of the axes. If a
+  buffer has gaps, a transport raises ValueError before it sends anything. For this, the implementation of each
+  collective calls ``dense(source, target)`` first.
+* All members pass matching sizes. The arguments contain the counts of the sent *and* of the received elements, so a
+  transport never exchanges sizes. A length of zero is always allowed.
 * A ``Work`` is complete when the call returns (``DONE``), or after ``wait``, which has a timeout.
-* If ``capabilities.stream_ordered``, addresses are in memory of the device of ``context.queue`` (or in pinned host
-  memory). A call enqueues its work on that queue and returns ``DONE``, which then means only that this rank has
-  enqueued the work. If the work needs other memory, the transport itself keeps that memory alive. Calls still come from
-  one thread.
-* Source and target of an allreduce, and of each tensor of a plan, are the same memory or disjoint. Those of
+* If ``capabilities.stream_ordered`` is true, addresses are in memory of the device of ``context.queue`` (or in pinned
+  host memory). A call enqueues its work on that queue and returns ``DONE``. In this case, ``DONE`` means only that this
+  rank has enqueued the work. If the work needs other memory, the transport itself keeps that memory alive.
+* Source and target of an allreduce, and of each tensor of a plan, are the same memory or disjoint. Source and target of
   ``allgatherv``, ``reducescatterv`` and ``alltoallv`` are always disjoint.
-* Buffers belong to the executor, which keeps them until the Work is done or the transport is aborted.
-* One function maps the errors of the library to TransportError, with the library's error as the cause. A peer that is
-  slow is not lost: a transport disables its own timeouts, because the control network decides which rank is lost.
-* The executor averages, scales, casts, encodes and fuses, unless the capabilities say that the transport does so.
+* Buffers belong to the executor. The executor keeps them until the Work is done or the transport is aborted.
+* One function of a transport converts the errors of its library to TransportError, with the library's error as the
+  cause. A slow peer is not a lost peer: a transport disables its own timeouts, because the control network decides
+  which rank is lost.
+* The executor averages, scales, casts, encodes and fuses tensors, unless the capabilities say that the transport does.
 """
 
 from __future__ import annotations
@@ -55,31 +56,32 @@ ALL_OPS = frozenset({ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product}
 
 @dataclass(frozen=True)
 class Capabilities:
-    """A description of what a transport can do.
+    """The description of what a transport can do.
 
-    It is read once, when a route is chosen, and logged with the reason for the choice.
+    ddl reads the capabilities once, when it chooses the transports for a group of ranks. It logs the capabilities and
+    the reason for the choice.
     """
 
     devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[DType] = (
-        ALL_DTYPES  # types that it reduces; it adds 16-bit floats in float32 and rounds once (host_first: twice)
+        ALL_DTYPES  # types that can be reduced; 16-bit floats are added in float32 and rounded once (host_first: twice)
     )
     ops: frozenset[ReduceOp] = ALL_OPS  # with Average, the transport divides sums of floats by the number of ranks
-    one_host: bool = False  # it can connect only members that share a host
-    vectored: bool = False  # prepare() takes the tensors of a bucket by their addresses, so no copy is needed
+    one_host: bool = False  # the transport can connect only members that share a host
+    vectored: bool = False  # prepare() uses the tensors of a bucket by their addresses, so no copy is needed
     scales: bool = False  # the transport itself applies ``prescale`` and ``postscale`` of vectored plans
     atomic: bool = False  # vectored plans can run as an atomic allreduce, see Prepared.run_atomic
     resumable: bool = False  # an atomic run may consist of several tries on a user thread: Prepared.try_run_atomic
-    order_fixed: bool = False  # it adds in the order of the ranks, whatever the bucket: bitwise reproducible
-    host_first: bool = False  # it adds within each host first, then the hosts' sums in the order of their first ranks
+    order_fixed: bool = False  # values are added in the order of the ranks in every bucket: bitwise reproducible
+    host_first: bool = False  # values are added within each host, then across hosts in the order of their first ranks
     thread_bound: bool = False
-    abort: bool = True  # False: a pending call cannot be interrupted; the job exits without waiting for it
-    stream_ordered: bool = False  # calls only enqueue work, on ``Context.queue``; later work on it comes after
+    abort: bool = True  # False: a pending call cannot be interrupted; the job exits without waiting for the call
+    stream_ordered: bool = False  # calls only enqueue work on ``Context.queue``; later work on this queue runs after it
 
 
 @dataclass(frozen=True)
 class Context:
-    """The values that a transport gets when it opens."""
+    """The values that a transport gets when it is opened."""
 
     rank: int  # this rank's number in this communicator
     members: tuple[Member, ...]  # in the order of their ranks in this communicator
@@ -89,7 +91,7 @@ class Context:
     timeout_s: float  # how long ``open`` may take
     name: str = ""  # name of the communicator, for messages
     address: str = ""  # this host's address on the route to the launcher; "" if all ranks are on one host
-    queue: Queue | None = None  # queue of the communicator's device; None if it works on host memory
+    queue: Queue | None = None  # queue of the communicator's device; None if the communicator works on host memory
 
     @property
     def size(self) -> int:
@@ -99,15 +101,17 @@ class Context:
 class Work(ABC):
     """A collective that has been started.
 
-    The thread that started it calls ``wait`` again and again, each time for a part of a second, until it returns True or
-    raises. Then nobody uses the Work any more. No other collective of the communicator is started meanwhile.
+    The thread that has started the collective calls ``wait`` repeatedly, each time with a timeout below a second, until
+    ``wait`` returns True or raises an error. After that, the Work is not used any more. Until then, no other collective
+    of the communicator is started.
     """
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the collective is complete, and return True. Return False if ``timeout_s`` has passed first.
+        """Wait until the collective is complete, and return True. Return False if ``timeout_s`` seconds pass before.
 
-        Raises a TransportError if the collective has failed. After ``abort`` of the transport, it raises one within 1 s.
+        Raises TransportError if the collective has failed. After ``abort`` of the transport, raises TransportError
+        within 1 s.
         """
 
 
@@ -121,13 +125,13 @@ DONE: Work = _Done()
 
 @dataclass(frozen=True)
 class Plan:
-    """A description of an allreduce of several tensors of one type, made before their addresses are known."""
+    """The description of an allreduce of several tensors of one type, made before the tensors' addresses are known."""
 
     counts: tuple[int, ...]  # number of elements of each tensor
     dtype: DType
-    op: ReduceOp  # SUM, MIN, MAX or PRODUCT
+    op: ReduceOp  # Sum, Min, Max or Product
     prescale: float = 1.0  # always 1 unless capabilities.scales
-    postscale: float = 1.0  # always 1 unless capabilities.scales; it includes the division for an average
+    postscale: float = 1.0  # always 1 unless capabilities.scales; for an average, it includes the division
     kind: Kind = Kind.ALLREDUCE
 
 
@@ -136,49 +140,53 @@ class Prepared(ABC):
 
     @abstractmethod
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
-        """Start the plan with these addresses, and return its Work.
+        """Start the plan for the tensors at these addresses, and return its Work.
 
-        ``sources[i]`` and ``targets[i]`` have ``plan.counts[i]`` elements each. They are the same address, or their
-        memory is disjoint.
+        The tensors at ``sources[i]`` and ``targets[i]`` have ``plan.counts[i]`` elements each. The two addresses are
+        equal, or the memory of the two tensors is disjoint.
         """
 
     def run_atomic(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
-        """Run the plan to its end if all ranks pass real data, and return True.
+        """Run the plan as an atomic allreduce: return True if all ranks pass real data, otherwise False.
 
-        Otherwise write nothing, and return False.
-
-        If ``real`` is False, this rank has no real data, and its addresses are not used. The result is the same on all
-        ranks. This is called only if ``capabilities.atomic``, and for at least one element.
+        If all ranks pass real data, the plan runs to its end. Otherwise nothing is written to ``targets`` on any rank.
+        ``real``: whether this rank has real data; if False, its addresses are not used. The result is the same on all
+        ranks. This is called only if ``capabilities.atomic`` is true, and only for at least one element.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot run atomically")
 
     def try_run_atomic(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
-        """Try for about 0.1 s to do ``run_atomic`` with real data. Return None if not all ranks have arrived by then.
+        """Try to do the same as ``run_atomic`` with real data. Return None if a rank is missing after about 0.1 s.
 
-        This is called only if ``capabilities.resumable``. After None, it is called again with the same ``ticket``, by
-        any one thread at a time, until it returns True or False; nothing else is called on the communicator meanwhile.
-        A further call with the same ticket does nothing and returns the same result, so that a caller that was
-        interrupted can ask for the result.
+        This is called only if ``capabilities.resumable`` is true. After a result of None, this method is called again
+        with the same ``ticket`` until the result is True or False. Any thread may make these calls, one at a time.
+        Until then, no other method of the communicator is called. After a result of True or False, a further call with
+        the same ticket has no effect and returns the same result. So a caller that was interrupted can ask for the
+        result again.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be run in several tries")
 
     def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Set the addresses that ``run_bound`` uses. They stay set until the next ``bind`` or ``run_atomic``.
+        """Set the addresses that ``run_bound`` uses until the next call of ``bind`` or ``run_atomic``.
 
-        This takes little time if the addresses are the same as before. The caller keeps the owners of the memory alive.
+        This takes little time if the addresses are the same as in the last call. The caller keeps the memory alive.
         """
         self._addresses = (list(sources), list(targets))
 
     def run_bound(self, real: bool) -> bool:
-        """Do ``run_atomic`` with the addresses that ``bind`` has set. If ``real`` is False, none need to be set."""
+        """Do the same as ``run_atomic``, with the addresses that ``bind`` has set.
+
+        If ``real`` is False, ``bind`` need not have been called.
+        """
         sources, targets = getattr(self, "_addresses", ([], []))
         return self.run_atomic(sources, targets, real)
 
 
 def dense(*buffers: Buffer) -> None:
-    """Raise ValueError, with shape and strides, if one of ``buffers`` has gaps between its elements.
+    """Raise ValueError if one of ``buffers`` has gaps between its elements.
 
-    An address and a count cannot describe such a buffer.
+    The message contains the shape and the strides of that buffer. Transports cannot move a buffer with gaps, because
+    they get only an address and a count.
     """
     for buffer in buffers:
         if buffer.strides is not None and not buffer.is_dense:
@@ -189,78 +197,82 @@ def dense(*buffers: Buffer) -> None:
 
 
 class Transport(ABC):
-    """A communicator between the ranks of one group; the base class of all transports.
+    """A communicator between the ranks of one group. This is the base class of all transports.
 
-    A transport implements ``open``, ``close``, ``allreduce``, ``allgatherv`` and ``broadcast``; the base class derives
-    the other collectives from them. A stream-ordered transport must also implement ``reducescatterv`` and
-    ``alltoallv``; its ``barrier`` is never called.
+    A transport implements ``open``, ``close``, ``allreduce``, ``allgatherv`` and ``broadcast``. The base class
+    implements the other collectives by means of these. A stream-ordered transport must also implement
+    ``reducescatterv`` and ``alltoallv``; its ``barrier`` is never called.
     """
 
     capabilities: Capabilities = Capabilities()
 
     def capabilities_for(self, kind: Kind) -> Capabilities:
-        """Return the capabilities for operations of one kind; by default the same for all.
+        """Return the capabilities for operations of ``kind``. By default they are the same for all kinds.
 
-        May be called before ``open``.
+        This may be called before ``open``.
         """
         return self.capabilities
 
     @abstractmethod
     def open(self, context: Context) -> None:
-        """Connect to the other members. All of them call this; it returns when all have.
+        """Connect to the other members. All members call this. The call returns when all members have called it.
 
-        Raises DeadlineExceeded after ``context.timeout_s`` seconds.
+        Raises DeadlineExceeded if not all members are connected after ``context.timeout_s`` seconds.
         """
         self.context = context
 
     def attend(self, context: Context, check: Callable[[], None]) -> None:
-        """Take part while other ranks open further instances of this transport; it is called instead of ``open``.
+        """Help other ranks to open instances of this transport. This is called instead of ``open`` on this instance.
 
-        If the provider is ``attended``, this transport can only be opened if also the ranks outside its group take
-        part. So every rank of a composed communicator calls this, each on an instance of its own; a rank that opens an
-        instance itself calls this afterwards. ``context.members`` are all ranks of the composed communicator. ``check``
-        raises an error to end the wait. After this, only ``abort`` and ``close`` may be called. Raises DeadlineExceeded
-        after ``context.timeout_s`` seconds.
+        Some transports can be opened only if all ranks outside the group take part; their provider has ``attended``
+        set. Such a transport may be the part of a communicator that connects its hosts. Then every rank of the
+        communicator creates a separate instance and calls ``attend`` on it, with all ranks of the communicator as
+        ``context.members``. If a rank also has an instance to open, it calls ``open`` on that one first. ``check`` is
+        called while this rank waits; if ``check`` raises an error, the wait ends with that error. After ``attend``,
+        only ``abort`` and ``close`` may be called. Raises DeadlineExceeded after ``context.timeout_s`` seconds.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. A second call has no effect.
+        """Close all connections and free all memory of this transport. A second call has no effect.
 
         No collective is pending when this is called. The processes of other members may already have ended.
         """
 
     def abort(self) -> None:
-        """Make everything that is pending raise now. Any thread may call this.
+        """Make all pending calls and Works raise an error now. Any thread may call this.
 
-        After it, only ``close`` may be called.
+        After ``abort``, only ``close`` may be called.
         """
 
     def check_queued(self) -> None:
-        """Raise the error if work that earlier calls have enqueued was aborted after these calls had returned.
+        """Raise an error if enqueued work was aborted after the call that enqueued it had returned.
 
-        It returns at once. Any thread may call it.
+        Otherwise, do nothing. This returns at once. Any thread may call this.
         """
 
     @abstractmethod
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
-        """Write source of rank 0 op source of rank 1 op … source of the last rank to ``target``, on all ranks.
+        """Reduce the sources of all ranks by ``op``, and write the result to ``target`` on all ranks.
 
-        Source and target are the same memory or disjoint.
+        ``source`` and ``target`` are the same memory or disjoint.
         """
 
     @abstractmethod
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
-        """Write the sources of all ranks, one after the other, to ``target``; ``counts[r]`` elements come from rank r."""
+        """Write the sources of all ranks to ``target``, one after the other in the order of the ranks.
+
+        ``counts[r]`` is the number of elements that rank r contributes.
+        """
 
     @abstractmethod
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """Copy the buffer of ``root``, a rank of this communicator, to all ranks."""
+        """Copy the content of ``buffer`` on rank ``root`` of this communicator to ``buffer`` on all other ranks."""
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
         """Reduce the sources of all ranks, and write this rank's part of the result to ``target``.
 
-        The parts are in the order of the ranks; rank r gets ``counts[r]`` elements.
+        The parts of the result are in the order of the ranks. Rank r gets ``counts[r]`` elements.
         """
         dense(source, target)
         whole = self._temporary(source.count, source.dtype)
@@ -272,8 +284,8 @@ class Transport(ABC):
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
         """Send ``counts[s][d]`` elements from each rank s to each rank d.
 
-        ``source`` holds the parts for all ranks, one after the other; ``target`` receives the parts from all ranks
-        likewise. Both are in the order of the ranks.
+        ``source`` contains the parts for all ranks, one after the other in the order of the ranks. ``target`` receives
+        the parts from all ranks in the same order.
         """
         dense(source, target)
         me, size = self.context.rank, source.dtype.itemsize
@@ -288,7 +300,7 @@ class Transport(ABC):
         return DONE
 
     def barrier(self) -> Work:
-        """Return a Work that is complete on no rank before every rank has called this."""
+        """Start a barrier, and return its Work. No rank's Work is complete before all ranks have called ``barrier``."""
         one = self._temporary(1, DType.U8)
         return self.allreduce(one, one, ReduceOp.Max)
 
@@ -298,7 +310,10 @@ class Transport(ABC):
         return Memory(nbytes) if queue is None else queue.runtime.allocate(nbytes)
 
     def prepare(self, plan: Plan) -> Prepared:
-        """Return a Prepared that can run ``plan``. This is called only if ``capabilities.vectored``."""
+        """Return an object that can run ``plan`` repeatedly.
+
+        This is called only if ``capabilities.vectored`` is true.
+        """
         raise NotImplementedError(f"{type(self).__name__} is not vectored")
 
     def _temporary(self, count: int, dtype: DType) -> Buffer:

@@ -1,4 +1,4 @@
-"""The tuner contract: a tuner proposes settings, learns how long a step took with them, and proposes better ones."""
+"""The tuner contract: how a tuner proposes settings, gets the measured duration of a step, and proposes better ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["Knob", "Tuner", "Value"]
 class Tuner(ABC):
     """A search for values of ``knobs`` with which a step takes the least time.
 
-    Equal seeds give equal results. It reads no clock, and one thread at a time may use it.
+    ``knobs``: the settings that the search may change. Equal seeds and equal calls give equal results. A tuner reads no
+    clock. One thread at a time may use a tuner.
     """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:
@@ -22,12 +23,12 @@ class Tuner(ABC):
 
     @abstractmethod
     def ask(self) -> dict[str, Value] | None:
-        """Return the settings to try next, one value for each knob; None if no further trial would help."""
+        """Return the settings to try next, with one value for each knob; None if no further trial would help."""
 
     @abstractmethod
     def tell(self, values: Mapping[str, Value], cost: float) -> None:
-        """Take the cost of ``values``: how many seconds a step took with these settings.
+        """Record that a step has taken ``cost`` seconds with the settings ``values``.
 
-        Values that this tuner never proposed are accepted too, for example from an earlier search. A value outside a
-        knob's range counts as the nearest end of the range.
+        The settings need not have been proposed by this tuner; for example, they may be from an earlier search. A value
+        outside a knob's range counts as the nearest end of the range.
         """

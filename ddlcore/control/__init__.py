@@ -1,3 +1,3 @@
-"""The control network: it moves small messages between the ranks and the coordinator, and does not interpret them."""
+"""The control network, which moves small messages between the ranks and the coordinator without interpreting them."""
 
 __all__: list[str] = []

@@ -1,4 +1,7 @@
-"""Decide when the next heartbeat is due and which peers have been silent for too long. Does no I/O of its own."""
+"""Decide when to send the next heartbeat, and which peers have been silent for too long.
+
+A peer is a process at the other end of a connection. This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ WhoT = TypeVar("WhoT", bound=Hashable)
 
 
 class Beats(Generic[WhoT]):
-    """The table of peers at one end of several connections, with the time at which each of them was last heard.
+    """A table of peers (the processes at the other ends of connections), with the time of each peer's last message.
 
-    A peer counts as lost after ``silence_s`` without a message. All times are seconds of the same monotonic clock.
+    A peer counts as lost after ``silence_s`` seconds without a message. All times are seconds of the same monotonic
+    clock.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -23,29 +27,34 @@ class Beats(Generic[WhoT]):
         self._asked_s: float | None = None
 
     def heard(self, who: WhoT, now_s: float) -> None:
-        """Record that a message has arrived from ``who``; every kind of message counts as a sign of life.
+        """Record that a message of any kind from the peer ``who`` has arrived at the time ``now_s``.
 
         The first message adds ``who`` to the table.
         """
         self._heard_s[who] = now_s
 
     def forget(self, who: WhoT) -> None:
-        """Stop expecting messages from ``who``, which has said goodbye."""
+        """Remove the peer ``who`` from the table, so that ``silent`` does not report it any more."""
         self._heard_s.pop(who, None)
 
     def due(self, now_s: float) -> list[WhoT]:
-        """Return the peers that are to be sent a heartbeat now: all of them once in ``BEAT_S``, otherwise none."""
+        """Return the peers to which the caller must send a heartbeat now.
+
+        Return all peers if at least ``BEAT_S`` seconds have passed since the last call that returned all peers.
+        Otherwise return [].
+        """
         if now_s < self._beat_s:
             return []
         self._beat_s = now_s + BEAT_S
         return list(self._heard_s)
 
     def silent(self, now_s: float) -> list[WhoT]:
-        """Return the peers that have been silent for too long; each is returned only once.
+        """Return the peers that have been silent for too long, and remove them from the table.
 
-        Call it at least once in ``BEAT_S``, after calling ``heard`` for all messages that have arrived. If much more
-        time has passed between two calls, this process itself was stopped (SIGSTOP, a suspended machine), possibly
-        together with its peers: that time does not count as silence of the peers.
+        Call this method at least once in ``BEAT_S`` seconds, after calling ``heard`` for all messages that have
+        arrived. If more than twice ``BEAT_S`` has passed between two calls, this process itself was stopped (SIGSTOP, a
+        suspended machine), possibly together with its peers. The time between these calls then does not count as
+        silence of the peers.
         """
         if self._asked_s is not None and now_s - self._asked_s > _OWN_GAP_S:
             pause_s = now_s - self._asked_s
@@ -57,7 +66,10 @@ class Beats(Generic[WhoT]):
         return gone
 
     def deadline_s(self) -> float | None:
-        """Return the time at which ``due`` or ``silent`` may next return a peer; None while no peer is known."""
+        """Return the earliest time at which ``due`` or ``silent`` may return a peer.
+
+        Return None if the table has no peer.
+        """
         if not self._heard_s:
             return None
         return min(self._beat_s, min(self._heard_s.values()) + self.silence_s)

@@ -1,6 +1,7 @@
-"""Define a rank's connection to the coordinator, which carries whole messages in order, whatever the transport.
+"""Define the interface of a rank's connection to the coordinator.
 
-It does not interpret the messages.
+The connection carries whole messages in their order and does not interpret them. One implementation uses sockets, and
+another works within one process.
 """
 
 from __future__ import annotations
@@ -13,28 +14,31 @@ from ddlcore.messages import FromCoordinator, ToCoordinator
 class Channel(ABC):
     """A connection of one rank to the coordinator.
 
-    Only the control thread uses it, except that any thread may call ``wake``.
+    Any thread may call ``wake``. Only the control thread may call the other methods.
     """
 
     @abstractmethod
     def send(self, message: ToCoordinator) -> None:
-        """Send ``message`` without blocking. Raises Closed after ``close``."""
+        """Send ``message`` without blocking. Raises Closed if ``close`` was called before."""
 
     @abstractmethod
     def receive(self, timeout_s: float) -> list[FromCoordinator]:
         """Wait at most ``timeout_s`` for a message, and return all messages that have arrived.
 
-        Returns [] at the timeout or after ``wake``. Raises DdlInternalError if the coordinator is gone and all its
-        messages have been returned, and Closed after ``close``.
+        Returns [] after the timeout, or if another thread called ``wake``. Raises DdlInternalError if the coordinator
+        is gone and earlier calls have returned all its messages. Raises Closed if ``close`` was called before.
         """
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the ``receive`` in progress return soon; if none is in progress, the next one.
+        """Make the call of ``receive`` that is in progress return soon. If there is none, the next call returns soon.
 
-        Any thread may call this. Several calls before that ``receive`` returns count as one.
+        Any thread may call this. Several calls of ``wake`` before ``receive`` returns have the effect of one call.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection when all sent messages have arrived, or after 200 ms. May be called again."""
+        """Wait until all sent messages have arrived, but at most 200 ms; then close the connection.
+
+        Further calls do nothing.
+        """

@@ -1,4 +1,7 @@
-"""Provide what a rank's process uses of the control network: its channel to the coordinator, and its store."""
+"""Provide the two objects by which a rank's process uses the control network: its channel and its store.
+
+The channel carries messages to and from the coordinator. The store is the job's key-value store.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +32,25 @@ _SLICE_S = 0.1  # delay at most until a waiting call notices that its store was 
 def connect(job_file: str, rank: int) -> tuple[Channel, JobStore]:
     """Return the channel and the store of ``rank`` for the job in ``job_file``. The caller must close both.
 
-    ``rank`` is the rank in the launch. The call returns before the launcher has answered; if there is no launcher, a
-    later ``receive`` raises. Raises DdlInternalError with a message of one line if the file is missing or malformed.
+    ``job_file`` is the path of the job file. ``rank`` is the rank in the launch. The function returns before the
+    launcher has answered. If there is no launcher, a later call of ``receive`` raises DdlInternalError. Raises
+    DdlInternalError with a message of one line if the file is missing or malformed.
     """
     return connect_with(read_job_file(job_file), rank)
 
 
 def connect_with(access: Access, rank: int, peer: str = LAUNCHER) -> tuple[Channel, JobStore]:
-    """Do the same as ``connect`` for ``rank``, with the contents of a job file that was received in another way.
+    """Return the channel and the store of ``rank``, without reading a job file. The caller must close both.
 
-    ``access`` are these contents. ``peer`` names the other end in error messages.
+    ``access`` is the endpoint and the keys, which ``connect`` reads from a job file. ``peer`` is the name of the
+    process at the other end, for error messages.
     """
     connection = Connection(access, rank, peer=peer)
     return ClientChannel(connection), ClientStore(connection)
 
 
 class ClientChannel(Channel):
-    """A channel with a socket of its own, and with a Wake by which other threads interrupt ``receive``."""
+    """A channel to the coordinator. It has a socket of its own. ``wake`` interrupts ``receive``."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -68,9 +73,9 @@ class ClientChannel(Channel):
 
 
 class ClientStore(JobStore):
-    """A client of the job's store, with one or more sockets.
+    """A client of the job's store that uses one or more sockets.
 
-    It opens a new socket when all others are in use, and keeps idle ones for later calls.
+    A call opens a new socket if all existing sockets are in use. After the call, the socket is kept for later calls.
     """
 
     def __init__(self, connection: Connection) -> None:

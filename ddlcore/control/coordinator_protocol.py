@@ -1,4 +1,7 @@
-"""Define what the control network expects of the coordinator: to take messages and return messages, without any I/O."""
+"""Define the interface by which the control network calls the coordinator.
+
+The coordinator handles a message and returns the messages that the network must send. The coordinator does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ Outgoing = list[tuple[int, FromCoordinator]]  # (world rank in the launch, messa
 
 
 class CoordinatorProtocol(Protocol):
-    """The coordinator as the network sees it. Only one thread at a time calls it; all ranks are ranks of the launch."""
+    """The interface of the coordinator for the control network. Only one thread at a time calls its methods.
+
+    All ranks in arguments and results are world ranks of the launch.
+    """
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """Handle a message from ``rank`` and return the messages to send because of it.
+        """Handle ``message`` from ``rank``, and return the messages to send because of this message.
 
-        Raises DdlInternalError if the message is not allowed at this time; the coordinator is then unchanged.
+        Raises DdlInternalError if the message is not allowed at this time. The coordinator is unchanged then.
         """
 
     def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
@@ -27,25 +33,32 @@ class CoordinatorProtocol(Protocol):
         """
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:
-        """Handle the start of another process for ``rank``, whose process had ended; return the messages to send.
+        """Handle the start of a new process for ``rank``, whose earlier process has ended; return the messages to send.
 
-        ``host`` is the index of its host; -1 stands for the host of the last process.
+        ``host`` is the index of the new process's host. -1 means the host of the earlier process.
         """
 
     def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
-        """Handle the wish that ``ranks`` leave the training of an elastic job; return the messages to send.
+        """Handle the request that ``ranks`` leave the training of an elastic job; return the messages to send.
 
-        ``reason`` says why, in words for the user.
+        ``reason`` says why the ranks must leave, in words for the user.
         """
 
     def lost(self) -> dict[int, str]:
-        """Return all ranks that were lost so far, each with the reason. A rank that is in the table stays in it."""
+        """Return the ranks that are lost at present, each with the reason in words for the user.
+
+        A lost rank is no longer in the result after another process was started for it, or after it has registered for
+        a new world.
+        """
 
     def due(self) -> Outgoing:
-        """Return the messages that are due at the time that was last given to ``overdue``."""
+        """Return the messages that must be sent now because of the time.
+
+        The coordinator uses ``now_s`` of the last call of ``overdue`` as the present time.
+        """
 
     def overdue(self, now_s: float) -> list[str]:
-        """Return lines for the user about what has been waiting for too long.
+        """Return lines of text that tell the user which operations have waited for too long.
 
-        The network calls this twice a second; ``now_s`` is the time of the monotonic clock.
+        The network calls this method twice a second. ``now_s`` is the time of the monotonic clock in seconds.
         """

@@ -1,4 +1,4 @@
-"""Hold the keys of one job in a file that only this user's processes can read and that disappears with the launcher."""
+"""Keep the keys of one job in a file that only this user's processes can read and that disappears with the launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEXT = "start the script by `ddl run`"
 
 
 class KeyPair:
-    """A CURVE key pair, as Z85 text. Its repr shows neither key."""
+    """A new pair of keys for ZeroMQ's CURVE encryption, as Z85 text. The repr shows neither key."""
 
     def __init__(self, public: str = "", secret: str = "") -> None:
         """Take a pair that another process has made; without one, make a new pair."""
@@ -34,7 +34,7 @@ class KeyPair:
 
 
 class Access(msgspec.Struct, frozen=True):
-    """The address and the keys with which a rank reaches the coordinator and is admitted. Its repr shows no key."""
+    """The address of the coordinator, and the keys that a rank needs to be admitted there. The repr shows no key."""
 
     endpoint: _Endpoint
     launcher_pid: int  # valid only on the launcher's host
@@ -50,14 +50,15 @@ class Access(msgspec.Struct, frozen=True):
 
 
 def encode_access(access: Access) -> bytes:
-    """Return ``access`` as one line of JSON. It contains secret keys."""
+    """Return ``access`` as one line of JSON. The line contains secret keys."""
     return msgspec.json.encode(access)
 
 
 def decode_access(data: bytes, where: str) -> Access:
-    """Return the Access in ``data``; ``where`` is the name of its source for the error message.
+    """Return the Access that ``data``, the contents of a job file, describes.
 
-    Raises DdlInternalError with a message of one line, which shows nothing of ``data``.
+    ``where`` is the path of the file, for the error message. If ``data`` is malformed, raises DdlInternalError with a
+    message of one line, which shows nothing of ``data``.
     """
     try:
         return msgspec.json.decode(data, type=Access)
@@ -69,8 +70,9 @@ def decode_access(data: bytes, where: str) -> Access:
 class JobFile:
     """A file with the endpoint and keys of a job. Processes of this user can read it at ``path`` until ``close``.
 
-    On Linux it is a memfd of this process, which other processes reach through /proc: it leaves no file behind, and
-    disappears with this process even after kill -9. On other systems it is a file in a directory of its own.
+    On Linux the file is a memfd of this process, and ``path`` leads to it through /proc. A memfd disappears with this
+    process even after kill -9, and leaves no file behind. On other systems it is an ordinary file in a new temporary
+    directory.
     """
 
     def __init__(self, access: Access) -> None:
@@ -88,7 +90,7 @@ class JobFile:
                 file.write(encode_access(access))
 
     def close(self) -> None:
-        """Remove the job file. May be called again; does nothing in a forked child."""
+        """Remove the job file. May be called again. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         if self._fd >= 0:
@@ -100,9 +102,10 @@ class JobFile:
 
 
 def read_job_file(path: str) -> Access:
-    """Return the contents of a job file.
+    """Return the contents of the job file ``path``.
 
-    Raises DdlInternalError with a message of one line if the launcher is gone or ``path`` is no job file.
+    Raises DdlInternalError with a message of one line if the launcher is gone (the file does not exist), if the file
+    cannot be read, or if ``path`` is not a job file.
     """
     try:
         data = _read_small_file(Path(path))

@@ -1,7 +1,7 @@
 """Run the coordinator in rank 0's own process, for ranks that another launcher has started.
 
-One thread serves the control network and another watches the ranks of this host. The file by which ranks find the
-coordinator exists until all of them have arrived.
+One thread serves the control network, and another thread watches the ranks of this host. The rendezvous file, by which
+the ranks find the coordinator, exists until all ranks have arrived.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _SAY_S = 5.0  # after waiting so long at the end, log which ranks rank 0 waits f
 
 
 def listening_address(interface: str, on_one_host: bool) -> str:
-    """Return the address at which the coordinator is to listen.
+    """Return the address at which the coordinator will listen, in the form ``tcp://IP:0``.
 
-    If ``interface`` is given, it is the address of that interface. Otherwise, if ``on_one_host`` is set, all ranks are
-    here, and an empty string is returned, which stands for a socket that only this host can reach. Otherwise it stands
-    for all interfaces. Raises ValueError for an interface that this host does not have.
+    If ``interface`` is not empty, return the address of that network interface. If ``interface`` is empty and
+    ``on_one_host`` is true (all ranks are on this host), return an empty string, which means a socket that only
+    processes of this host can reach. Otherwise return the address that means all interfaces. Raises ValueError if this
+    host does not have the interface.
     """
     if interface:
         address = chosen_address(interface)
@@ -54,15 +55,17 @@ def listening_address(interface: str, on_one_host: bool) -> str:
 
 
 class EmbeddedServer:
-    """The coordinator and its server in rank 0's process, from the first ``init`` there to the end of the process.
+    """The coordinator and its server in rank 0's process, from rank 0's first ``init`` to the end of the process.
 
-    The same thread must create and close it.
+    The thread that creates this object must also close it.
     """
 
     def __init__(self, size: int, coordinator: CoordinatorProtocol, address: str, deadline_s: float) -> None:
         """Listen at ``address`` and start the threads.
 
-        Ranks may arrive until the monotonic clock shows ``deadline_s``. Raises the same errors as ``Server``.
+        ``size`` is the number of ranks. Ranks may arrive until the monotonic clock shows ``deadline_s``. Raises
+        ValueError for an invalid address. Raises DdlInternalError if the address is in use or if this process may not
+        open enough files for all ranks.
         """
         self._size = size
         self._deadline_s = deadline_s
@@ -91,10 +94,11 @@ class EmbeddedServer:
         self._thread.start()
 
     def publish(self, places: Sequence[Path], name: str, timeout_s: float) -> None:
-        """Write the file ``name``, by which the other ranks find this server, in one of ``places``.
+        """Write the rendezvous file, by which the other ranks find this server, in one of the directories ``places``.
 
-        If a running launch has a file of the same name, wait up to ``timeout_s`` until that file has disappeared.
-        Raises DeadlineExceeded if it has not, and DdlInternalError if the file can be written in none of ``places``.
+        The file is called ``name``. If another running launch has a file of the same name, wait up to ``timeout_s``
+        until that file has disappeared. Raises DeadlineExceeded if that file still exists then. Raises DdlInternalError
+        if the file can be written in no directory of ``places``.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -113,10 +117,12 @@ class EmbeddedServer:
                 return
 
     def close(self, reason: str, patient: bool) -> None:
-        """Close the server, and tell ``reason`` to the ranks that still use it. Further calls do nothing.
+        """Close the server, and send ``reason`` to the ranks that still use the server.
 
-        If ``patient``, first wait until all other ranks have left or one of them is lost. It also waits, but at most
-        ``deadline_s``, for ranks that have not arrived yet, because they may still form a world without rank 0.
+        If ``patient`` is true, first wait until all other ranks have left or until a rank is lost. Ranks that have not
+        arrived yet may still train together without rank 0. So also wait for these ranks, but only until the
+        ``deadline_s`` that was given to the constructor. Further calls do nothing. In a forked child, every call does
+        nothing.
         """
         if os.getpid() != self._pid or self._stopping:
             return
@@ -144,7 +150,7 @@ class EmbeddedServer:
                     log.info("rank 0 has ended its script and stays: rank %s may still use its coordinator", who)
 
     def _needing(self) -> frozenset[int]:
-        """Return all ranks, except rank 0, that use the coordinator or may still arrive."""
+        """Return all ranks, except rank 0, that use the coordinator now or may still arrive."""
         coming = self._registration.missing() if time.monotonic() < self._deadline_s else set[int]()
         return (self._registration.active | coming) - {0}
 
@@ -167,9 +173,9 @@ class EmbeddedServer:
     # --- the watching thread
 
     def _watch(self) -> None:
-        """Tell the server at once when the process of a rank on this host ends.
+        """Watch the processes of the ranks on this host, and report to the server at once when one of them ends.
 
-        The end of its connection may come much later, if another process holds its sockets, too.
+        The connection of a rank may end much later than its process, if another process has the rank's sockets open.
         """
         poll = select.poll()
         poll.register(self._wake.fileno(), select.POLLIN)
@@ -205,9 +211,9 @@ class EmbeddedServer:
 
 
 class _Last:
-    """A wrapper of the coordinator that sets ``told`` when the end of rank 0, which is the last event, was handled.
+    """A wrapper that passes all calls on to ``coordinator``. It sets the event ``told`` after the end of rank 0.
 
-    It passes everything on to ``coordinator``.
+    The coordinator has then handled the end of rank 0, which is the last thing that it has to handle.
     """
 
     def __init__(self, coordinator: CoordinatorProtocol, told: threading.Event) -> None:
@@ -228,9 +234,10 @@ class _Last:
 
 
 def _endpoints(endpoint: str) -> tuple[str, ...]:
-    """Return ``endpoint``; but if it stands for all interfaces, return one endpoint for each address of this host.
+    """Return the endpoints at which clients can reach a server that listens at ``endpoint``.
 
-    Addresses that other hosts can reach come before those of the loopback interface.
+    If ``endpoint`` means all interfaces, return one endpoint for each address of this host. Addresses that other hosts
+    can reach come before the addresses of the loopback interface. In all other cases, return only ``endpoint`` itself.
     """
     if endpoint.startswith("ipc:"):
         return (endpoint,)

@@ -1,4 +1,7 @@
-"""Raise the limit of open files to what the connections of a job need; if that fails, tell the user what to do."""
+"""Raise the limit of open files of this process, so that it is high enough for the connections of a job.
+
+If that fails, the error message tells the user what to do.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ _STRANGERS = 512  # for TCP connections that have shown no key: fewer of them if
 
 
 def allow_files(ranks: int, *, tcp: bool = False) -> None:
-    """Raise this process's soft limit of open files to what ``ranks`` connected ranks need; never lower it.
+    """Raise this process's soft limit of open files, so that it is enough for the connections of ``ranks`` ranks.
 
-    ``tcp``: the ranks may connect by TCP. Processes that are started later inherit the limit. Raises DdlInternalError
-    if the hard limit is too low.
+    The limit is never lowered. Set ``tcp`` if the ranks may connect by TCP: such a connection needs more files.
+    Processes that are started later inherit the limit. Raises DdlInternalError if the hard limit is too low.
     """
     needed = (_PER_RANK_TCP if tcp else _PER_RANK) * ranks + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

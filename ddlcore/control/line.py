@@ -1,4 +1,4 @@
-"""Move bytes over one encrypted connection of a rank to its launcher, and notice that the other end is gone."""
+"""Send and receive bytes over one encrypted connection of a rank to its launcher, and notice a lost launcher."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.wake import Wake
 from ddlcore.errors import Closed, DdlInternalError
 
-FLUSHED = b""  # a client's last frame. The server sends it back, which shows that all earlier frames have arrived
-# TCP only: within a host, the kernel reports a closed connection at once. The kernel's keepalive finds a host that is gone,
-# and needs no thread of either process. ZeroMQ's heartbeats find a process that is stopped. They pass through threads of
-# Python in the coordinator's process, which cannot run while another thread holds the interpreter lock, as it does while
-# it loads a large library. So they need more patience: a few seconds were too few where rank 0 imported a framework.
-KEEPALIVE_S = 1  # between two probes, and from the last data to the first one
-KEEPALIVE_PROBES = 3  # unanswered ones end a connection
-# Data for which no acknowledgement has come for so long end a connection. The kernel counts data in the same way that wait
-# because the receiver has not read what came before. Ranks read by a thread of libzmq, the coordinator's end by the threads
-# of Python above: so a rank, which may have sent the names of thousands of tensors, is more patient with the coordinator.
+FLUSHED = b""  # a client's last frame. When the server sends this frame back, all earlier frames have arrived
+# TCP only: within a host, the kernel reports a closed connection at once. The kernel's keepalive finds a host that is
+# gone, and needs no thread of either process. ZeroMQ's heartbeats find a process that is stopped. The heartbeats pass
+# through Python threads in the coordinator's process. These threads cannot run while another thread has the interpreter
+# lock, for example while that thread loads a large library. So the heartbeats need a longer timeout: a few seconds were
+# too few where rank 0 imported a framework.
+KEEPALIVE_S = 1  # between two probes, and from the last data to the first probe
+KEEPALIVE_PROBES = 3  # a connection ends after so many probes without an answer
+# The kernel ends a connection if sent data was not acknowledged for so long. Data that must wait because the receiver
+# has not read the earlier data counts as not acknowledged, too. A thread of libzmq reads for a rank, but the Python
+# threads mentioned above read for the coordinator. A rank may have sent the names of thousands of tensors. So the
+# timeout for data from a rank to the coordinator (UNREAD_MS) is longer than for the other direction (UNANSWERED_MS).
 UNANSWERED_MS = 4_000
 UNREAD_MS = 12_000
 HEARTBEAT_MS = 5_000
@@ -35,7 +37,7 @@ HEARTBEAT_TIMEOUT_MS = 30_000  # after a ping
 
 LAUNCHER = "the launcher"
 _FLUSH_S = 0.2
-_ENDING_MS = 100  # from the end of a process's connections to its own end
+_ENDING_MS = 100  # time from the end of a process's connections to the end of the process
 BROKEN = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -47,11 +49,11 @@ _MOST_REFUSALS = 10
 
 
 class Connection:
-    """The object that all lines and the store of one rank share: the keys, a ZeroMQ context and the launcher's pidfd.
+    """The resources that all sockets of one rank share: the keys, a ZeroMQ context and the pidfd of the launcher.
 
-    When its last user has called ``release``, the context and the pidfd are closed. A process with many ranks may pass
-    one ``context`` for all their connections; then the caller must terminate that context. ``peer`` names the process
-    at the other end, for error messages.
+    Each user of a Connection calls ``retain`` first and ``release`` last. The last ``release`` closes the context and
+    the pidfd. A process with many ranks may pass the same ``context`` to the Connections of all these ranks; the caller
+    must then terminate this context. ``peer`` is the name of the process at the other end, for error messages.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Connection:
 
     @property
     def foreign(self) -> bool:
-        """Whether this process is a forked child of the one that connected; a child must not use the sockets."""
+        """Whether this process is a forked child of the process that connected. A child must not use the sockets."""
         return os.getpid() != self.pid
 
     def retain(self) -> Connection:
@@ -104,9 +106,10 @@ def _watch(access: Access, peer: str) -> int:
 def open_dealer(
     context: zmq.Context[zmq.Socket[bytes]], access: Access, name: bytes, *, beats: bool = True
 ) -> zmq.Socket[bytes]:
-    """Return a DEALER socket called ``name`` with the keys of ``access``. It is not connected yet.
+    """Return a DEALER socket with the routing id ``name`` and the keys of ``access``. The caller must connect it.
 
-    With ``beats``, ZeroMQ sends heartbeats on the connection if the endpoint is TCP.
+    If ``beats`` is true and the endpoint is a TCP endpoint, ZeroMQ will send heartbeats on the connection, and the
+    kernel will send keepalive probes.
     """
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.linger = 0
@@ -123,7 +126,7 @@ def open_dealer(
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let TCP connections of ``socket`` end soon after the other host is gone, or its process has been stopped."""
+    """Let a TCP connection of ``socket`` end soon after the other host is gone or the other process was stopped."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     for option, value in (
@@ -133,28 +136,28 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
         (zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES),
         (zmq.TCP_MAXRT, UNREAD_MS),
     ):
-        with contextlib.suppress(zmq.ZMQError):  # a system without it: the heartbeats remain
+        with contextlib.suppress(zmq.ZMQError):  # a system without this option has only the heartbeats
             socket.setsockopt(option, value)
 
 
 class Refusals:
-    """The rule that decides whether the end of a TCP connection is final, or is ignored because ZeroMQ connects again.
+    """Decides whether the end of a TCP connection is final, or must be ignored because ZeroMQ connects again.
 
     While many clients connect at once, a server may close a connection before the client has shown its key. ZeroMQ then
-    connects again by itself, and keeps the messages of the client until the server has admitted it.
+    connects again by itself, and keeps the client's messages until the server has admitted the client.
     """
 
     def __init__(self, endpoint: str) -> None:
         self._left = _MOST_REFUSALS if endpoint.startswith("tcp:") else 0
 
     def heard(self) -> None:
-        """Record that the server has admitted this connection. If it is closed after that, it is broken for good."""
+        """Record that the server has admitted this connection. From now on, the end of the connection is final."""
         self._left = 0
 
     def forgive(self, event: int) -> bool:
-        """Return whether to ignore ``event``, which the socket's monitor has reported, because ZeroMQ connects again.
+        """Return whether the caller must ignore ``event``, because ZeroMQ connects again after this event.
 
-        Only a limited number of events is ignored.
+        ``event`` is an event that the socket's monitor has reported. At most 10 events are ignored.
         """
         if event not in _TRANSIENT or self._left <= 0:
             return False
@@ -163,10 +166,11 @@ class Refusals:
 
 
 class Line:
-    """One DEALER socket to the launcher. Only one thread at a time may use it.
+    """One connection to the launcher, by a DEALER socket. Only one thread at a time may use it.
 
-    ``kind`` is "c" for a line to the coordinator and "s" for one to the store. ``wake``, if given, interrupts
-    ``receive``. In a forked child, ``close`` does nothing and the other methods raise.
+    ``kind`` is "c" for a connection to the coordinator, and "s" for a connection to the store. If ``wake`` is given,
+    setting this event interrupts ``receive``. In a forked child, ``close`` does nothing and the other methods raise
+    DdlInternalError.
     """
 
     def __init__(self, connection: Connection, kind: str, wake: Wake | None = None) -> None:
@@ -175,7 +179,7 @@ class Line:
         self._sent = False
         self.broken = ""  # reason why nothing more can arrive; "": not broken
         access, context = connection.access, connection.context
-        # Each connection has a name of its own, because a router ignores a second connection whose name is in use.
+        # Each connection has a different name, because a router ignores a second connection with a name that is in use.
         name = f"{kind}{connection.rank}.{secrets.token_hex(4)}"
         self._socket = open_dealer(context, access, name.encode())
         self._refusals = Refusals(access.endpoint)
@@ -193,7 +197,7 @@ class Line:
             self._poller.register(wake.fileno(), zmq.POLLIN)
 
     def send(self, data: bytes) -> None:
-        """Queue ``data`` for sending, without blocking."""
+        """Add ``data`` to the messages that libzmq sends in the background. Never blocks."""
         self._check()
         self._sent = True
         self._socket.send(data, zmq.NOBLOCK)
@@ -201,8 +205,8 @@ class Line:
     def receive(self, timeout_s: float) -> list[bytes]:
         """Wait at most ``timeout_s`` for a message, and return all messages that have arrived.
 
-        Returns [] at the timeout or when woken. Raises DdlInternalError if the launcher is gone and all its messages
-        have been returned.
+        Returns [] after the timeout, or if the event ``wake`` was set. Raises DdlInternalError if the launcher is gone
+        and earlier calls have returned all its messages.
         """
         self._check()
         deadline_s = time.monotonic() + timeout_s
@@ -214,10 +218,11 @@ class Line:
         return arrived
 
     def _poll(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until something arrives, and handle all of it except messages.
+        """Wait at most ``timeout_s`` for any input, and handle all input except messages.
 
-        Returns False if nothing but events of the socket's monitor has arrived. The caller then waits again, unless
-        ``broken`` is set.
+        Input is a message, an event of the socket's monitor, the end of the launcher's process, or the event ``wake``.
+        Returns False if only events of the socket's monitor have arrived. The caller must then wait again, unless
+        ``broken`` is set. Returns True in all other cases, including the timeout.
         """
         sources = self._poller.poll(max(math.ceil(timeout_s * 1000), 0))
         for source, _ in sources:
@@ -230,9 +235,9 @@ class Line:
         return [source for source, _ in sources] != [self._events]
 
     def close(self) -> None:
-        """Close the socket, after waiting up to 200 ms until sent messages have arrived.
+        """Wait until the launcher has received all sent messages, but at most 200 ms; then close the socket.
 
-        May be called again; does nothing in a forked child.
+        Further calls do nothing. In a forked child, every call does nothing.
         """
         if self._connection.foreign or self._socket.closed:
             return
@@ -275,9 +280,10 @@ class Line:
             )
 
     def _launcher_ended(self) -> bool:
-        """Return whether the process at the other end is known to have ended.
+        """Return whether the kernel reports, within 100 ms, that the process at the other end has ended.
 
-        The kernel closes the connections of a process shortly before it reports the end of that process.
+        The kernel closes the connections of a process shortly before the kernel reports the end of that process. Return
+        False if the other process cannot be watched, for example because it is on another host.
         """
         if self._connection.launcher < 0:
             return False

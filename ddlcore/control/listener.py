@@ -1,4 +1,4 @@
-"""Accept clients that have a key of the job to the control network, and move frames without reading them."""
+"""Admit clients that have a key of the job to the control network, and move message frames without reading them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID: users who may connect to a Unix sock
 
 
 class Listener:
-    """A ROUTER socket, with the authenticator that decides which clients it admits.
+    """A ROUTER socket of ZeroMQ, with the authenticator that decides which clients the ROUTER admits.
 
-    One thread builds and binds it; afterwards one other thread uses it. Any thread may call ``admit``. If ``parts`` is
-    set, ``parted`` returns the connections that have ended without a goodbye.
+    One thread creates and binds the listener; after that, one other thread uses it. Any thread may call ``admit``. If
+    ``parts`` is set, ``parted`` returns the connections that have ended without a goodbye, that is, without the frame
+    ``FLUSHED`` as the client's last message.
 
-    A flood of connections to the ROUTER could use up the descriptors, at which libzmq aborts the process, and libzmq
-    reserves memory for whatever a connection announces. Therefore processes of other users must show a key before they
-    reach the ROUTER: Unix sockets are open to this user only, and TCP connections go through a ``TcpProxy``.
+    A flood of connections to the ROUTER could use up the file descriptors of the process, and libzmq then aborts the
+    process. In addition, libzmq reserves as much memory as a client announces. Therefore processes of other users must
+    show a key before they reach the ROUTER: Unix sockets are open to this user only, and TCP connections go through a
+    ``TcpProxy``.
     """
 
     def __init__(self, *, parts: bool = False, keys: KeyPair | None = None) -> None:
@@ -79,11 +81,11 @@ class Listener:
     # --- opening and closing
 
     def bind_within(self, *, by_name: bool = False) -> str:
-        """Listen for processes of this host at an ipc socket that leaves no file; return its endpoint.
+        """Listen at an ipc socket for processes of this host, and return its endpoint. The socket leaves no file.
 
-        Without ``by_name``, only processes that see this one in their /proc can connect. With ``by_name``, processes
-        that do not see it, such as those in other containers, can connect too. Other users can connect to such a socket
-        as well, but are disconnected at once.
+        If ``by_name`` is false, only processes that see this process in their /proc can connect. If ``by_name`` is
+        true, processes that do not see it, such as processes in other containers, can connect too. Processes of other
+        users can then connect as well, but are disconnected at once.
         """
         own = "" if by_name else self._bind_own()
         if own:
@@ -94,11 +96,12 @@ class Listener:
         return self._bind(f"ipc://{self._directory}/control")
 
     def bind(self, address: str, *, beats: bool = True, connections: int = 0) -> str:
-        """Listen at ``address`` and return the endpoint. If the port in ``address`` is 0, the system chooses it.
+        """Listen at ``address`` and return the endpoint. If the port in ``address`` is 0, the system chooses the port.
 
-        ``beats``: end TCP connections to hosts that are gone and to processes that are stopped. ``connections``: number
-        of connections that the job itself may open at the same time. Raises ValueError if this host does not have the
-        address, and DdlInternalError if it is in use.
+        ``address`` is ``tcp://IP:PORT`` or an ipc address. If ``beats`` is true, the listener ends TCP connections to
+        hosts that are gone and to processes that are stopped. ``connections`` is the number of TCP connections that the
+        job itself may open at the same time. Raises ValueError if ``address`` is malformed or if this host does not
+        have it, and DdlInternalError if it is in use.
         """
         if not address.startswith(("tcp:", "ipc:")):
             raise ValueError(f"control network: {address!r} is neither tcp://IP:PORT nor an ipc address")
@@ -128,9 +131,9 @@ class Listener:
         return endpoint
 
     def _bind_own(self) -> str:
-        """Bind to a Unix socket that no other user can reach, and return its endpoint.
+        """Listen at a Unix socket that no other user can reach, and return the endpoint.
 
-        Returns an empty string if the system does not support this.
+        Returns an empty string if the system does not support such a socket.
         """
         try:
             own = OwnSocket()
@@ -159,10 +162,10 @@ class Listener:
         return bound.rstrip(b"\0").decode()
 
     def close_sockets(self) -> None:
-        """Close all sockets.
+        """Close the ROUTER, its monitor and the authenticator. May be called again.
 
-        The ROUTER must be closed together with its authenticator: it never releases a connection while it waits for the
-        authenticator's answer.
+        The ROUTER must be closed together with the authenticator: while the ROUTER waits for an answer of the
+        authenticator about a client, it does not release the connection of this client.
         """
         if self._parts and not self._router.closed:
             self._router.disable_monitor()
@@ -171,10 +174,10 @@ class Listener:
         self._authenticator.close()
 
     def release(self) -> None:
-        """Close all sockets and release everything. Call this after the thread that used this listener has ended."""
+        """Close all sockets, the ZeroMQ context and the proxies. The thread that used this listener must have ended."""
         self.close_sockets()
         self.context.term()
-        for proxy in self._proxies:  # it has received the last messages by now
+        for proxy in self._proxies:  # the proxy has received the last messages by now
             proxy.close()
         for own in self._own:
             own.close()
@@ -194,20 +197,22 @@ class Listener:
         return msgspec.structs.replace(self._access, endpoint=endpoint)
 
     def admit(self, public: str) -> None:
-        """Admit also clients with the public key ``public`` (Z85), from now on. Any thread may call this."""
+        """From now on, also admit clients with the public key ``public`` (Z85). Any thread may call this."""
         self._admitted.add(z85.decode(public))
 
     def register(self, poller: zmq.Poller) -> None:
-        """Register with ``poller`` the sockets on which input for ``let_in``, ``receive`` or ``parted`` arrives."""
+        """Register all sockets of this listener with ``poller``.
+
+        The poller then wakes when input for ``let_in``, ``receive`` or ``parted`` has arrived.
+        """
         for source in (self._router, self._authenticator, *([self._events] if self._parts else [])):
             poller.register(source, zmq.POLLIN)
 
     def let_in(self) -> None:
-        """Answer the ROUTER's requests to authenticate clients: admit those with an admitted key, and refuse the
-        others.
+        """Answer the ROUTER's requests to authenticate clients: admit clients with an admitted key, refuse all others.
 
-        The requests follow the ZAP protocol (ZeroMQ RFC 27). This also records which connections have ended, for
-        ``parted``. Call it first in each turn, before ``receive``.
+        The requests follow the ZAP protocol (ZeroMQ RFC 27). This method also records which connections have ended, for
+        ``parted``. Call it first in each turn of the thread's loop, before ``receive``.
         """
         with contextlib.suppress(zmq.Again):
             while True:
@@ -221,7 +226,7 @@ class Listener:
             self._note_parted()
 
     def receive(self) -> list[bytes]:
-        """Return the frames of one message; the first frame is the name of the connection.
+        """Return the frames of one message, without waiting. The first frame is the name of the connection.
 
         Raises zmq.Again if no message has arrived.
         """
@@ -238,16 +243,17 @@ class Listener:
         return data
 
     def parted(self) -> list[bytes]:
-        """Return the names of connections that have ended without a goodbye since the last call.
+        """Return the names of the connections that have ended without a goodbye since the last call of this method.
 
-        Call this after ``receive`` has returned everything that had arrived.
+        A goodbye is the frame ``FLUSHED`` as the client's last message. Call this method after ``receive`` has returned
+        all messages that have arrived.
         """
         names = list(self._parted)
         self._parted.clear()
         return names
 
     def send(self, frames: list[bytes]) -> None:
-        """Send a message without blocking. The first of ``frames`` is the name of the connection.
+        """Send a message without blocking. The first of ``frames`` is the name of the connection to send it on.
 
         A message for a connection that has ended is dropped.
         """
@@ -255,8 +261,8 @@ class Listener:
             self._router.send_multipart(frames, zmq.NOBLOCK)
 
     def _note_parted(self) -> None:
-        # This must happen before messages are read: a new connection may have the descriptor of an ended one. The new
-        # one cannot have sent anything yet, because only ``let_in``, in this thread, admits it.
+        # This must happen before messages are read, because a new connection may have the same descriptor as an ended
+        # connection. The new connection cannot have sent a message yet: only ``let_in``, in this thread, admits it.
         with contextlib.suppress(zmq.Again):
             while True:
                 head, _ = self._events.recv_multipart(zmq.NOBLOCK)

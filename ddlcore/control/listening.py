@@ -16,12 +16,12 @@ _BACKLOG = 4096
 
 
 class OwnSocket:
-    """A listening Unix socket at ``path``, which leaves no file and to which no other user can connect.
+    """A listening Unix socket to which no other user can connect. It leaves no file behind.
 
-    The socket is created in a directory of its own (mode 0700), which is removed before ``path`` is told to anybody.
-    From then on the socket is reached through a descriptor of this process in /proc, which the kernel shows only to
-    processes of this user and to root. An abstract socket would be open to every user of the host. Raises OSError if
-    the system does not support this.
+    The constructor creates the socket in a new directory (mode 0700), and removes this directory before it returns.
+    After that, clients reach the socket at ``path``, through a descriptor of this process in /proc. The kernel shows
+    this descriptor only to processes of this user and to root. An abstract socket would be open to every user of the
+    host. Raises OSError if the system does not support this.
     """
 
     def __init__(self) -> None:
@@ -45,23 +45,26 @@ class OwnSocket:
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Make ``path`` invalid; the owner of the socket closes the socket itself. May be called again."""
+        """Make ``path`` invalid. The socket itself stays open: its owner closes it. May be called again."""
         if self._place >= 0:
             os.close(self._place)
             self._place = -1
 
     def _try(self) -> None:
-        """Check that ``path`` can be connected to, because a sandbox may have /proc without supporting this."""
+        """Connect to ``path`` as a test, because some sandboxes have /proc but do not allow such connections.
+
+        Raises OSError if the connection fails.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(self.path)
             self.socket.accept()[0].close()
 
 
 def tcp_listener(address: str) -> socket.socket:
-    """Return a socket that listens at ``address``, which is ``tcp://HOST:PORT``.
+    """Return a socket that listens at ``address``, which has the form ``tcp://HOST:PORT``.
 
-    HOST is an address or an interface of this host, or ``*`` for all. Raises ValueError for another form of address,
-    and OSError if the socket cannot listen there.
+    HOST is an IP address or a network interface of this host, or ``*`` for all IPv4 interfaces. Raises ValueError if
+    ``address`` has another form, and OSError if the socket cannot listen there.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -82,7 +85,7 @@ def tcp_listener(address: str) -> socket.socket:
 
 
 def tcp_name(listener: socket.socket) -> str:
-    """Return the address of a listening socket in the form ``tcp://HOST:PORT``."""
+    """Return the address of the listening TCP socket ``listener`` in the form ``tcp://HOST:PORT``."""
     host, port = listener.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 

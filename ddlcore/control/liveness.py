@@ -1,4 +1,4 @@
-"""Notice that a process has ended, and describe its end. This module does not decide what follows from the end."""
+"""Notice that a process has ended, and describe how it ended. Other modules decide what to do then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ddlcore.control.wake import Wake
 
 
 def describe_exit(returncode: int) -> str:
-    """Return a description of a return code of ``subprocess``: "killed by signal 9 (SIGKILL)", "exited with code 3"."""
+    """Describe ``returncode``, a return code of ``subprocess``, in words.
+
+    For example, return "killed by signal 9 (SIGKILL)" for -9 and "exited with code 3" for 3.
+    """
     if returncode >= 0:
         return f"exited with code {returncode}"
     try:
@@ -24,9 +27,9 @@ def describe_exit(returncode: int) -> str:
 
 
 def open_pidfd(pid: int) -> int:
-    """Return a descriptor that becomes readable when process ``pid`` ends; -1 if the system does not support this.
+    """Return a file descriptor (a pidfd) that becomes readable when process ``pid`` ends.
 
-    Raises ProcessLookupError if there is no such process.
+    Returns -1 if the system does not support this. Raises ProcessLookupError if there is no such process.
     """
     if not hasattr(os, "pidfd_open"):
         return -1
@@ -41,9 +44,9 @@ def open_pidfd(pid: int) -> int:
 class Watcher:
     """An object that waits until at least one of several child processes ends.
 
-    It uses pidfds or, where there are none, a thread for each process. It does not watch sockets: if a grandchild holds
-    the socket, too, the socket stays open for seconds after the child has ended. One thread adds processes and waits;
-    any thread may call ``wake``.
+    A Watcher uses a pidfd for each process or, if the system has no pidfds, a thread for each process. It does not
+    watch the sockets of a child, because a grandchild may have the same socket open: the socket would then stay open
+    for seconds after the child has ended. Any thread may call ``wake``. Only one thread may call the other methods.
     """
 
     def __init__(self) -> None:
@@ -54,7 +57,7 @@ class Watcher:
         self._ended: deque[tuple[int, int]] = deque()  # ends that the threads have found
 
     def add(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Watch ``process``, the child that is ``rank``. No other code may wait for this child."""
+        """Watch the child process ``process``, which runs ``rank``. No other code may wait for this child."""
         fd = open_pidfd(process.pid)
         if fd >= 0:
             self._children[fd] = (rank, process)
@@ -63,9 +66,9 @@ class Watcher:
             threading.Thread(target=self._wait_for, args=(rank, process), name=f"ddl-watch-{rank}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Wait for at most ``timeout_s``, and return (rank, return code) of the processes that have ended.
+        """Wait at most ``timeout_s`` until a process ends, and return (rank, return code) for each ended process.
 
-        Returns [] at the timeout or after ``wake``.
+        Each process is returned only once. Returns [] after the timeout, or if another thread called ``wake``.
         """
         ended = []
         for fd, _ in self._poll.poll(math.ceil(timeout_s * 1000)):
@@ -81,11 +84,11 @@ class Watcher:
         return ended
 
     def wake(self) -> None:
-        """Make ``wait`` return soon."""
+        """Make the current or the next call of ``wait`` return soon. Any thread may call this."""
         self._wake.set()
 
     def close(self) -> None:
-        """Stop watching; the processes keep running. May be called again."""
+        """Stop watching the processes, which continue to run. May be called again."""
         for fd in self._children:
             os.close(fd)
         self._children.clear()

@@ -1,6 +1,6 @@
 """Provide the control network within one process, for a world of one rank or for ranks that are threads.
 
-It needs no sockets, and no threads of its own.
+This network uses no sockets and starts no threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddlcore.messages import FromCoordinator, Hello, StoreReply, StoreRequest, T
 
 _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 
-_SLICE_S = 0.05  # delay at most until a get notices its deadline
+_SLICE_S = 0.05  # a ``get`` notices its deadline at most so much too late
 
 _Slot = queue.SimpleQueue  # a store call waits here for its only reply
 
@@ -32,8 +32,8 @@ def _to_stderr(text: str) -> None:
 class LocalNetwork:
     """The control network between ``size`` ranks of this process.
 
-    The coordinator has no thread of its own: it runs in the thread that sends a message to it, in one thread at a time.
-    ``report`` is called with lines for the user.
+    ``coordinator`` has no thread of its own. It runs in the threads that send messages to it, in one of them at a time.
+    ``report`` is called with each line of text for the user.
     """
 
     def __init__(self, size: int, coordinator: CoordinatorProtocol, report: Callable[[str], None] = _to_stderr) -> None:
@@ -46,7 +46,7 @@ class LocalNetwork:
         self._tick_s = time.monotonic() + _TICK_S
 
     def channel(self, rank: int) -> LocalChannel:
-        """Return a new channel of ``rank``; messages to the rank go to its latest channel."""
+        """Return a new channel of ``rank``. From now on, the coordinator's messages to ``rank`` go to this channel."""
         channel = LocalChannel(self, rank)
         with self._lock:
             self._channels[rank] = channel
@@ -56,21 +56,26 @@ class LocalNetwork:
         return LocalStore(self, rank)
 
     def rank_ended(self, rank: int, reason: str) -> None:
-        """Tell the coordinator that the thread of ``rank`` has ended, or is to be treated as dead, because of
-        ``reason``.
+        """Tell the coordinator that the thread of ``rank`` has ended, or must be treated as ended.
 
-        Any thread may call this.
+        ``reason`` says why, in words for the user. Any thread may call this.
         """
         with self._lock:
             self._tell(self._coordinator.rank_ended(rank, reason))
 
     def rank_started(self, rank: int, host: int = -1) -> None:
-        """Tell the coordinator that another thread is now ``rank``, on ``host``. Any thread may call this."""
+        """Tell the coordinator that a new thread now runs ``rank``. Any thread may call this.
+
+        ``host`` is the index of the rank's host. -1 means the same host as before.
+        """
         with self._lock:
             self._tell(self._coordinator.rank_started(rank, host))
 
     def dismiss(self, ranks: Collection[int], reason: str) -> None:
-        """Tell the coordinator that ``ranks`` are to leave the training. Any thread may call this."""
+        """Tell the coordinator that ``ranks`` must leave the training. Any thread may call this.
+
+        ``reason`` says why, in words for the user.
+        """
         with self._lock:
             self._tell(self._coordinator.dismiss(ranks, reason))
 
@@ -91,9 +96,9 @@ class LocalNetwork:
             self._reply(self._shelf.expire(time.monotonic()))
 
     def tick(self) -> None:
-        """Run the coordinator's periodic work if it is due.
+        """Run the coordinator's periodic work (``overdue`` and ``due``) if the last run was at least 0.5 s ago.
 
-        Threads that wait call this, because the network has no thread that could do it.
+        Threads that wait for messages call this, because the network has no thread of its own.
         """
         now_s = time.monotonic()
         if now_s < self._tick_s:
@@ -118,22 +123,26 @@ class LocalNetwork:
 
 
 class LocalChannel(Channel):
-    """The channel of one rank of this process: a queue of messages, on which one thread waits."""
+    """The channel of one rank of this process.
+
+    The coordinator's messages to the rank are put in a queue, and one thread waits for them.
+    """
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self._network = network
         self._rank = rank
-        # A Condition's lock is reentrant. It must be: a finalizer may run at any point of a section that holds the
-        # lock, on the same thread, and call ``wake``.
+        # The lock of a Condition is reentrant, and this is needed: while this thread has the lock, a finalizer may run
+        # in the same thread and call ``wake``.
         self._condition = threading.Condition()
         self._arrived: deque[FromCoordinator] = deque()
         self._woken = False
         self._closed = False
 
     def send(self, message: ToCoordinator) -> None:
-        """Send ``message`` as ``Channel.send`` does.
+        """Send ``message`` to the coordinator, which handles the message before this call returns.
 
-        The coordinator runs within this call, so the call also raises the coordinator's DdlInternalError.
+        Raises Closed after ``close``. Unlike other channels, also raises DdlInternalError if the coordinator does not
+        allow the message at this time.
         """
         self._check()
         self._network.handle(self._rank, message)
@@ -162,7 +171,7 @@ class LocalChannel(Channel):
         self._closed = True
 
     def deliver(self, message: FromCoordinator) -> None:
-        """Add ``message``, which the network delivers, to the queue, and wake the thread that waits."""
+        """Add ``message`` to the queue, and wake the thread that waits in ``receive``. Only the network calls this."""
         with self._condition:
             self._arrived.append(message)
             self._condition.notify()
@@ -173,7 +182,7 @@ class LocalChannel(Channel):
 
 
 class LocalStore(JobStore):
-    """The client of the job's store for one rank of this process."""
+    """The client of the job's key-value store for one rank of this process."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         super().__init__()

@@ -22,11 +22,9 @@ def is_ours(uid: int) -> bool:
 
 
 def unix_uid(connection: socket.socket) -> int:
-    """Return the id of the user whose process holds the other end of the Unix socket ``connection``.
+    """Return the id of the user whose process has the other end of the Unix socket ``connection``.
 
-    Returns -1 if the system does not tell.
-
-    The other end may be a client that has connected, or the listener.
+    The other end may be the client or the listener. Returns -1 if the system does not provide the user id.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return -1
@@ -35,9 +33,9 @@ def unix_uid(connection: socket.socket) -> int:
 
 
 def local_tcp_uid(connection: socket.socket) -> int:
-    """Return the id of the user whose process holds the other end of the TCP connection ``connection``.
+    """Return the id of the user whose process has the other end of the TCP connection ``connection``.
 
-    Returns -1 if that end is on another host, or if the system does not tell.
+    Returns -1 if the other end is on another host, or if the system does not provide the user id.
     """
     if not hasattr(socket, "AF_NETLINK"):
         return -1

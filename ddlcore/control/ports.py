@@ -11,7 +11,7 @@ _TRIES = 2000
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen at ``port`` of this host now."""
+    """Return whether a server could listen at TCP port ``port`` of this host now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -22,11 +22,11 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int, avoid: tuple[int, ...] = ()) -> list[int]:
-    """Return ``count`` different free ports, none of them in ``avoid``.
+    """Return ``count`` different free TCP ports. None of them is in ``avoid``.
 
-    They are chosen at random, so that two jobs seldom choose the same. The system's own choice (port 0) would not do:
-    it could give the same port to an outgoing connection before a rank listens there. Raises OSError if there are too
-    few.
+    The ports are chosen at random, so that two jobs seldom choose the same port. A port that the system chooses (by
+    binding to port 0) is not safe: before a rank listens at this port, the system could give the same port to an
+    outgoing connection. Raises OSError if fewer than ``count`` free ports are found.
     """
     found: list[int] = []
     chance = random.SystemRandom()

@@ -1,7 +1,7 @@
-"""Join the coordinator's answers of one turn, so that each rank gets one message instead of many.
+"""Join the coordinator's answers of one turn of the server's loop, so that each rank gets one message instead of many.
 
-When hundreds of ranks send requests at once, the coordinator has hundreds of answers for each of them. Joined, they
-cost each rank only one message and one encryption.
+When hundreds of ranks send requests at once, the coordinator has hundreds of answers for each of these ranks. If the
+answers for a rank are joined, one message and one encryption are enough for this rank.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from ddlcore.messages import Answer, FromCoordinator, encode
 
 
 def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
-    """Return ``joined(outgoing)`` in encoded form. A message that many ranks get is encoded only once."""
+    """Join the answers in ``outgoing`` as ``joined`` does, and return each rank's messages as encoded bytes.
+
+    A message that many ranks get is encoded only once.
+    """
     once: dict[int, bytes] = {}  # by identity, which is safe: ``messages`` keeps the objects alive
     messages = joined(outgoing)
     for _, message in messages:
@@ -21,10 +24,10 @@ def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
 
 
 def joined(outgoing: Outgoing) -> Outgoing:
-    """Return ``outgoing`` with consecutive answers to the same rank joined into one.
+    """Return the messages of ``outgoing``, with consecutive answers to the same rank joined into one answer.
 
-    The order of each rank's messages is kept, the order between ranks is not. If many ranks had the same objects as
-    messages, they have the same objects in the result, so that ``packed`` encodes these only once.
+    The messages to one rank keep their order. Messages to different ranks may change their order. Ranks that shared
+    message objects in ``outgoing`` also share them in the result, so that ``packed`` encodes each object only once.
     """
     said: dict[int, list[FromCoordinator]] = {}
     for rank, message in outgoing:
@@ -54,9 +57,9 @@ def _join(messages: list[FromCoordinator]) -> list[FromCoordinator]:
 
 
 def _agree(answers: list[Answer], message: Answer) -> bool:
-    """Return whether ``message`` can be joined with ``answers``.
+    """Return whether ``message`` can be joined with ``answers`` into one answer.
 
-    An answer has only one epoch and acknowledges only one request.
+    They can be joined if all have the same epoch and at most one of them acknowledges a request (has a serial number).
     """
     return message.epoch == answers[0].epoch and not (message.serial and any(one.serial for one in answers))
 

@@ -1,4 +1,7 @@
-"""Find out which of several endpoints lead to the holder of given keys, without showing a key to other listeners."""
+"""Find out at which of several endpoints the server with the right keys listens.
+
+No key is shown to another process that listens at one of these endpoints.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,30 @@ from ddlcore.control.credentials import Access
 from ddlcore.control.line import FLUSHED, Connection, Line
 from ddlcore.errors import DdlInternalError
 
-_CONNECT_S = 2.0  # time for a SYN to be answered
-_BETTER_S = 0.05  # further time for a preferred endpoint, after another has answered
+_CONNECT_S = 2.0  # time within which a SYN must be answered
+_BETTER_S = 0.05  # time after the first answer, within which a preferred endpoint may still answer
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Return host and port of ``tcp://HOST:PORT``, with no brackets around an IPv6 address."""
+    """Return the host and the port in ``endpoint`` (``tcp://HOST:PORT``), without brackets around an IPv6 address."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def open_endpoints(endpoints: Sequence[str]) -> list[tuple[str, str]]:
-    """Return those of ``endpoints`` at which some process listens.
+    """Return (endpoint, own address) for each of ``endpoints`` at which some process listens.
 
-    Each comes with the address that this host itself has on the route to the endpoint. Endpoints of ipc come first, and
-    their address is empty; those of TCP follow in the given order.
+    The own address is the address of this host on the route to the endpoint; it is "" for an ipc endpoint. The ipc
+    endpoints are first in the result. The TCP endpoints follow in the same order as in ``endpoints``.
     """
     found = [(endpoint, "") for endpoint in endpoints if endpoint.startswith("ipc:") and _listens(endpoint)]
     return found + _tcp([endpoint for endpoint in endpoints if endpoint.startswith("tcp:")])
 
 
 def answers(access: Access, rank: int, timeout_s: float) -> bool:
-    """Return whether the holder of the keys in ``access`` listens at ``access.endpoint`` and admits this process as
-    ``rank``.
+    """Return whether the server with the keys in ``access`` listens at ``access.endpoint`` and admits this process.
 
-    It must answer within ``timeout_s``.
+    This process connects as ``rank``. The server must answer within ``timeout_s`` seconds.
     """
     try:
         line = Line(Connection(access, rank), "s")
@@ -97,7 +99,10 @@ def _tcp(endpoints: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _begin(endpoint: str) -> socket.socket | None:
-    """Return a socket that is connecting to ``endpoint``; None if that is impossible, for example without a route."""
+    """Begin to connect to ``endpoint`` without waiting, and return the socket.
+
+    Returns None if connecting is impossible, for example because there is no route.
+    """
     host, port = split_endpoint(endpoint)
     try:
         family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,10 +1,10 @@
-"""Forward the control network's TCP connections, and limit how many of them may exist without having shown a key.
+"""Forward the control network's TCP connections, and limit the number of connections that have not shown a key.
 
-libzmq itself accepts every connection, reads what it announces, and aborts the process when its descriptors run out.
-Therefore libzmq listens at a Unix socket that only this user can reach. For each TCP connection whose first bytes are
-those of ZeroMQ's protocol, this proxy opens a connection to that socket. The proxy holds no key. It recognizes by the
-answers of libzmq whether a client is authenticated: libzmq sends WELCOME to a client that knows the server's key, and
-READY to a client that also has a key of the job.
+Without this proxy, libzmq would accept every connection and read all data that the client announces. libzmq aborts the
+process when the process has no file descriptors left. Therefore libzmq listens at a Unix socket that only this user can
+reach. For each TCP connection whose first bytes are those of ZeroMQ's protocol, the proxy opens a connection to that
+socket. The proxy has no key itself. It recognizes by the answers of libzmq whether a client is authenticated: libzmq
+sends WELCOME to a client that knows the server's key, and READY to a client that also has a key of the job.
 """
 
 from __future__ import annotations
@@ -44,28 +44,32 @@ _DRAIN_S = 0.3  # time at the end for the last messages of libzmq
 
 @dataclass(eq=False)
 class _Pair:
-    """A TCP connection and its own connection to libzmq, which is opened when the first TCP bytes have proved valid."""
+    """A TCP connection of a client, and the connection to libzmq to which its data is forwarded.
+
+    The connection to libzmq is opened when the first bytes of the TCP connection have proved valid.
+    """
 
     outer: socket.socket
     book: OrderedDict[_Pair, None]  # the list that has this pair until it has shown a key, oldest first
     deadline_s: float
     inner: socket.socket | None = None
     known: bool = False  # libzmq has sent WELCOME
-    prolonged: bool = False  # its deadline was extended, because it is known
+    prolonged: bool = False  # the deadline was extended, because ``known`` is true
     ready: bool = False  # the client is authenticated
-    shown: int = 0  # bytes received before that
-    begun: bytes = b""  # first bytes, while they are too few to judge
+    shown: int = 0  # number of bytes that the client has sent before it was authenticated
+    begun: bytes = b""  # first bytes of the client, as long as they are too few to judge
     answered: bytearray = field(default_factory=bytearray)
-    waiting: dict[socket.socket, memoryview] = field(default_factory=dict)  # by target: data not accepted yet
+    waiting: dict[socket.socket, memoryview] = field(default_factory=dict)  # by socket: data that it must still accept
     ended: bool = False
 
 
 class TcpProxy:
     """A thread that accepts connections at ``listener`` and connects each of them to ``target``, a Unix socket.
 
-    One thread creates it, and one thread (the same or another) closes it. ``expected``: number of connections that the
-    job's own ranks and agents may open at the same time. ``keeps_alive``: let the kernel end connections whose other
-    host is gone; otherwise the job has heartbeats of its own for that.
+    One thread creates the proxy, and one thread (the same or another) closes the proxy. ``expected`` is the number of
+    connections that the job's own ranks and agents may open at the same time. If ``keeps_alive`` is true, the kernel
+    ends a connection when the host at its other end is gone. If it is false, the job finds this out by its own
+    heartbeats.
     """
 
     def __init__(self, listener: socket.socket, target: str, expected: int, *, keeps_alive: bool = False) -> None:
@@ -90,9 +94,9 @@ class TcpProxy:
         self._thread.start()
 
     def close(self) -> None:
-        """Forward until libzmq has closed its connections, at most for 0.3 s, then close everything.
+        """Forward data until libzmq has closed all its connections, but at most for 0.3 s; then close all connections.
 
-        Does nothing in a forked child.
+        Further calls do nothing. In a forked child, every call does nothing.
         """
         if os.getpid() != self._pid or self._stopping:
             return
@@ -103,9 +107,9 @@ class TcpProxy:
             self._wake.close()
 
     def _room(self) -> int:
-        """Return how many connections may exist at a time that have shown no key.
+        """Return how many connections that have not shown a key may exist at the same time.
 
-        Enough descriptors must remain for the connections that have shown one.
+        The number leaves enough file descriptors for the connections that have shown a key.
         """
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
@@ -164,15 +168,16 @@ class TcpProxy:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._make_room()
                     return
-                continue  # the peer has closed it again
+                continue  # the peer has already closed the connection
             self._admit(outer)
 
     def _admit(self, outer: socket.socket) -> None:
-        # libzmq must never see a flood, because it aborts when descriptors run out. So connections without a key are
-        # counted before they reach it, in two lists (books): other users of this host have a small one of their own, so
-        # that they cannot fill the list for the job's ranks. When a list is full, an old connection is ended and the
-        # new one is accepted. If the new one were refused instead, a flood of silent connections would keep the ranks
-        # out for as long as it lasts. A rank authenticates within milliseconds, so its connection is seldom ended.
+        # libzmq must never see a flood of connections, because libzmq aborts when no descriptors are left. So
+        # connections without a key are counted before they reach libzmq, in two lists (books). Other users of this host
+        # have a small list of their own, so that they cannot fill the list for the job's ranks. When a list is full, an
+        # old connection is ended and the new connection is accepted. If the new connection were refused instead, a
+        # flood of silent connections would keep the ranks out until the flood ends. A rank authenticates within
+        # milliseconds, so the connection of a rank is seldom ended.
         uid = local_tcp_uid(outer)
         stranger = uid >= 0 and not is_ours(uid)
         book, most = (self._strangers, _STRANGERS) if stranger else (self._others, self._most)
@@ -189,9 +194,9 @@ class TcpProxy:
         self._selector.register(outer, selectors.EVENT_READ, pair)
 
     def _make_room(self) -> None:
-        """Free a file descriptor when the process has none left: end an old connection that has shown no key.
+        """Free a file descriptor, because the process has none left: end an old connection that has shown no key.
 
-        If there is no such connection, stop accepting connections for a moment.
+        If there is no such connection, accept no connections for the next 0.05 s.
         """
         book = self._strangers or self._others
         if book:
@@ -218,10 +223,11 @@ class TcpProxy:
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _check(self, pair: _Pair, data: bytes) -> bytes:
-        """Return the bytes that may be forwarded to libzmq now that a client without authentication has sent ``data``.
+        """Check ``data``, which a client has sent before its authentication, and return the bytes to forward to libzmq.
 
-        End the connection if its first bytes are not those of ZeroMQ's protocol, or if the client has sent too much;
-        open the connection to libzmq when the first bytes are complete.
+        Return b"" as long as too few bytes have arrived. Open the connection to libzmq when the first bytes are
+        complete. End the client's connection if the first bytes are not those of ZeroMQ's protocol, or if the client
+        has sent more bytes than a handshake needs.
         """
         pair.shown += len(data)
         if pair.shown > _HANDSHAKE_BYTES:
@@ -250,10 +256,10 @@ class TcpProxy:
         self._selector.register(inner, selectors.EVENT_READ, pair)
 
     def _listen_to_answer(self, pair: _Pair, data: bytes) -> None:
-        # The proxy cannot check keys itself, since it holds none, and need not: in CURVE, libzmq sends WELCOME only to
-        # a client that used the server's key, and READY only after the authenticator has admitted the client's own
-        # key. Both are at fixed offsets of the answer, because the greeting and WELCOME have constant lengths. From
-        # READY on, the connection leaves its book and is no longer limited.
+        # The proxy has no key, so it cannot check keys itself. It need not: in CURVE, libzmq sends WELCOME only to a
+        # client that used the server's key, and READY only after the authenticator has admitted the client's own key.
+        # WELCOME and READY are at fixed offsets of the answer, because the greeting and WELCOME have constant lengths.
+        # After READY, the connection is removed from its book and is no longer limited.
         pair.answered += data[: _READY_AT + len(_READY) - len(pair.answered)]
         pair.known = pair.answered[_WELCOME_AT : _WELCOME_AT + len(_WELCOME)] == _WELCOME
         if pair.known and pair.answered[_READY_AT:] == _READY:
@@ -298,10 +304,10 @@ class TcpProxy:
             self._watch(pair)
 
     def _watch(self, pair: _Pair) -> None:
-        """Tell the selector what to wait for on both sockets of ``pair``.
+        """Set the events for which the selector watches the two sockets of ``pair``.
 
-        A socket is watched for writing while data for it is left. It is watched for reading only while the other socket
-        has accepted all earlier data, so that TCP slows the sender down.
+        A socket is watched for writing while some data for this socket is not yet written. A socket is watched for
+        reading only while the other socket has accepted all earlier data, so that TCP slows the sender down.
         """
         assert pair.inner is not None
         for one, other in ((pair.outer, pair.inner), (pair.inner, pair.outer)):
@@ -329,7 +335,10 @@ class TcpProxy:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Let ``connection`` end soon after the other host is gone, as ``keep_alive`` in line.py does at the other end."""
+    """Let the kernel end ``connection`` soon after the host at the other end is gone.
+
+    ``keep_alive`` in line.py does the same for the client's end of such a connection.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_S),
@@ -343,10 +352,10 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def _worst(book: OrderedDict[_Pair, None]) -> _Pair:
-    """Return the connection of ``book`` that is to be ended first if there are too many.
+    """Return the connection in ``book`` that must be ended first if there are too many connections.
 
-    It is the oldest connection that has not sent valid first bytes; if there is none, the oldest whose client has not
-    shown that it knows the server's key; otherwise the oldest of all.
+    Return the oldest connection that has not sent valid first bytes. If there is none, return the oldest connection
+    whose client has not shown that it knows the server's key. If there is none either, return the oldest connection.
     """
     return next((pair for pair in book if pair.inner is None), None) or next(
         (pair for pair in book if not pair.known), next(iter(book))

@@ -1,7 +1,7 @@
-"""Register the ranks that another launcher has started, and tell them which others have arrived.
+"""Register the ranks that another launcher has started, and tell these ranks which other ranks have arrived.
 
-The network calls this in place of the coordinator. Every message except Arrive is passed on to the coordinator. There
-is no I/O in this module.
+A rank arrives by sending an Arrive message. The control network calls this module in place of the coordinator. This
+module handles Arrive messages and passes all other messages on to the coordinator. It does no I/O.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from ddlcore.messages import Arrivals, Arrive, Done, Hello, Lost, Refused, ToCoo
 
 
 class Registration:
-    """A CoordinatorProtocol for ``size`` ranks that another launcher has started.
+    """An implementation of CoordinatorProtocol for ``size`` ranks that another launcher has started.
 
-    ``arrived`` is called once for each rank, when it arrives, and ``changed`` whenever ``active`` has changed.
+    ``coordinator`` handles all messages except Arrive. ``arrived`` is called once for each rank, when the rank arrives,
+    with the rank and its Arrive message. The attribute ``active`` is the set of ranks that have arrived and have
+    neither left nor been lost. ``changed`` is called each time after ``active`` has changed.
     """
 
     def __init__(
@@ -36,13 +38,17 @@ class Registration:
         self._worlds: dict[int, tuple[int, ...]] = {}  # by rank: ranks of the world that it last entered
 
     def missing(self) -> set[int]:
-        """Return the ranks that have not arrived, but still may. Any thread may call this."""
+        """Return the ranks that have not arrived and have not ended, so that they may still arrive.
+
+        Any thread may call this.
+        """
         return {rank for rank in range(self.size) if rank not in self._arrived and rank not in self._gone}
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """Handle a message, as ``CoordinatorProtocol.handle`` does.
+        """Handle ``message`` from ``rank``, and return the messages to send because of this message.
 
-        Arrive is handled here; the coordinator handles all other messages.
+        This class handles Arrive itself, and passes all other messages on to the coordinator. Raises DdlInternalError
+        if the coordinator does not allow the message at this time.
         """
         if isinstance(message, Arrive):
             return self._arrive(rank, message)
@@ -58,7 +64,9 @@ class Registration:
     def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
         """Handle the end of a rank, as ``CoordinatorProtocol.rank_ended`` does.
 
-        Rank 0's end is the last event, because this coordinator runs in the process of rank 0.
+        All ranks that wait for the arrival of ``rank`` get a message Lost. The coordinator handles the end, too. The
+        end of rank 0 is handled last, because the coordinator runs in the process of rank 0. All ranks that train
+        together with rank 0 then get a message Lost, too.
         """
         self._set_active(self.active - {rank})
         self._gone.setdefault(rank, reason)
@@ -69,23 +77,23 @@ class Registration:
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:
-        """Handle the start of another process, as ``CoordinatorProtocol.rank_started`` does."""
+        """Tell the coordinator that another process of ``rank`` was started; see ``CoordinatorProtocol``."""
         return self._coordinator.rank_started(rank, host)
 
     def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
-        """Handle the wish that ranks leave, as ``CoordinatorProtocol.dismiss`` does."""
+        """Tell the coordinator that ``ranks`` must leave the training; see ``CoordinatorProtocol``."""
         return self._coordinator.dismiss(ranks, reason)
 
     def lost(self) -> dict[int, str]:
-        """Return the lost ranks, as ``CoordinatorProtocol.lost`` does."""
+        """Return the ranks that the coordinator counts as lost, each with the reason; see ``CoordinatorProtocol``."""
         return self._coordinator.lost()
 
     def due(self) -> Outgoing:
-        """Return the messages that are due, as ``CoordinatorProtocol.due`` does."""
+        """Return the coordinator's messages that are due at this time; see ``CoordinatorProtocol``."""
         return self._coordinator.due()
 
     def overdue(self, now_s: float) -> list[str]:
-        """Return reports about long waits, as ``CoordinatorProtocol.overdue`` does."""
+        """Return the coordinator's lines for the user about long waits; see ``CoordinatorProtocol``."""
         return self._coordinator.overdue(now_s)
 
     def _arrive(self, rank: int, arrive: Arrive) -> Outgoing:
@@ -113,9 +121,10 @@ class Registration:
         return Arrivals(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived), gave_up_s)
 
     def _dissolve(self, reason: str) -> Outgoing:
-        """Return the messages that tell every rank in a world with rank 0 that its world is lost.
+        """Return one message Lost for each rank whose world (the ranks that it trains with) contains rank 0.
 
-        This coordinator runs in the process of rank 0 and ends with it, for ``reason``.
+        The coordinator runs in the process of rank 0 and ends with this process. ``reason`` says why this process has
+        ended.
         """
         worlds = {rank: self._worlds[rank] for rank in sorted(self.active) if 0 in self._worlds.get(rank, ())}
         return [(rank, Lost((ranks.index(0),), reason)) for rank, ranks in worlds.items()]

@@ -1,8 +1,8 @@
-"""Pass frames between the ranks of an agent's host and the launcher, without reading them.
+"""Pass message frames between the ranks of an agent's host and the launcher, without reading the frames.
 
-The agent offers its ranks the same as the launcher would: a job file, keys, an ipc socket, and a process whose end
-means the end of the job. The agent itself has only one connection to the launcher, which also carries the agent's own
-messages.
+The agent gives its ranks the same things that the launcher would give them: a job file, keys, an ipc socket, and a
+process whose end means the end of the job. The agent has only one connection to the launcher. This connection carries
+the frames of the ranks and the agent's own messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_AT_ONCE = 1024  # frames from one side before the other side is served
 
 
 class Relay:
-    """A thread that passes frames between the ranks of the host of agent ``index`` and the launcher.
+    """A thread that passes frames between the launcher and the ranks that agent number ``index`` has started.
 
     ``access`` leads to the launcher. ``heard`` is called with each message of the launcher to the agent itself.
     ``gone`` is called once, with the reason, if the launcher is gone; it counts as gone after ``silence_s`` without a
@@ -83,7 +83,7 @@ class Relay:
         self._thread.start()
 
     def say(self, data: bytes) -> None:
-        """Send ``data`` to the launcher. Any thread may call this; it returns at once."""
+        """Send ``data``, a message of the agent itself, to the launcher. Returns at once. Any thread may call this."""
         self._said.append(data)
         self._wake.set()
 
@@ -114,7 +114,10 @@ class Relay:
         self._wake.set()
 
     def close(self) -> None:
-        """Stop when all messages have been sent, or after a second. The ranks then see the end of their launcher."""
+        """Remove the job file, and stop the thread. The ranks then notice that their connection has ended.
+
+        The relay tries for at most one second to send its remaining messages to the launcher.
+        """
         self._job_file.close()
         self._stopping = True
         self._wake.set()
@@ -149,12 +152,11 @@ class Relay:
         self._upstream.close()
 
     def _try_again(self) -> None:
-        """Replace the connection to the launcher, which was refused, by a new one.
+        """Open a new connection to the launcher, because the launcher has refused the current connection.
 
-        ZeroMQ does not try a refused connection again. The messages that the launcher may not have received are sent
-        again.
+        ZeroMQ does not connect again after a refusal. Messages that the launcher may not have received are sent again.
         """
-        self._upstream.linger = 0  # otherwise it might still send them, under its old name
+        self._upstream.linger = 0  # otherwise the old connection might still send these messages, under its old name
         self._disconnect()
         time.sleep(_AGAIN_S)  # blocking does no harm: nothing else can happen before the launcher answers
         self._connect()

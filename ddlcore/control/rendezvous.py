@@ -1,8 +1,9 @@
-"""Write and find the file by which ranks find each other if no launcher of ddl has started them.
+"""Write and find the rendezvous file, by which ranks find each other if no launcher of ddl has started them.
 
-The file holds endpoint and keys, and only this user can read it. Rank 0 creates it and the other ranks look for it. A
-file that an earlier launch has left is not recognized by its age. Instead, the process at the endpoint must answer with
-the keys in the file, which a process that has ended cannot.
+The rendezvous file contains rank 0's endpoints and keys, and only this user can read the file. Rank 0 creates the file,
+and the other ranks look for it. The age of a file does not tell whether an earlier launch has left the file behind.
+Instead, a rank checks that the process at an endpoint in the file answers with the keys in the file. If the process has
+ended, no answer comes.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _SHARED_DIR = "set DDL_RENDEZVOUS_DIR to a directory that all hosts share"
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """The contents of the rendezvous file: how the other ranks reach rank 0. Its repr shows no key."""
+    """The contents of the rendezvous file: the data by which the other ranks reach rank 0. The repr shows no key."""
 
     nonce: str
     host: str  # name of rank 0's host, for error messages
     kin: str  # rank 0's ``surroundings.kin``: in processes with the same value, ``pid`` means the same process
     pid: int
-    started: str  # start time of that process, see start_of: its id may have been reused
+    started: str  # start time of rank 0's process, see start_of. Another process may get the same pid later
     endpoints: tuple[str, ...]  # in the order in which ranks try them
     access: Access
 
@@ -43,7 +44,10 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class Occupied(Exception):
-    """The error that a launch of the same name is still running; ``invitation`` is the contents of its file."""
+    """Raised if another launch with the same name is still running.
+
+    ``path`` is the rendezvous file of that launch, and ``invitation`` is the contents of the file.
+    """
 
     def __init__(self, path: Path, invitation: Invitation) -> None:
         super().__init__(str(path))
@@ -52,10 +56,10 @@ class Occupied(Exception):
 
 
 def folders(wanted: str, variables: Mapping[str, str]) -> list[Path]:
-    """Return the directories where the rendezvous file may be, the best first.
+    """Return the directories where the rendezvous file may be, in the order in which they are tried.
 
-    If ``wanted`` is not empty, it is the only one; otherwise they follow from the environment ``variables`` and the
-    user's home directory.
+    If ``wanted`` (a setting) is not empty, it is the only directory. Otherwise the list has the directory in the
+    variable SLURM_SUBMIT_DIR of the environment ``variables``, if set, and then ``.ddl`` in the user's home directory.
     """
     if wanted:
         return [Path(wanted).absolute()]
@@ -68,7 +72,7 @@ def folders(wanted: str, variables: Mapping[str, str]) -> list[Path]:
 def file_name(cluster: str, launch: str) -> str:
     """Return a file name that is the same on all ranks of a launch, and different for other running launches.
 
-    ``launch`` is the id of the launch, and ``cluster`` the name of the kind of launcher that has given this id.
+    ``launch`` is the id of the launch. ``cluster`` is the name of the kind of launcher that has given this id.
     """
     shown = _PLAIN.sub("_", launch)[:_LONGEST]
     mark = "" if shown == launch else "-" + hashlib.sha256(launch.encode()).hexdigest()[:12]
@@ -76,10 +80,10 @@ def file_name(cluster: str, launch: str) -> str:
 
 
 def start_of(pid: int) -> str:
-    """Return the start time of process ``pid`` in the system's own unit.
+    """Return the start time of process ``pid`` as a number in the system's own unit.
 
-    Returns an empty string if the system does not tell it. Together with the process id it identifies a process, even
-    after the id was reused.
+    Returns an empty string if the system does not provide the start time. Process id and start time together identify a
+    process, even if another process gets the same id later.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -90,8 +94,8 @@ def start_of(pid: int) -> str:
 def has_ended(invitation: Invitation, kin: str) -> bool:
     """Return whether the process that wrote ``invitation`` is known to have ended.
 
-    ``kin`` is the ``surroundings.kin`` of this process. If the writer's is another one, the writer cannot be seen from
-    here, and the result is False.
+    ``kin`` is the result of ``surroundings.kin`` in this process. If ``invitation.kin`` is different, this process
+    cannot see the process ids of the writer, and the result is False.
     """
     if invitation.kin != kin:
         return False
@@ -100,7 +104,7 @@ def has_ended(invitation: Invitation, kin: str) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return True  # the id belongs to another user's process now: ours has ended
+        return True  # the id now belongs to a process of another user, so the process of this user has ended
     return start_of(invitation.pid) != invitation.started
 
 
@@ -116,9 +120,9 @@ class Published:
         self._pid = os.getpid()
 
     def remove(self) -> None:
-        """Remove the file, unless another launch has replaced it.
+        """Remove the file, unless another launch has replaced it by another file.
 
-        May be called again; does nothing in a forked child.
+        May be called again. Does nothing in a forked child.
         """
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError, _Unfit):
@@ -127,11 +131,12 @@ class Published:
 
 
 def publish(places: Sequence[Path], name: str, invitation: Invitation, dead: Callable[[Invitation], bool]) -> Published:
-    """Create the file ``name``, which contains ``invitation``, in the first of ``places`` where that is possible.
+    """Create a file called ``name`` with the contents ``invitation`` in one of the directories ``places``.
 
-    If the file exists, it is replaced if ``dead`` returns True for its contents; otherwise Occupied is raised. Raises
-    DdlInternalError with a message of one line if the file can be created in none of ``places``, for example because
-    the existing ones belong to another user.
+    Use the first directory in which this is possible. If the file exists there, ``dead`` is called with its contents,
+    and returns whether the launch that wrote the file has ended. If so, the file is replaced; otherwise Occupied is
+    raised. Raises DdlInternalError with a message of one line if the file can be created in no directory of ``places``,
+    for example because existing files with this name belong to another user.
     """
     refusals = []
     for place in places:
@@ -148,7 +153,7 @@ def publish(places: Sequence[Path], name: str, invitation: Invitation, dead: Cal
 
 def _prepare(place: Path) -> None:
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.name == ".ddl":  # our own directory; one that the user has named keeps its mode
+    if place.name == ".ddl":  # a directory of ddl. A directory that the user has named keeps its mode
         found = place.stat()
         if found.st_uid != os.geteuid():
             raise _Unfit(f"{place} belongs to another user")
@@ -168,13 +173,14 @@ def _create(path: Path, invitation: Invitation, dead: Callable[[Invitation], boo
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Create the file ``path`` with the contents ``data``. Raises FileExistsError if it exists.
+    """Create the file ``path`` with the contents ``data``. Raises FileExistsError if the file exists.
 
-    Where the file system allows it, the file gets its name only when it is complete.
+    If the file system allows it, the file becomes visible under ``path`` only when all data is written.
     """
-    # A reader must never take half a file for a whole one, and two launches must not both believe that they have
-    # created it. Writing to a temporary file and renaming it would be complete, but rename replaces an existing file
-    # silently. So the data goes to a file without a name, and link, which fails if the name exists, makes it visible.
+    # A reader must never use half a file as if it were complete, and two launches must not both believe that they have
+    # created the file. Renaming a temporary file would make only a complete file visible, but rename silently replaces
+    # an existing file. So the data is written to a file without a name, and ``link`` gives that file its name. ``link``
+    # fails if the name exists.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -205,9 +211,10 @@ def _take_away(path: Path, dead: Callable[[Invitation], bool]) -> None:
         found = None
     if found is not None and not dead(found):
         raise Occupied(path, found)
-    # Between reading the file and removing it, another launch may have replaced it by its own. Unlinking by name could
-    # then remove the file of a launch that is running. So the file is first renamed, which only one process can do
-    # with a given file, and read again under its new name. If it is not the one that was found dead, it is put back.
+    # After this process has read the file and before it removes the file, another launch may replace it by a file of
+    # its own. Unlinking by name would then remove the file of a running launch. So this process first renames the file,
+    # which only one process can do with a given file, and reads the file again under its new name. If this is not the
+    # file that was found dead, it gets its old name back.
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         os.rename(path, aside)
@@ -227,7 +234,11 @@ def _take_away(path: Path, dead: Callable[[Invitation], bool]) -> None:
 
 
 def look(places: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]]:
-    """Return the invitations in the files ``name`` of ``places``, and one line of text for each file not to be trusted."""
+    """Read the file called ``name`` in each directory of ``places``.
+
+    Return the invitations found, and one line of text for each file that cannot be trusted. Files that do not exist or
+    cannot be read are skipped.
+    """
     found, refused = [], []
     for place in places:
         try:
@@ -240,7 +251,10 @@ def look(places: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]
 
 
 class _Unfit(Exception):
-    """The error that a file must not be trusted. ``ours``: it belongs to this user, so it may be replaced."""
+    """Raised if a rendezvous file must not be trusted.
+
+    ``ours`` is true if the file belongs to this user, so that this process may replace the file.
+    """
 
     def __init__(self, text: str, ours: bool = False) -> None:
         super().__init__(text)
@@ -250,10 +264,11 @@ class _Unfit(Exception):
 def _read(path: Path) -> Invitation:
     """Return the invitation in the file ``path``.
 
-    Raises OSError if there is no file, and _Unfit if it belongs to another user, can be accessed by others, or holds no
-    valid invitation.
+    Raises OSError if there is no file. Raises _Unfit if the file belongs to another user, if other users may access the
+    file, or if the file does not contain a valid invitation.
     """
-    # Network file systems cache that a file does not exist. Opening its directory first makes them look again.
+    # A network file system may remember that a file does not exist. Opening the file's directory first makes the file
+    # system look for the file again.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)

@@ -1,6 +1,7 @@
 """Serve the launcher's end of the control network: one thread moves messages between ranks, coordinator and store.
 
-A rank is connected either directly or through the agent of its host, which forwards the frames of the rank.
+A rank is connected to the server either directly or through the agent of its host. The agent forwards the frames of the
+rank.
 """
 
 from __future__ import annotations
@@ -33,34 +34,34 @@ from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_request, decode_to_coordinator, encode
 
-OWN = b""  # in an agent's frames, in place of the name of a rank's connection: a message of or for the agent itself
+OWN = b""  # first frame of a message from or to an agent itself, where other messages have a rank's connection name
 _MANY_STRANGERS = 100  # number of refused connections that is reported: fewer are probably just a port scan
 _LINES_A_RANK = 3  # how many lines of one rank may be connecting at the same time
 _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 _NAME = re.compile(rb"([cs])(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")  # see Line: c to the coordinator, s to the store
 _AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.([0-9a-f]{8})\.(0|[1-9][0-9]{0,8})")
-_Route = tuple[bytes, ...]  # name of a rank's connection; before it that of its agent, if any
+_Route = tuple[bytes, ...]  # the name of the agent's connection, if there is an agent; then that of the rank's
 
 
 def agent_name(index: int, token: str, attempt: int) -> bytes:
-    """Return the name of connection number ``attempt`` of agent ``index``.
+    """Return the name of connection number ``attempt`` of agent number ``index``.
 
-    ``token``: 8 random hexadecimal digits, the same for all connections of one agent.
+    ``token`` is 8 random hexadecimal digits, the same for all connections of one agent.
     """
     return f"a{index}.{token}.{attempt}".encode()
 
 
 class Agents(Protocol):
-    """The object to which the server hands the messages of agents.
+    """The interface of the object that handles the messages of agents for the server.
 
-    The server calls the methods in its own thread, so they must return at once.
+    The server calls the methods in the server's thread, so the methods must return at once.
     """
 
     def heard(self, agent: int, data: bytes) -> None:
         """Handle the message ``data``, which agent number ``agent`` has sent."""
 
     def silent(self, agent: int, silence_s: float) -> None:
-        """Handle the loss of ``agent``: nothing has arrived from it for ``silence_s``, so the server counts it as lost."""
+        """Handle the loss of agent number ``agent``, from which no message has arrived for ``silence_s`` seconds."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +146,11 @@ class Server:
         return self._listener.bind(address, beats=False, connections=self.size)
 
     def agent_access(self, endpoint: str) -> Access:
-        """Return the keys and the endpoint with which an agent connects to this server at ``endpoint``.
-
-        The keys are secret.
-        """
+        """Return an Access with which an agent connects to this server at ``endpoint``. It contains secret keys."""
         return self._listener.access(endpoint)
 
     def admit(self, public: str) -> None:
-        """Admit also clients whose public key is ``public``, from now on. Any thread may call this."""
+        """From now on, also admit clients whose public key is ``public`` (Z85). Any thread may call this."""
         self._listener.admit(public)
 
     def start(self) -> None:
@@ -173,39 +171,40 @@ class Server:
         self._wake.set()
 
     def rank_started(self, rank: int, host: int = -1) -> None:
-        """Report that another process was started for ``rank``, whose process had ended.
+        """Tell the coordinator that a new process was started for ``rank``, whose earlier process has ended.
 
-        ``host`` is the index of its host; -1 stands for the host of the last process. Any thread may call this; it
-        returns at once.
+        ``host`` is the index of the new process's host. -1 means the host of the earlier process. Returns at once. Any
+        thread may call this.
         """
         self.do(lambda: self._coordinator.rank_started(rank, host))
 
     def dismiss_ranks(self, ranks: Collection[int], reason: str) -> None:
-        """Let ``ranks`` of an elastic job leave the training at its next agreed call, because of ``reason``.
+        """Tell the coordinator that ``ranks`` of an elastic job must leave the training.
 
-        Any thread may call this; it returns at once.
+        ``reason`` says why, in words for the user. The ranks leave at the next call in which all ranks agree on
+        changes. Returns at once. Any thread may call this.
         """
         self.do(lambda: self._coordinator.dismiss(ranks, reason))
 
     def tell(self, agent: int, data: bytes) -> None:
-        """Send ``data`` to agent number ``agent``. Any thread may call this; it returns at once.
+        """Send ``data`` to agent number ``agent``. Returns at once. Any thread may call this.
 
-        If the server has not yet received anything from that agent, ``data`` is dropped.
+        If the server has not yet received any message from that agent, ``data`` is dropped.
         """
         self._for_agents.append((agent, data))
         self._wake.set()
 
     def dismiss(self, agent: int) -> None:
-        """Stop expecting heartbeats of ``agent``, which has finished or is known to be lost.
+        """Stop expecting heartbeats of agent number ``agent``, because it has finished or is known to be lost.
 
         Call this in the server's thread.
         """
         self._beats.forget(agent)
 
     def close(self) -> None:
-        """Stop the server and remove the job file. Ranks that are still connected see that the launcher is gone.
+        """Stop the server and remove the job file. Ranks that are still connected notice that the launcher is gone.
 
-        Any thread except the server's own may call this. Further calls do nothing.
+        Any thread except the server's thread may call this. Further calls do nothing.
         """
         if self._closed:
             return
@@ -238,10 +237,11 @@ class Server:
             until_s = min(tick_s, self._shelf.deadline_s() or tick_s, self._beats.deadline_s() or tick_s)
             poller.poll(max(math.ceil((until_s - time.monotonic()) * 1000), 0))
             self._wake.clear()
-            # The order of these steps matters. ``let_in`` comes first, because it also notes which descriptors were
-            # closed: a new connection may get the number of a closed one, but sends nothing before it is let in.
-            # ``parted`` comes after reading: a connection's last messages may have arrived together with its end, and
-            # a rank that said goodbye must not count as lost. For the same reason, ``_changes`` is handled after that.
+            # The order of these steps matters. ``let_in`` is first, because it also records which descriptors were
+            # closed: a new connection may get the descriptor number of a closed connection, but a new connection sends
+            # no message before ``let_in`` has admitted it. ``parted`` is after reading, because the last messages of a
+            # connection may have arrived together with its end, and a rank that said goodbye must not count as lost.
+            # For the same reason, ``_changes`` is handled after reading.
             self._listener.let_in()
             self._read()
             for name in self._listener.parted():
@@ -263,7 +263,7 @@ class Server:
         self._tell_agents()
 
     def _read(self) -> None:
-        """Handle the messages that have arrived, up to a limit, because the loop has other work to do as well."""
+        """Handle messages that have arrived, but only a limited number, because the loop has other work, too."""
         with contextlib.suppress(zmq.Again):
             for _ in range(4 * self.size + 16):
                 self._take(self._listener.receive())
@@ -305,7 +305,7 @@ class Server:
             self._shelf.hello(rank)
         said = self._coordinator.handle(rank, message)
         if isinstance(message, Arrive) and before is not None and any(isinstance(told, Refused) for _, told in said):
-            self._lines[rank] = before  # another process has this rank already: later messages to the rank go there
+            self._lines[rank] = before  # another process already has this rank, and gets later messages to the rank
             for _, told in said:
                 self._send(route, encode(told))
         else:
@@ -313,9 +313,10 @@ class Server:
         self._lose()
 
     def _part(self, name: bytes) -> None:
-        """Report the end of a rank whose connection to the coordinator, ``name``, has ended without a goodbye.
+        """Handle the end of the connection called ``name``, which has ended without a goodbye (see ``Listener``).
 
-        Nothing else would notice the end of that rank. The end of any other connection is ignored.
+        If this was a rank's connection to the coordinator, tell the coordinator that the rank has ended, because no
+        other code would notice this. The end of any other connection is ignored.
         """
         match = _NAME.fullmatch(name)
         if match is not None and match[1] == b"c" and self._lines.get(int(match[2])) == (name,):
@@ -327,9 +328,9 @@ class Server:
     def _agent_of(self, name: bytes) -> int:
         """Return the number of the agent whose connection is called ``name``.
 
-        Returns -1 if ``name`` is no agent's connection, or if another agent has that number already. An agent whose
-        connection broke before it heard from this server connects again: from then on only the new connection counts,
-        and -1 is returned for the old one.
+        Returns -1 if the connection does not belong to an agent, or if another agent already has this number. If the
+        connection of an agent breaks before a message from this server has arrived, the agent opens a new connection.
+        From then on only the new connection counts, and the result for the old connection is -1.
         """
         match = _AGENT.fullmatch(name)
         if match is None:

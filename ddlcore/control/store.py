@@ -1,4 +1,7 @@
-"""Implement the job's store without its transport: the values, the gets that wait for them, and how such a wait ends."""
+"""Implement the job's key-value store, except the transport of requests and replies.
+
+``Shelf`` is the server's part: the values, and the ``get`` requests that wait for a value. ``JobStore`` is the client.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from ddlcore.observe.clock import Reading, boot_id
 
 ClientT = TypeVar("ClientT")  # the network's own identification of a caller
 
-_ANSWER_S = 30.0  # a launcher that runs but does not answer for so long is broken
-_LATE_S = 5.0  # how long after its timeout a get may be answered
+_ANSWER_S = 30.0  # a launcher that does not answer for so long counts as broken
+_LATE_S = 5.0  # time after the timeout of a get during which its answer may still arrive
 
 CLOSED = "closed"  # error with which a closed store answers on its own
 _TIMEOUT, _LOST, _VALUE = "timeout", "lost: ", "value: "  # prefixes of StoreReply.error
@@ -31,11 +34,12 @@ class _Waiting(Generic[ClientT]):
 
 
 class Shelf(Generic[ClientT]):
-    """The values in the store of one job. It does no I/O: each method returns the replies to send now, each with its
-    client.
+    """The values in the store of one job, and the ``get`` requests that wait for a value.
 
-    A get that waits fails when a rank is lost. Losses from before the last Hello of the rank that waits do not count:
-    the survivors of a loss may open a new world, and then each of them sends a Hello.
+    A Shelf does no I/O: its methods return the replies to send, each together with the client that must get the reply.
+    A waiting get fails when a rank is lost. Losses do not count if they happened before the waiting rank sent its last
+    message Hello. A rank sends a Hello when it calls ``init``, and after a loss the remaining ranks may call ``init``
+    again to train without the lost rank.
     """
 
     def __init__(self) -> None:
@@ -67,14 +71,15 @@ class Shelf(Generic[ClientT]):
         return [(client, StoreReply(serial, total)), *self._put(request.key, total)]
 
     def hello(self, rank: int) -> None:
-        """Record that ``rank`` starts a new world: earlier losses no longer make its gets fail."""
+        """Record that ``rank`` calls ``init`` again. Earlier losses no longer make the gets of ``rank`` fail."""
         self._known[rank] = frozenset(self._lost)
 
     def lose(self, lost: Mapping[int, str]) -> list[tuple[ClientT, StoreReply]]:
-        """Record that all ranks in ``lost`` were lost so far, and return a failure for each waiting get that this ends.
+        """Record which ranks are lost now, and return a reply with an error for each waiting get that must fail.
 
-        It ends a get if a rank was lost after the last Hello of the rank that waits. ``lost`` has the reason of each
-        loss. A rank that is not in it any more has another process.
+        ``lost`` has all lost ranks and the reason of each loss. A rank that was in ``lost`` at the last call but is not
+        in it now has come back, for example because another process was started for this rank. A waiting get fails if a
+        rank was lost after the last Hello of the rank that waits.
         """
         if len(lost) == len(self._lost):  # the usual case: called after every message
             return []
@@ -85,11 +90,14 @@ class Shelf(Generic[ClientT]):
         return self._end(lambda waiting: self._loss(waiting.rank))
 
     def expire(self, now_s: float) -> list[tuple[ClientT, StoreReply]]:
-        """End the gets whose deadline has passed at ``now_s``, and return their replies, which report a timeout."""
+        """End the waiting gets whose deadline has been reached at ``now_s``.
+
+        Return a reply for each of them, which says that the get has timed out.
+        """
         return self._end(lambda waiting: _TIMEOUT if waiting.deadline_s <= now_s else "")
 
     def deadline_s(self) -> float | None:
-        """Return the time at which ``expire`` is next due; None while no get waits."""
+        """Return the time to call ``expire``, the earliest deadline of a waiting get. Return None if no get waits."""
         return min((waiting.deadline_s for queue in self._waiting.values() for waiting in queue), default=None)
 
     def _get(self, waiting: _Waiting[ClientT], key: str, now_s: float) -> list[tuple[ClientT, StoreReply]]:
@@ -123,9 +131,9 @@ class Shelf(Generic[ClientT]):
 
 
 class JobStore(Store):
-    """A rank's client of the store; its subclasses provide the transport.
+    """A rank's client of the job's store. Subclasses provide the transport of requests and replies.
 
-    Any thread may call it, and a call does not block the calls of other threads.
+    Any thread may call the methods, and a call does not block the calls of other threads.
     """
 
     def __init__(self) -> None:
@@ -145,22 +153,22 @@ class JobStore(Store):
         self._ask(StoreDelete(next(self._serials), prefix), _ANSWER_S, f"store.delete({prefix!r})")
 
     def clock(self) -> Reading:
-        """Return a reading of the clock of the process that holds the store."""
+        """Read the monotonic clock of the process that keeps the store's values, and return the Reading."""
         now_ns, _, boot = self._ask(StoreClock(next(self._serials)), _ANSWER_S, "store.clock()").decode().partition(" ")
         return Reading(int(now_ns), boot)
 
     @abstractmethod
     def close(self) -> None:
-        """Close the store: calls in progress and later ones raise Closed.
+        """Close this client of the store. Calls in progress and later calls raise Closed.
 
         Any thread may call this, more than once.
         """
 
     @abstractmethod
     def _call(self, request: StoreRequest, answer_s: float) -> StoreReply:
-        """Send ``request`` and return the reply with the same serial.
+        """Send ``request`` and return the reply that has the same serial number.
 
-        Raises DeadlineExceeded if none arrives within ``answer_s``.
+        Raises DeadlineExceeded if this reply does not arrive within ``answer_s`` seconds.
         """
 
     def _ask(self, request: StoreRequest, answer_s: float, call: str, timeout_s: float = 0.0) -> bytes:

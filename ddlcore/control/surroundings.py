@@ -1,4 +1,4 @@
-"""Find out where this process runs: its parents' command lines, its host, and its namespace of process ids."""
+"""Find out where this process runs: the command lines of its parent processes, its host, and its pid namespace."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MOST_PARENTS = 64
 
 
 def lineage() -> list[list[str]]:
-    """Return the command lines of this process's parent, of the parent's parent, and so on.
+    """Return the command lines of this process's parent, of the parent's parent, and so on, each as a list of words.
 
-    The list ends where the system does not show any more.
+    The list does not contain process 1. It ends after 64 processes, or before a process that the system does not show.
     """
     found: list[list[str]] = []
     pid = os.getppid()
@@ -30,14 +30,17 @@ def lineage() -> list[list[str]]:
 def host_name() -> str:
     """Return a name that is the same for all processes of this host and different on every other host.
 
-    A network namespace counts as a host of its own: processes that cannot reach each other's sockets do not share
-    memory either.
+    Each network namespace counts as a separate host. So processes that cannot reach each other's sockets are on
+    different hosts for ddl, and do not use shared memory together.
     """
     return ":".join((socket.gethostname(), _boot(), _namespace("net")))
 
 
 def kin() -> str:
-    """Return a name that is the same for all processes that see each other's process ids."""
+    """Return a name that is the same for all processes that can see each other's process ids.
+
+    These are the processes in one pid namespace of one host.
+    """
     return ":".join((_boot() or socket.gethostname(), _namespace("pid")))
 
 

@@ -1,4 +1,4 @@
-"""Wake a thread that waits on file descriptors, by an eventfd or, where the system has none, by a pipe."""
+"""Wake a thread that waits on file descriptors. This uses an eventfd or, if the system has no eventfd, a pipe."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _ONE = (1).to_bytes(8, sys.byteorder)  # the format of an eventfd; a pipe carrie
 
 
 class Wake:
-    """An event whose ``fileno()`` is readable from ``set`` until ``clear``.
+    """An event with a file descriptor, ``fileno()``, which is readable after ``set`` until ``clear`` is called.
 
-    Any thread may call ``set``; one thread, the owner, calls the other methods.
+    Any thread may call ``set``. Only one thread, the owner, may call the other methods.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # Without the lock, a write after ``close`` could go to another file that has got the same descriptor number.
+        # Without the lock, a write after ``close`` could go to another file that now has the same descriptor number.
         # The lock is reentrant, because a signal handler or a finalizer may call ``set`` in the middle of another call.
         self._lock = threading.RLock()
         self._raised = False
@@ -33,9 +33,9 @@ class Wake:
         return self._reader
 
     def set(self) -> None:
-        """Make ``fileno()`` readable.
+        """Make ``fileno()`` readable, so that the thread that waits on it wakes.
 
-        Does nothing in a forked child, whose copy of the descriptor would wake the parent.
+        Does nothing in a forked child, because the child's copy of the descriptor would wake the parent process.
         """
         if os.getpid() != self._pid:
             return

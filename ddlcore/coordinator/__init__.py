@@ -1,1 +1,1 @@
-"""The coordinator, which decides which tensors the ranks reduce, and when. It does no I/O."""
+"""The coordinator: it decides which tensors the ranks reduce together, and in which order. It does no I/O."""

@@ -1,14 +1,16 @@
-"""Decides where all ranks of a world act: at a call that no rank has made yet when this is decided.
+"""Decides at which call all ranks of a world act together. At the time of this decision no rank has made that call.
 
-There are two kinds of such calls: ``should_stop()``, and ``commit()`` of an elastic state. The ranks of a world make the
-calls of a kind equally often, so the number of a call names the same place of the program on all ranks. If somebody asks
-for an action, every rank says how many calls it has made and makes no further one until it is answered. The answer is
-the call after the highest of these numbers. So no rank can already have passed it, and a step in which nobody asks costs
-no message.
+There are two kinds of such calls. At a call of ``should_stop()``, all ranks stop. At a call of ``commit()`` of an
+elastic state, all ranks leave the world, so that another world can begin. The ranks of a world make the calls of a kind
+equally often. So the number of a call names the same place in the program on all ranks. If somebody asks for an action,
+every rank reports how many calls it has made, and makes no further call until it gets the decision. All ranks then act
+at the call after the highest of these numbers. So no rank can already have passed that call. In a step in which nobody
+asks, no message is sent.
 
-``join()`` ends on all ranks together, but before it, ranks with fewer batches make fewer calls. Calls are therefore
-counted anew after each ``join()``: a place is a pair (how often all ranks have joined, calls since then). While a rank
-stands in ``join()``, the world acts at the first call after it.
+``join()`` ends on all ranks at the same time. Before that, ranks with fewer batches make fewer calls. Therefore the
+calls are counted from 0 again after each ``join()``. A place in the program is a pair: the number of times that all
+ranks have joined, and the number of calls since then. If a rank is in ``join()``, all ranks act at the first call after
+that ``join()``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ CALLS = {STOP: "should_stop()", COMMIT: "commit() of the elastic state"}
 
 
 class AgreedPoint:
-    """The agreement of one world on the place of its program where it acts. Ranks are ranks of the world."""
+    """The agreement of one world on the call at which its ranks act. All ranks here are ranks of this world."""
 
     def __init__(self, kind: str, ranks: Iterable[int]) -> None:
         self.kind = kind
@@ -34,11 +36,9 @@ class AgreedPoint:
         self._decided = False
 
     def asked(self, reason: str) -> Outgoing:
-        """Take a rank's request to act, with its ``reason`` in words for the user.
+        """Handle a request to act, and return the messages to send. Only the first request has an effect.
 
-        Only the first request has an effect.
-
-        Returns the messages to send.
+        ``reason`` says why, in words for the user.
         """
         if self._reason:
             return []
@@ -47,9 +47,9 @@ class AgreedPoint:
         return [(rank, count) for rank in self._present]
 
     def counted(self, rank: int, count: CallCount, joined: Collection[int]) -> Outgoing:
-        """Take the answer of ``rank``: ``count`` is the number of calls that it has made.
+        """Handle the answer of ``rank`` to CountCalls, and return the messages to send.
 
-        ``joined`` are the ranks that are in ``join()``. Returns the messages to send.
+        ``count`` contains the number of calls that ``rank`` has made. ``joined`` are the ranks in ``join()``.
         """
         if rank in self._present and self._reason and not self._decided:
             self._counts[rank] = count
@@ -65,7 +65,7 @@ class AgreedPoint:
         return self._decide(joined)
 
     def awaited(self) -> list[Awaited]:
-        """Return which ranks have not answered yet; empty if none has to answer."""
+        """Return the wait for the ranks that have not answered CountCalls, in a list; [] if none is missing."""
         if not self._reason or self._decided:
             return []
         missing = tuple(rank for rank in self._present if rank not in self._counts)

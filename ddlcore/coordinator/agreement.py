@@ -1,7 +1,7 @@
-"""Compares the parameters of the ranks step by step, by their digests, and describes a difference.
+"""Compares the model parameters of the ranks after each step, by their digests, and describes a difference.
 
-Like the coordinator, to which it belongs, it does no I/O. No rank waits for a comparison: ranks report their digests
-and continue to train. A step is compared when all members that can still report it have reported it.
+This module is part of the coordinator and does no I/O. No rank waits for a comparison: ranks report their digests and
+continue to train. A step is compared when all members have reported it, except those that have left or joined.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMATS = {
 
 @dataclass
 class _Optimizer:
-    """What the ranks have reported about the parameters of one optimizer, and which steps agreed."""
+    """The reports of the ranks about the parameters of one optimizer, and the last step at which they were equal."""
 
     told: dict[int, dict[int, Digests]] = field(default_factory=dict)  # by step, then by rank
     agreed: int = -1  # the last step at which all ranks had equal parameters
@@ -46,7 +46,7 @@ class _Optimizer:
 
 @dataclass
 class _Explaining:
-    """A difference that was found, with the values that the ranks have sent so far to explain it."""
+    """A difference that was found between the ranks, and the values that the ranks have sent so far to explain it."""
 
     differ: Differ
     advice: str
@@ -57,9 +57,10 @@ class _Explaining:
 
 
 class Agreement:
-    """The comparisons of one world. Ranks are the ranks of this world.
+    """Compares the parameters of the ranks of one world. All ranks here are ranks of this world.
 
-    ``sets``: the world's process sets. ``joined`` returns the ranks that have called join.
+    ``size`` is the size of the world. ``sets`` contains the ranks of each process set. ``joined`` returns the ranks
+    that have called join.
     """
 
     def __init__(
@@ -75,9 +76,9 @@ class Agreement:
         self.differ: Differ | None = None  # the difference because of which the job ended
 
     def hear(self, rank: int, message: Digests) -> Outgoing:
-        """Take the digests that ``rank`` reports, and return the messages to send.
+        """Handle the digests that ``rank`` reports, and return the messages to send.
 
-        Raises DdlInternalError if they are invalid.
+        Raises DdlInternalError if the digests do not belong to tensors that the rank has described.
         """
         if self.differ is not None or self._explaining is not None:
             return []
@@ -93,9 +94,9 @@ class Agreement:
         return self._compare()
 
     def settle(self, rank: int) -> Outgoing:
-        """Take Settle from ``rank``, which wants to leave when all of its reports have been compared.
+        """Handle the message Settle of ``rank``, and return the messages to send.
 
-        Returns the messages to send.
+        By this message, the rank says that it wants to leave as soon as all of its reports have been compared.
         """
         self._settling.add(rank)
         return self._compare()
@@ -107,17 +108,19 @@ class Agreement:
         return self._compare() + (self._explained() if self._explaining is not None else [])
 
     def sampled(self, rank: int, message: Sample) -> Outgoing:
-        """Take the answer of ``rank`` to Explain, and return the messages to send."""
+        """Handle the answer of ``rank`` to Explain, and return the messages to send."""
         if self._explaining is None:
             return []
         self._explaining.samples[rank] = message
         return self._explained()
 
     def look(self, now_s: float) -> Outgoing:
-        """Stop waiting for values that have not come in time; ``now_s`` is the present time of the caller's clock.
+        """Do the work that depends on time, and return the messages to send. This is called about once a second.
 
-        If no values are awaited, the digests that were reported are compared again, because a rank that has joined
-        since then is no longer waited for. Returns the messages to send. This is called about once a second.
+        ``now_s`` is the present time of the caller's clock. If a difference was found, the ranks were asked for their
+        values. If some of these values have not arrived after EXPLAIN_S seconds, stop waiting for them. If no
+        difference was found, compare the reported digests again: a rank that has joined since the last comparison is
+        not waited for any more.
         """
         waiting = self._explaining
         if waiting is None:
@@ -139,7 +142,7 @@ class Agreement:
         return outgoing + self._settle()
 
     def _settle(self) -> Outgoing:
-        """Return Settled for those ranks that wait to leave and whose reports have all been compared."""
+        """Return a message Settled for each rank that wants to leave and whose reports have all been compared."""
         if self.differ is not None or self._explaining is not None:
             return []  # these ranks will be told about the difference
         pending = {rank for one in self._optimizers.values() for told in one.told.values() for rank in told}
@@ -178,10 +181,10 @@ class Agreement:
         return min(set(range(self._size)) - self._gone, default=0)
 
     def _explained(self, late: bool = False) -> Outgoing:
-        """Return the messages that end the job and show where the ranks' values differ.
+        """Return the messages that end the job and say how far the ranks' values differ.
 
-        These need samples of the values from all ranks. As long as some are missing, nothing is returned, unless
-        ``late`` is set: then the messages are made from the values that have come.
+        The messages need a sample of the values from each rank that was asked. If a sample is missing, return no
+        message. But if ``late`` is True, make the messages from the samples that have arrived.
         """
         waiting = self._explaining
         if waiting is None or not (late or all(r in waiting.samples or r in self._gone for r in waiting.asked)):
@@ -203,9 +206,9 @@ class Agreement:
 
 
 def grouped(values: Mapping[int, object]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks in groups of equal values.
+    """Return the ranks in groups. ``values`` contains a value for each rank; ranks with equal values are in one group.
 
-    The largest group comes first. Of groups of the same size, the one with the lowest rank comes first.
+    The largest group is first. Groups of the same size are sorted by their lowest rank.
     """
     groups: dict[object, list[int]] = {}
     for rank in sorted(values):
@@ -216,11 +219,13 @@ def grouped(values: Mapping[int, object]) -> tuple[tuple[int, ...], ...]:
 def differing(
     names: Mapping[int, tuple[str, ...]], digests: Mapping[int, bytes]
 ) -> tuple[int, tuple[tuple[int, ...], ...], int]:
-    """Return the first tensor that differs, the ranks grouped by their values of it, and how many tensors differ.
+    """Compare the digests of the ranks' tensors. Return (index, groups, count).
 
-    Tensors of different ranks are matched by name. The first result is the tensor's index on the lowest rank. It is -1
-    if the ranks do not have the same tensors; then the groups are of ranks with the same tensors. If nothing differs,
-    it is -1 too, and there are no groups.
+    ``names`` contains the names of each rank's tensors. ``digests`` contains the digests of each rank's tensors in the
+    same order, 8 bytes for each tensor. ``index`` is the position of the first tensor that differs, in the list of the
+    lowest rank. ``groups`` are the ranks in groups with equal digests of this tensor. ``count`` is the number of
+    tensors that differ. If the ranks do not have the same tensors, ``index`` is -1, and each group contains ranks with
+    the same tensors. If nothing differs, ``index`` is -1 and there are no groups.
     """
     if len({tuple(sorted(own)) for own in names.values()}) > 1:
         return -1, grouped({rank: tuple(sorted(own)) for rank, own in names.items()}), 0
@@ -233,10 +238,10 @@ def differing(
 
 
 def distance(one: Sample, other: Sample) -> float | None:
-    """Return the largest absolute difference between elements at the same place of two samples.
+    """Return the largest absolute difference between elements at the same position of two samples.
 
-    Returns None if the samples have different lengths, are empty, or have a type without known numbers. Returns NaN if
-    an element is NaN in one of the samples only.
+    Return None if the samples have different lengths, are empty, or have a data type that this module cannot decode.
+    Return NaN if an element is NaN in only one of the samples.
     """
     mine, theirs = _numbers(one), _numbers(other)
     if not mine or not theirs or len(mine) != len(theirs):
@@ -265,10 +270,10 @@ def _numbers(sample: Sample) -> Sequence[float]:
 
 
 def wording(differ: Differ, count: int, advice: str = "") -> str:
-    """Return the complete message about a difference.
+    """Return the complete message for the user about the difference ``differ``.
 
-    ``differ.text`` says which parameters differ, and ``count`` is how many. ``advice`` says what the user should do; if
-    it is empty, the usual advice stands there.
+    ``differ.text`` says which optimizer's parameters differ. ``count`` is the number of tensors that differ. ``advice``
+    says what the user should do; if it is "", the message contains the usual advice.
     """
     what, _, table = differ.text.partition("\n")
     head = f"the ranks' parameters differ ({what})"
@@ -294,10 +299,10 @@ def wording(differ: Differ, count: int, advice: str = "") -> str:
 
 
 def _table(names: Mapping[int, tuple[str, ...]]) -> str:
-    """Return a table that shows how many tensors each group of ranks has, for ranks whose sets of tensors differ.
+    """Return a table that shows how the ranks' tensors differ. Ranks with the same tensors form a group.
 
-    ``names`` holds the names of each rank's tensors. The table also shows the tensor of each group at the first
-    position where the ranks have different tensors.
+    Each group has a line. The line shows the number of tensors that each rank of the group has, and the group's tensor
+    at the first position where two groups differ. ``names`` maps each rank to the names of its tensors.
     """
     most = max(map(len, names.values()))
     padded = {rank: (*own, *["nothing"] * (most - len(own))) for rank, own in names.items()}

@@ -1,7 +1,7 @@
-"""Describes what a world waits for: which ranks must answer before something continues, and what they were asked.
+"""Describes the waits of a world: for which ranks the job waits, and what these ranks were asked to do.
 
-Whenever the coordinator or a rank waits for ranks, the coordinator returns an ``Awaited`` for it. A single check
-(``stall.py``) goes over all of them, so no wait stays unreported.
+Whenever the coordinator or a rank waits for ranks, the coordinator returns an ``Awaited`` that describes this wait. One
+check (``stall.py``) examines all these objects, so that every long wait is reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WHY_SILENT = "its process is stopped, or a call in native code holds the interpr
 
 @dataclass(frozen=True)
 class Details:
-    """The facts about a wait that a report shows, at the moment of the report."""
+    """The facts about a wait that a report shows. They are collected only when a report is made."""
 
     ranks: tuple[int, ...]  # the missing ranks; () if all have entered the collective, so the transport blocks
     tensors: tuple[Late, ...] = ()  # the tensors that wait; the reporter fills in their ``waits_s``
@@ -27,7 +27,8 @@ class Details:
 class Awaited:
     """One wait for some ranks.
 
-    ``key`` stays the same while the wait lasts. The age of the wait is counted from when its key first appears.
+    ``key`` stays the same while the wait lasts. The age of the wait is counted from the time when ``key`` is first
+    seen.
     """
 
     key: Hashable

@@ -1,7 +1,7 @@
-"""Decides what runs next: takes the messages of one world's ranks, and returns buckets in one order for all ranks.
+"""Decides which buckets the ranks of one world run: handles the ranks' messages and returns the messages to send.
 
-The coordinator is a state machine without I/O: it has no socket, no thread and no clock of its own. It knows specs,
-never tensors. All ranks get the buckets of all process sets in the same order, so two ranks can never run the same two
+The coordinator is a state machine without I/O: it has no socket, no thread and no clock. It knows the specs of tensors,
+never their values. All ranks get the buckets of all process sets in the same order. So two ranks can never run two
 collectives in opposite orders.
 """
 
@@ -53,7 +53,7 @@ Outgoing = list[tuple[int, FromCoordinator]]
 
 
 class Coordinator:
-    """The coordinator of one world of ``size`` ranks: it takes the ranks' messages and returns the answers."""
+    """The coordinator of one world of ``size`` ranks. It handles the ranks' messages and returns messages to send."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Coordinator:
         compression: str = "none",
         join_average: str = "contributors",
     ) -> None:
-        """Create the coordinator of a world from which no message has come yet.
+        """Create the coordinator of a world that begins.
 
         ``join_average``: by what averages are divided while some ranks have joined: "contributors" or "size".
         ``compression``: the setting, which applies to tensors whose spec leaves the compressor to it, see
@@ -101,7 +101,7 @@ class Coordinator:
     # --- messages in, messages out
 
     def handle(self, rank: int, message: Request | Bye | Leave | Frozen | ReplayStatus | Busy | Paused) -> Outgoing:
-        """Take ``message`` from ``rank``, and return the messages to send, each with the rank that must get it."""
+        """Handle ``message`` from ``rank``. Return the messages to send, each with the rank that must get it."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
         if isinstance(message, Busy):
@@ -144,7 +144,7 @@ class Coordinator:
         return self._answers(items, rank, message.serial)
 
     def lost(self, rank: int, reason: str) -> Outgoing:
-        """Record that the process of ``rank`` has died, and return the messages that tell all other ranks.
+        """Record that ``rank`` is lost for ``reason``, and return the messages that inform all other ranks.
 
         No operation that needs this rank can run any more. The first loss has ended the job on all ranks, so further ones
         are not told: in an elastic job, all survivors leave one after the other, and each would tell all others.
@@ -165,9 +165,10 @@ class Coordinator:
         return rank in self._left
 
     def awaited(self) -> list[Awaited]:
-        """Return what waits for ranks (pending requests, freezes, pauses of a search), and for which ranks each waits.
+        """Return all waits of the coordinator, each with the ranks that are waited for.
 
-        The stall check calls this about once a second.
+        These are the waits of pending requests, of a freeze, of a pause in a search for settings, of ``join``, and of
+        buckets that ranks have reported as slow. The stall check calls this about once a second.
         """
         waits: list[Awaited] = []
         freezing = self.replay_controller.freezing
@@ -211,10 +212,11 @@ class Coordinator:
     def _admit(
         self, rank: int, ask: Ask, ready: list[PendingRequest], items: list[tuple[Iterable[int], Item]]
     ) -> PendingRequest | None:
-        """Return the pending request to which ``ask`` belongs.
+        """Return the pending request to which ``ask`` belongs. Create the pending request if there is none.
 
-        Returns None if the ask is refused, or if it is a call of ``join``. Appends to ``items`` the refusal, or the
-        messages that follow from the join, and to ``ready`` the requests that the join has made complete.
+        If ``ask`` is invalid, append a Failure to ``items`` and return None. If ``ask`` is a call of ``join``, return
+        None, too. In this case, append to ``ready`` the requests that are complete because of this join. If all ranks
+        have joined now, also append to ``items`` what must be sent because of that.
         """
         members = self.sets.get(ask.set_id)
         if members is None or rank not in members:
@@ -254,9 +256,9 @@ class Coordinator:
     # --- deciding
 
     def _decide(self, ready: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
-        """Check the requests that have become ready, and arrange them in buckets in the order in which they did so.
+        """Check the requests ``ready``, which all members have sent, and arrange them in buckets, in the given order.
 
-        Returns what must be sent, each item with the ranks that must get it.
+        Return the items that must be sent, each with the ranks that must get it.
         """
         items: list[tuple[Iterable[int], Item]] = []
         ready = list(dict.fromkeys(ready))  # a join may add requests again that have just become ready
@@ -280,7 +282,11 @@ class Coordinator:
         return items + self._decided(runnable)
 
     def _decided(self, runnable: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
-        """Arrange ``runnable`` in buckets, and change to replay if they complete a period that has been proven."""
+        """Arrange ``runnable`` in buckets. Change to replay if these tensors complete a proven period.
+
+        A period is a sequence of tensors that repeats in every step. It is proven if it has repeated often enough, see
+        ``PeriodDetector``. Return the items that must be sent, each with the ranks that must get it.
+        """
         items: list[tuple[Iterable[int], Item]] = []
         rest = list(runnable)
         while rest:
@@ -297,11 +303,11 @@ class Coordinator:
     def _observe(
         self, runnable: Sequence[PendingRequest], buckets: Sequence[Sequence[PendingRequest]]
     ) -> tuple[int, KnownSchedule | None]:
-        """Look for a period, which is a sequence of tensors that repeats in every step, at the end of ``runnable``.
+        """Look for the end of a proven period (see ``_decided``) among ``runnable``.
 
-        Returns how many tensors of ``runnable`` belong to a period that ends among them, and the schedule of that
-        period. If no period that was seen often enough ends among them, returns the number of all of them and None.
-        ``buckets`` are the buckets into which ``runnable`` was arranged.
+        Return the number of tensors of ``runnable`` up to the end of the period, and the schedule of the period. If no
+        proven period ends among these tensors, return the number of all tensors and None. ``buckets`` are the buckets
+        into which ``runnable`` was arranged.
         """
         if self.table.joined:
             self.replay_controller.touched(self.table.key(pending) for pending in runnable)
@@ -322,10 +328,10 @@ class Coordinator:
     def _fail(
         self, pending: PendingRequest, error: str, text: str, gone: tuple[int, ...] = ()
     ) -> list[tuple[Iterable[int], Item]]:
-        """Let ``pending``, and all other tensors of its grouped call, fail on the ranks that requested them.
+        """Return the failures of ``pending`` and all other tensors of its grouped call, and remove their requests.
 
-        ``error`` is the name of the error's class, ``text`` its message, and ``gone`` the ranks that have left, if
-        these are the reason.
+        Each failure is for the ranks that requested the tensor. ``error`` is "mismatch" or "lost", and ``text`` is the
+        error message. For "lost", ``gone`` are the ranks that have left.
         """
         specs = [self.table.spec(ask.spec) for ask in pending.different_asks()] if error == "mismatch" else []
         kinds = tuple(sorted({spec.kind.name.lower() for spec in specs}))
@@ -334,10 +340,10 @@ class Coordinator:
         return [(one.ranks(), Failure(one.set_id, (one.name,), error, text, gone, kinds, parts)) for one in doomed]
 
     def _orphans(self, removal: PendingRequest) -> list[tuple[Iterable[int], Item]]:
-        """Let all requests fail that wait in the process set which ``removal`` has just removed.
+        """Return the failures of all requests in the process set that ``removal`` has just removed.
 
-        Returns the failures for the ranks that sent these requests. If ``removal`` removes no process set, there are
-        none.
+        Each failure is for the ranks that sent the request. If ``removal`` is not the removal of a process set, return
+        an empty list.
         """
         spec = self.table.spec_of(removal)
         if spec.kind is not Kind.REMOVE_SET or spec.ranks is None:
@@ -350,10 +356,10 @@ class Coordinator:
         return items
 
     def _resume(self, known: KnownSchedule) -> list[tuple[Iterable[int], Item]]:
-        """Return the items that make all ranks replay ``known`` from now on.
+        """Return the items that make all ranks replay the schedule ``known`` from now on.
 
-        All pending requests are forgotten. The ranks put the tensors that are pending into the schedule, or request
-        them again.
+        All pending requests are forgotten here. The ranks put their pending tensors into the slots of the schedule, or
+        request them again.
         """
         self._clear()
         items: list[tuple[Iterable[int], Item]] = []
@@ -374,10 +380,10 @@ class Coordinator:
         return [*items, (self._present, self.replay_controller.resume(known, self.epoch, periods))]
 
     def _next_trial(self, rank: int, message: Paused) -> Outgoing:
-        """Take the message of ``rank`` that it has paused at the end of a trial of settings.
+        """Handle the message Paused of ``rank``: the rank has reached the end of a trial of settings.
 
-        When all ranks have paused, begin the next trial, perhaps with other buckets. A trial ends at the end of a
-        period, so all ranks have stopped at the same place.
+        If all ranks have paused, begin the next trial, perhaps with other buckets. Return the messages to send. All
+        ranks have stopped at the same place, because a trial ends at the end of a period (a pass through the schedule).
         """
         known = self.replay_controller.replaying
         if known is None or self.replay_controller.freezing or not self.tuning.paused(rank, message):
@@ -386,7 +392,7 @@ class Coordinator:
         return self._answers(self._resume(known), None, 0)
 
     def _clear(self) -> None:
-        """Begin a new epoch, and forget all pending requests: the ranks will send them again."""
+        """Begin a new epoch, and forget all pending requests. The ranks will send these requests again."""
         self.epoch += 1
         self.table.clear()
 
@@ -395,10 +401,12 @@ class Coordinator:
     def _beside_replay(
         self, ready: Sequence[PendingRequest], items: list[tuple[Iterable[int], Item]], rank: int, serial: int
     ) -> Outgoing:
-        """Handle requests that come while a schedule is replayed: ``ready`` are those that all members have sent.
+        """Handle the requests that ``rank`` has sent while a schedule is replayed. Return the messages to send.
 
-        A negotiated slot runs when all members have requested it. If all members have a tensor ready that is not in the
-        schedule, the replay is interrupted, so that the tensor can run.
+        ``ready`` are the requests that are complete, because all members have sent them. If such a request is for a
+        negotiated slot, run the bucket of the slot. If it is for a tensor that is not in the schedule, interrupt the
+        replay, so that the tensor can be reduced. ``items`` are further items to send. ``serial`` is the number of the
+        rank's message.
         """
         insert = bool(self.table.joined)
         calls: dict[object, tuple[bool, bool]] = {}  # a grouped call may have thousands of tensors: look at it once
@@ -428,9 +436,10 @@ class Coordinator:
         return [(rank, freeze) for rank in self._present]
 
     def _drain(self) -> Outgoing:
-        """Return the messages of a drain, after every rank has stopped launching.
+        """Return the messages that end the replay, after every rank has stopped launching.
 
-        They contain which of the launched buckets are valid, followed by the items for which the ranks had to stop.
+        The messages say which of the launched buckets are valid. They also contain the items that the ranks must
+        process after the drain.
         """
         # Everything that is decided here is sent in the same message as Drain, and after it: a rank first enters the
         # buckets that its peers have launched, and only then the new ones. Otherwise two ranks might enter two
@@ -460,10 +469,10 @@ class Coordinator:
         return outgoing
 
     def _arrange(self, runnable: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
-        """Return ``runnable`` in buckets. The buckets are in the order of their first tensors.
+        """Arrange ``runnable`` in buckets, and return the buckets in the order of their first tensors.
 
-        The fusion policy decides which tensors of an allreduce share a bucket; all other operations have buckets of
-        their own.
+        The fusion policy decides which tensors of allreduces share a bucket. Each tensor of another operation gets a
+        bucket of its own.
         """
         fusable = [i for i, p in enumerate(runnable) if self.table.spec_of(p).kind is Kind.ALLREDUCE]
         buckets = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
@@ -537,10 +546,10 @@ class Coordinator:
     # --- helpers
 
     def _answers(self, items: Sequence[tuple[Iterable[int], Item]], asker: int | None, serial: int) -> Outgoing:
-        """Return one message for each rank that must get one of ``items``.
+        """Return one message for each rank that must get at least one of ``items``.
 
-        ``asker`` is the rank whose request is answered, or None. This rank always gets a message, because it waits for
-        one; ``serial`` is the number of its request.
+        ``asker`` is the rank whose request is answered, or None. The asker always gets a message, because it waits for
+        an answer. ``serial`` is the number of the asker's request.
         """
         outgoing: Outgoing = []
         for ranks, told in _shared(items, () if asker is None else (asker,)):
@@ -568,7 +577,7 @@ def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
 
 
 def _params(layout: Mapping[str, Value]) -> dict[str, float]:
-    """Return the settings with which the fusion policy arranges the buckets of a whole period, as numbers by name."""
+    """Return the settings with which the fusion policy arranges the buckets of a whole period: numbers by name."""
     numbers = {name: float(value) for name, value in layout.items() if not isinstance(value, str)}
     return {**numbers, "overlap": float(layout["overlap"] == "on")}
 
@@ -576,9 +585,10 @@ def _params(layout: Mapping[str, Value]) -> dict[str, float]:
 def _shared(
     items: Iterable[tuple[Iterable[int], Item]], always: Iterable[int]
 ) -> list[tuple[list[int], tuple[Item, ...]]]:
-    """Return which ranks get which items, in order. Ranks that get the same items are listed together.
+    """Return pairs (ranks, items to send to these ranks). The order of the items is kept.
 
-    The ranks in ``always`` are listed even if there is no item for them.
+    Ranks that get the same items are in one pair. The ranks in ``always`` are included even if there is no item for
+    them.
     """
     runs = [list(run) for _, run in groupby(items, key=lambda pair: id(pair[0]))]  # often just one run, for all ranks
     heard: dict[int, tuple[int, ...]] = dict.fromkeys(always, ())

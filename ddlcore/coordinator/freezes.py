@@ -1,4 +1,7 @@
-"""Records which ranks asked to leave replay and what waited there, to describe a freeze that does not end."""
+"""Records which ranks have asked to leave replay, and at which bucket these ranks were.
+
+These facts are used to describe a freeze that does not end.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ class Freezes:
         self._left: dict[int, ReplayStatus] = {}
 
     def leave(self, rank: int, message: Leave, epoch: int) -> None:
-        """Record that ``rank`` asks to leave replay, with its replay status."""
+        """Record that ``rank`` asks to leave replay in ``epoch``, and keep the replay status from ``message``."""
         if epoch != self._epoch:
             self._epoch, self._left = epoch, {}
         if message.replay_status is not None and message.replay_status.epoch == epoch:
             self._left.setdefault(rank, message.replay_status)
 
     def waited_s(self, epoch: int) -> float:
-        """Return for how many seconds a rank had waited at one bucket when it asked to leave replay.
+        """Return the time, in seconds, for which a rank had waited at one bucket when it asked to leave replay.
 
-        If several ranks have asked, this is the longest such time.
+        If several ranks have asked in ``epoch``, return the longest time. If no rank has asked, return 0.
         """
         return max((one.waits_s for one in self._of(epoch).values()), default=0.0)
 
@@ -36,11 +39,12 @@ class Freezes:
         frozen: Mapping[int, Mapping[int, int]],
         sets: Mapping[int, Sequence[int]],
     ) -> list[Late]:
-        """Return the tensors of ``buckets`` that are ready on some ranks and missing on others.
+        """Return the tensors of ``buckets`` that are ready on some ranks and missing on other ranks.
 
-        ``buckets`` are those of the schedule that is replayed. ``frozen`` tells for each rank that has answered Freeze
-        at which bucket of each process set it has stopped. A rank that has not answered counts as missing, because
-        nobody knows how far it has come. ``sets`` are the members of the process sets.
+        ``buckets`` are the buckets of the schedule that is replayed. ``frozen`` contains, for each rank that has
+        answered Freeze, the place of the last launched bucket of each process set. A rank that has not answered counts
+        as missing, because it is not known which buckets this rank has launched. ``sets`` contains the ranks of each
+        process set.
         """
         found: dict[tuple[int, str], Late] = {}
         for set_id, members in sets.items():

@@ -1,10 +1,10 @@
-"""Decides which processes form the next world of an elastic job, and whose state the others take over.
+"""Decides which processes form the next world of an elastic job, and which process's state all of them take over.
 
-Like the coordinator, it does no I/O. A *place* is a number that the launcher gave: if the process that runs there dies,
-another one may be started in its place. A process registers when it has left its world, because it has noticed a
-failure or because all ranks leave at the same call of ``commit()``. A process that was started while others train
-registers, too. A world opens when all living members of the last one have registered. docs/design/elastic.md argues why
-no step and no sample is lost or done twice.
+A world is a group of processes that train together. A *place* is a number that the launcher gives to a process. If the
+process at a place dies, another process may be started at this place. A process registers when it has left its world,
+because it has noticed a failure, or because all ranks leave at the same call of ``commit()``. A process that was
+started while others train also registers. A new world opens when all living members of the last world have registered.
+This module does no I/O. docs/design/elastic.md explains why no step and no sample is lost or done twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Outgoing = list[tuple[int, FromCoordinator]]
 
 @dataclass(frozen=True)
 class MemberPatience:
-    """How long processes of an elastic job wait for others that are to register, in seconds."""
+    """The time limits, in seconds, for the registration of processes in an elastic job."""
 
     enough_s: float  # for as many as the least number of members; then the job ends
     first_s: float = 0.0  # for all processes before the first world; 0: without a limit
@@ -38,7 +38,7 @@ class Coordinating:
 
 
 class Membership:
-    """The members of one elastic job. Its users call it in one thread."""
+    """The members of one elastic job. All methods must be called in one thread."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Membership:
         quorum: Quorum | None = None,
         coordinator: Coordinating = Coordinating(),  # it is frozen
     ) -> None:
-        """Begin without a world.
+        """Create the object. No world is open yet.
 
         ``hosts`` has the index of the host for each place; -1 means that no process runs there. A world has ``least``
         members or more, and at most ``most``. ``reset_limit`` is how many worlds may follow the first one; 0 means any
@@ -86,7 +86,7 @@ class Membership:
     # --- what happens
 
     def register(self, place: int, message: Register) -> Outgoing:
-        """Take the registration of the process at ``place``, and return the messages to send."""
+        """Record the registration of the process at ``place``, and return the messages to send."""
         if self.over:
             return [(place, Refused(self.over))]
         if self._quorum is not None:
@@ -134,9 +134,9 @@ class Membership:
         return self._decide()
 
     def started(self, place: int, host: int = -1) -> None:
-        """Record that another process was started at ``place`` on the host with the index ``host``.
+        """Record that a new process was started at ``place`` on the host with the index ``host``.
 
-        -1 stands for the host of the last process there.
+        If ``host`` is -1, this is the host of the previous process at ``place``.
         """
         if host >= 0:
             self._hosts[place] = host
@@ -147,24 +147,27 @@ class Membership:
         self._ends.pop(place, None)
 
     def dismiss(self, places: Collection[int], reason: str) -> Outgoing:
-        """Let the processes at ``places`` leave the training at the next ``commit()`` for which all ranks meet.
+        """Have the processes at ``places`` leave the training, and return the messages to send.
 
-        ``reason`` says why, in words for the user. The processes stay for as long as there would be fewer than the
-        least number of members without them. Returns the messages to send.
+        The processes leave at a call of ``commit()`` on which all ranks agree. They stay as long as too few members
+        would remain without them. ``reason`` says why the processes must leave, in words for the user.
         """
         self._leaving.update(dict.fromkeys((place for place in places if place in self._alive), reason))
         return self._decide()
 
     def finished(self, generation: int) -> Outgoing:
-        """Record that a member of world ``generation`` has seen that all members reached the end of the training."""
+        """Record that all members of world ``generation`` have reached the end of the training.
+
+        This is called because a member has reported it. Return the messages to send.
+        """
         if self._world is not None and generation == self._world.generation:
             self.complete = True
         return self._decide()
 
     def overdue(self, now_s: float) -> tuple[list[str], Outgoing]:
-        """Return lines for the user, and messages to send, because of what has been waiting for too long.
+        """Return lines for the user about waits that have lasted too long, and the messages to send because of them.
 
-        ``now_s`` is the time of any steady clock.
+        ``now_s`` is the time of a steady clock.
         """
         texts, outgoing = self._look_at_late(now_s)
         if texts or outgoing:
@@ -184,9 +187,9 @@ class Membership:
         return [f"{text}; waiting for others, at most {limit_s:g} s (--elastic-timeout)"], []
 
     def _look_at_late(self, now_s: float) -> tuple[list[str], Outgoing]:
-        """Look for living processes that do not register in time; ``now_s`` is the present time.
+        """Look for living processes that have not registered within the time limits of ``patience``.
 
-        Returns lines for the user about them, and messages to send.
+        Return lines for the user about these processes, and the messages to send. ``now_s`` is the present time.
         """
         late = self._missing() if self._waiting and (self._world is None or self._gone) else []
         if self.over or self.complete or not late:
@@ -217,12 +220,12 @@ class Membership:
 
     @property
     def generation(self) -> int:
-        """The number of the last world that was opened; 0 if there was none."""
+        """The number of the last world that has opened, counted from 1; 0 if no world has opened."""
         return 0 if self._world is None else self._world.generation
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The places of the last world that opened; () if none has."""
+        """The places of the members of the last world that has opened; () if no world has opened."""
         return () if self._world is None else self._world.members
 
     def has(self, place: int) -> bool:
@@ -230,20 +233,26 @@ class Membership:
         return place in self._members
 
     def broken(self, generation: int) -> tuple[int, str] | None:
-        """Return which member cannot come to world ``generation`` any more, and why; None if all can."""
+        """Return a member that can take no further part in world ``generation``, and why; None if there is none."""
         if self._world is None or generation != self._world.generation:
             return (0 if self._world is None else self._world.members[0]), "it belongs to a newer world"
         return next(iter(self._gone.items()), None)
 
     def joiners(self) -> list[int]:
-        """Return the places whose processes wait until the members of the present world come to an agreed call."""
+        """Return the places of waiting processes that can become members if all members leave the present world.
+
+        The members then leave at a call of ``commit()`` on which all of them agree.
+        """
         if self._world is None or self._gone or self.complete or self.over:
             return []
         room = self._most - len(self._world.members) + len(self.leavers())
         return sorted(self._waiting.keys() - self._leaving.keys())[: max(0, room)]
 
     def leavers(self) -> list[int]:
-        """Return the members of the present world that can leave it when its members come to an agreed call."""
+        """Return the members that must leave the training and can do so now, because enough others remain.
+
+        All members then leave the present world at a call of ``commit()`` on which all of them agree.
+        """
         if self._world is None or self._gone or self.complete or self.over:
             return []
         leaving = [place for place in self._world.members if place in self._leaving]
@@ -266,7 +275,7 @@ class Membership:
         return self._starts[place]
 
     def missing(self) -> list[int]:
-        """Return the places whose processes must register before the next world opens; empty if nobody waits."""
+        """Return the places whose processes must register before the next world opens; [] if no process waits."""
         if not self._waiting or (self._world is not None and not self._gone):
             return []
         return self._missing()
@@ -278,7 +287,7 @@ class Membership:
             self._gone.setdefault(place, reason)
 
     def _missing(self) -> list[int]:
-        """Return the processes that must register before a world can open."""
+        """Return the places whose processes must still register before a world can open."""
         if self._world is None:
             return sorted(self._alive - self._waiting.keys() - self._without)
         return [one for one in self._world.members if one not in self._gone]
@@ -319,7 +328,10 @@ class Membership:
         return [*dismissed, *self._open()]
 
     def _let_go(self) -> Outgoing:
-        """Dismiss those that are to leave, if the others are enough and have the newest state; return the messages."""
+        """Dismiss the waiting processes that must leave, and return the messages to send.
+
+        Dismiss no process if the others are too few to form a world, or if none of the others has the newest state.
+        """
         leaving = self._waiting.keys() & self._leaving.keys()
         staying = self._waiting.keys() - leaving
         newest = max(one.steps for one in self._waiting.values())

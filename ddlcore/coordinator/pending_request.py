@@ -1,4 +1,4 @@
-"""Records which ranks have requested a tensor that not all ranks have ready; decides nothing."""
+"""Records which ranks have requested a tensor, as long as not all ranks have it ready. This module decides nothing."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class PendingRequest:
             self.uniform = self.uniform and ask.spec == self.spec
 
     def ask_of(self, rank: int) -> Ask:
-        """Return the ask of ``rank``, which must have sent one."""
+        """Return the Ask that ``rank`` has sent for this tensor. The rank must have sent an Ask."""
         return self.own.get(rank, self.first)
 
     def ranks(self) -> list[int]:
-        """Return the ranks that have sent an ask."""
+        """Return the ranks that have sent an Ask for this tensor."""
         return ranks_of(self.asked)
 
     def different_asks(self) -> tuple[Ask, ...]:
-        """Return the asks of all ranks, where asks that are equal to the first one are returned only once."""
+        """Return the first Ask, and all Asks that may differ from it. Asks that are equal to the first are left out."""
         return (self.first, *self.own.values())
 
     def is_grouped(self, spec_of: Callable[[bytes], Spec]) -> bool:
-        """Return whether at least one rank sent its ask for a grouped call. ``spec_of`` decodes a spec."""
+        """Return whether at least one rank has requested this tensor in a grouped call. ``spec_of`` decodes a spec."""
         return any(spec_of(ask.spec).group for ask in self.different_asks())
 
 
 def bits_of(ranks: Iterable[int]) -> int:
-    """Return a number in which the bits with the numbers ``ranks`` are set."""
+    """Return a number in which bit r is set for each rank r of ``ranks``."""
     bits = 0
     for rank in ranks:
         bits |= 1 << rank
@@ -67,5 +67,5 @@ def bits_of(ranks: Iterable[int]) -> int:
 
 
 def ranks_of(bits: int) -> list[int]:
-    """Return the numbers of the bits that are set, in rising order. This is the inverse of ``bits_of``."""
+    """Return the ranks r for which bit r of ``bits`` is set, in rising order. This is the inverse of ``bits_of``."""
     return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]

@@ -1,8 +1,9 @@
-"""The coordinator's half of replay: decides which schedules are known, which of them runs, and how replay is left.
+"""The coordinator's part of replay: decides which schedules are known, which schedule is replayed, and how replay ends.
 
-It has no I/O, no thread and no clock, and is part of the coordinator's state machine. The coordinator reports what it
-decided in negotiation, which ranks want to leave replay, and how far they have come. The results are the messages to
-send.
+This module is part of the coordinator's state machine, without I/O, thread or clock. The coordinator reports which
+tensors it decided in negotiation, which ranks want to leave replay, and which buckets they have launched. The results
+are messages to send. A period is the sequence of tensors that repeats in a training loop, or one pass through its
+schedule. Places number the buckets of a schedule through all periods, see messages.Resume.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ CONSECUTIVE = 2  # a tensor that was inserted in so many consecutive periods bel
 
 
 def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
-    """Return the key by which a tensor is found again in the next step.
+    """Return the key by which a tensor is recognized in the next step.
 
-    Calls without a name of their own all get an empty name in the key.
+    If the call had no name, the name in the key is "", and the tensor is recognized by its spec.
     """
     return TensorKey(set_id, "" if name.startswith("noname.") else name, spec)
 
 
 @dataclass(eq=False)
 class KnownSchedule:
-    """A schedule that was arranged, and the places at which replay of it was last left."""
+    """A schedule that the ranks can replay, and the places up to which it had run when the ranks last left it."""
 
     arranged: Arranged
     keys: frozenset[TensorKey]
@@ -47,9 +48,9 @@ class KnownSchedule:
         return len(self.arranged.buckets)
 
     def align(self) -> bool:
-        """Return whether the schedule can continue at the beginning of a period, the same one in all its process sets.
+        """Return whether the schedule can continue at the beginning of the same period in all its process sets.
 
-        If so, ``after`` is set to the place before that period in all of them.
+        If it can, set ``after`` for all process sets to the last place before that period.
         """
         last = {planned.set_id: i for i, planned in enumerate(self.arranged.buckets)}
         begin = self.fresh_start()
@@ -64,7 +65,7 @@ class KnownSchedule:
 
     @property
     def negotiated_slots(self) -> frozenset[TensorKey]:
-        """Return the tensors of the schedule whose sizes are negotiated each time."""
+        """Return the keys of those tensors of the schedule that are negotiated in each step."""
         return frozenset(
             TensorKey(planned.set_id, name, spec)
             for planned in self.arranged.buckets
@@ -74,18 +75,18 @@ class KnownSchedule:
 
     @property
     def period(self) -> int:
-        """Return the number of the last period in which a bucket is valid; -1 if no bucket is valid yet."""
+        """Return the number of the last period in which a bucket has run and is valid; -1 if there is none."""
         return max(self.after.values(), default=-1) // self.size
 
     def fresh_start(self) -> int:
-        """Return the first place of the first period in which no bucket is valid yet."""
+        """Return the first place of the period after ``period``: in that period no bucket has run yet."""
         return (self.period + 1) * self.size
 
 
 class ReplayController:
-    """The part of the coordinator that decides when ranks change from negotiation to replay and back.
+    """The part of the coordinator that decides when the ranks change from negotiation to replay and back.
 
-    If ``enabled`` is False, they never replay.
+    If ``enabled`` is False, the ranks never replay a schedule.
     """
 
     def __init__(
@@ -109,12 +110,12 @@ class ReplayController:
     def decided(
         self, tensors: Sequence[tuple[TensorKey, int, int]], may_end: Callable[[int], bool]
     ) -> tuple[int, KnownSchedule | None]:
-        """Take tensors that are about to be decided in negotiation, and look for a period that they complete.
+        """Look for a period that ends among ``tensors``, which are about to be decided in negotiation.
 
-        ``tensors``: in the order in which they became ready, each with its bucket and its newest stamp. ``may_end(i)``:
-        whether a period may end between tensor ``i`` and the next one. Returns how many of the tensors come before the
-        end of the period, and the schedule to replay from there. If no period is complete, returns the number of all
-        tensors and None.
+        ``tensors`` are in the order in which they became ready. Each item is (key, index of its bucket, highest
+        ``stamp`` of its Asks). ``may_end(i)`` returns whether a period may end between tensor ``i`` and the next
+        tensor. Return the number of tensors up to the end of the period, and the schedule to replay after them. If no
+        period ends among ``tensors``, return the number of all tensors and None.
         """
         for i, (key, bucket, stamp) in enumerate(tensors):
             self.touched([key])
@@ -128,17 +129,17 @@ class ReplayController:
     def touched(self, keys: Iterable[TensorKey]) -> None:
         """Record that the tensors with these ``keys`` were negotiated.
 
-        Schedules that contain them were left in the middle, and can no longer continue from there.
+        A schedule that contains one of these tensors can no longer continue at the place where it was left.
         """
         for key in keys:
             for known in self._known:
                 known.whole = known.whole and key not in known.keys
 
     def disturbed(self) -> None:
-        """Forget what was observed about periods.
+        """Forget all observations about periods.
 
-        This is called at a failure, a join and a change of the process sets, because no schedule may contain one of
-        these.
+        This is called at a failure, a join and a change of the process sets, because no period may contain one of these
+        events.
         """
         self._detector.reset()
 
@@ -158,9 +159,9 @@ class ReplayController:
         self._known = [k for k in self._known if all(p.set_id not in set_ids for p in k.arranged.buckets)]
 
     def waiting_for(self, key: TensorKey) -> KnownSchedule | None:
-        """Return a known schedule that can continue where it was left, or None if there is none.
+        """Return a known schedule that contains the tensor ``key`` and can continue at the place where it was left.
 
-        It can continue because all members have its tensor with this ``key`` ready.
+        This is called when all members have the tensor ready. Return None if there is no such schedule.
         """
         for known in self._known:
             if known is not self.replaying and known.whole and key in known.keys:
@@ -190,10 +191,10 @@ class ReplayController:
     # --- replay
 
     def lay_out_anew(self, known: KnownSchedule, params: Mapping[str, float]) -> None:
-        """Arrange the tensors of ``known`` in other buckets, by ``params``.
+        """Arrange the tensors of the schedule ``known`` in buckets anew, with the settings ``params``.
 
-        The schedule must continue at the beginning of a period, see ``align``. It keeps its number and the count of its
-        periods.
+        The schedule must continue at the beginning of a period, see ``KnownSchedule.align``. The schedule keeps its
+        number and the count of its periods.
         """
         self._params = params
         number = known.arranged.schedule
@@ -207,10 +208,10 @@ class ReplayController:
         known.after = dict.fromkeys(sets, begun * known.size - 1)
 
     def resume(self, known: KnownSchedule, epoch: int, periods: int = 0) -> Resume:
-        """Return the message that makes all ranks replay ``known`` from now on.
+        """Return the message that makes all ranks replay the schedule ``known`` from now on.
 
-        ``periods`` is the number of periods after which the ranks must stop, where a period that has already begun
-        counts as one; 0 means no limit.
+        ``periods`` is the number of periods after which the ranks must stop; 0 means no limit. If a period has already
+        begun, the rest of it counts as one period.
         """
         self.replaying = known
         self._known = [*(other for other in self._known if other is not known), known]
@@ -222,7 +223,7 @@ class ReplayController:
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())), known.until)
 
     def is_negotiated_slot(self, key: TensorKey) -> bool:
-        """Return whether the tensor with this ``key`` is negotiated in every step of the schedule that is replayed now."""
+        """Return whether the tensor ``key`` belongs to a negotiated slot of the schedule that is replayed now."""
         return self.replaying is not None and key in self.replaying.negotiated_slots
 
     # --- leaving
@@ -237,20 +238,21 @@ class ReplayController:
         return self._frozen or {}
 
     def freeze(self) -> None:
-        """Record that Freeze has been sent, so that ``frozen`` takes the answers."""
+        """Record that the message Freeze has been sent to all ranks. ``frozen`` then records the answers."""
         self._frozen = {}
 
     def frozen(self, rank: int, message: Frozen, awaited: Collection[int]) -> bool:
-        """Record that ``rank`` has stopped launching. Return whether all of ``awaited`` have done so."""
+        """Record that ``rank`` has stopped launching. Return whether all ranks in ``awaited`` have stopped."""
         if self._frozen is None:
             return False
         self._frozen.setdefault(rank, dict(message.launched))
         return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
-        """Return which launched buckets the ranks must run to their end, and which of these buckets are valid.
+        """Return the message that says which buckets the ranks must still run, and which buckets are valid.
 
-        All ranks must have answered Freeze. After these buckets have run, the ranks have left the schedule.
+        Call this only after all ranks have answered Freeze. When these buckets have run, the ranks have left the
+        schedule. ``sets`` contains the ranks of each process set.
         """
         assert self._frozen is not None
         assert self.replaying is not None
@@ -268,13 +270,13 @@ class ReplayController:
         return Drain(epoch, highest, tuple(sorted(self.replaying.after.items())))
 
     def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> KnownSchedule | None:
-        """Return the schedule with which to continue immediately after replay was left.
+        """Record that replay was left. Return the schedule that is replayed next; None if the ranks must negotiate.
 
-        None means that the ranks negotiate. ``diverged`` says that some rank found that the schedule does not fit what
-        it submitted. ``inserted`` are the tensors for which replay was interrupted. ``slow`` says that some rank has
-        waited for the others for long. Perhaps the others were only slow, for example because they wrote a checkpoint.
-        So the schedule is kept, and it continues as soon as all ranks have one of its tensors ready. If this happens
-        several times with no bucket in between, the schedule counts as one that does not fit.
+        ``diverged`` says that some rank has submitted tensors that do not fit the schedule. ``inserted`` are the
+        tensors for which replay was interrupted. ``slow`` says that some rank has waited for the other ranks for long.
+        Perhaps the other ranks were only slow, for example because they wrote a checkpoint. So if ``slow`` is true, the
+        schedule is kept, and continues as soon as all ranks have one of its tensors ready. But if this happens several
+        times and no bucket runs in between, the schedule is treated as one that does not fit.
         """
         known, self.replaying = self.replaying, None
         assert known is not None
@@ -304,10 +306,12 @@ class ReplayController:
 
 
 def _turn(buckets: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
-    """Return the index in ``buckets`` at which a period with the same tensors can begin; None if there is none.
+    """Return the index in ``buckets`` at which ``period`` can begin; None if there is none.
 
-    ``buckets`` is read as a ring. A period can begin at an index if, from there on, the buckets follow the period's
-    segments in order, and each bucket lies within one segment. The order within a segment may differ each time.
+    Both contain the same tensors. A segment is a part of the period whose tensors do not depend on each other.
+    ``buckets`` are read in a circle: from the index to the last bucket, and then from the first bucket to the index.
+    ``period`` can begin at the index if two conditions hold: each bucket contains only tensors of one segment, and the
+    buckets are in the order of the segments. The order within a segment may differ.
     """
     rounds: dict[TensorKey, list[int]] = {}
     for number, segment in enumerate(segments(period)):

@@ -1,8 +1,9 @@
-"""Describes stalls that only the ranks can see: who waits in which bucket, who has not reached it, what is missing.
+"""Describes stalls that only the ranks can see: which ranks wait in which bucket, and which ranks have not reached it.
 
-It has no I/O and no clock, and is part of the coordinator's state machine. In replay, the coordinator does not know
-which tensors are ready. For buckets that it has decided, it does not know how far the ranks are. So a rank that has
-been at one bucket for long reports that, and the coordinator asks the other members at which bucket they are.
+This module is part of the coordinator's state machine, without I/O and without a clock. In replay, the coordinator does
+not know which tensors are ready. For a negotiated bucket, the coordinator does not know which ranks have run it. So the
+ranks report such stalls: a rank that has been at one bucket for long sends a message, and the coordinator asks the
+other members for their replay status.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ ALL_ENTERED = "every rank has entered it: the transport or the network holds it 
 
 
 class ReplayStatuses:
-    """The last alarm of a rank that has been at one bucket for long, and the replay status of each rank since then."""
+    """The last alarm of any rank, and the replay status that each rank has reported since that alarm.
+
+    An alarm is the report of a rank that it has been at one bucket of the schedule for long.
+    """
 
     def __init__(self) -> None:
         self._alarm: ReplayStatus | None = None
@@ -26,9 +30,9 @@ class ReplayStatuses:
         self._awaited: set[int] = set()
 
     def hear(self, rank: int, replay_status: ReplayStatus, members: Iterable[int]) -> list[int]:
-        """Take the replay status of ``rank``, and return the ranks that must be asked for theirs.
+        """Handle the replay status of ``rank``, and return the ranks that must be asked for their replay status.
 
-        ``members``: the members of the bucket's process set.
+        ``members`` are the ranks of the bucket's process set.
         """
         known = self._alarm
         if replay_status.moved:
@@ -49,9 +53,10 @@ class ReplayStatuses:
         return ask
 
     def awaited(self, epoch: int, present: Collection[int]) -> list[Awaited]:
-        """Return the wait for the bucket of the last alarm. There is none if replay was left or the rank has gone on.
+        """Return the wait for the bucket of the last alarm, in a list of one item.
 
-        ``epoch`` is the present epoch. ``present`` are the ranks that have not left.
+        The list is empty if there is no alarm: the ranks have left replay, or the rank of the alarm has gone on.
+        ``epoch`` is the present epoch. ``present`` are the ranks that have not left the world.
         """
         alarm = self._alarm
         if alarm is None or alarm.epoch != epoch:  # replay was left meanwhile, so no rank waits for this bucket
@@ -69,11 +74,10 @@ class ReplayStatuses:
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._other_places(alarm, there)))
 
     def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
-        """Return those tensors of the bucket in ``alarm`` that at least one rank lacks.
+        """Return those tensors of the bucket in ``alarm`` that are not ready on at least one rank.
 
-        If no rank lacks any, return all.
-
-        ``there`` are the ranks that have entered the bucket.
+        If all tensors are ready on all ranks, return all tensors of the bucket. ``there`` are the ranks that have
+        entered the bucket.
         """
         found = []
         everyone = sorted(self._told.keys() | self._awaited)
@@ -88,10 +92,11 @@ class ReplayStatuses:
         return one is not None and one.place == alarm.place and name not in one.missing
 
     def _other_places(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
-        """Return lines about ranks that are at other buckets than the one that ``alarm`` reports.
+        """Return lines about ranks that are at another bucket than the bucket of ``alarm``.
 
-        The table of tensors has no column for that. ``there`` are the ranks that have entered the reported bucket.
-        Ranks to which the same line applies share it. If all ranks have entered the bucket, a single line says that.
+        A report shows these lines below its table of tensors, which has no column for this. ``there`` are the ranks
+        that have entered the bucket of ``alarm``. Ranks that are at the same other bucket share a line. If all ranks
+        have entered the bucket of ``alarm``, return one line that says so.
         """
         said: dict[str, list[int]] = {}
         for rank, one in sorted(self._told.items()):
@@ -104,18 +109,18 @@ class ReplayStatuses:
 
 
 class Busies:
-    """The work in which the engines of ranks have been for long.
+    """The pieces of work with which the engines of ranks have been busy for long, as these ranks have reported.
 
-    It is a bucket that was negotiated, or work outside a schedule.
+    A piece of work is a negotiated bucket, or an action of the engine that does not belong to a schedule.
     """
 
     def __init__(self) -> None:
         self._said: dict[tuple[int, str], dict[int, Busy]] = {}  # by index and text, then by rank
 
     def hear(self, rank: int, busy: Busy) -> None:
-        """Record that ``rank`` has been in the step ``busy`` for long, or that the step has ended on this rank.
+        """Record that ``rank`` has been busy with the work ``busy`` for long, or that this work has ended on ``rank``.
 
-        The step may end earlier on some ranks than on others, as in a broadcast.
+        The same work may end earlier on some ranks than on others, for example a broadcast.
         """
         key = (busy.index, busy.what)
         said = self._said.get(key, {})
@@ -127,9 +132,10 @@ class Busies:
                 del self._said[key]
 
     def awaited(self, sets: Mapping[int, Sequence[int]], present: Collection[int]) -> list[Awaited]:
-        """Return a description of each wait, with the ranks that have not reported the work for which the others wait.
+        """Return a description of the wait for each reported work. It names the ranks that have not reported the work.
 
-        A piece of work is forgotten when no rank in ``present`` is still in it.
+        ``sets`` contains the ranks of each process set. ``present`` are the ranks that have not left the world. The
+        work is forgotten when no rank of ``present`` is still busy with it.
         """
         self._said = {
             key: said
@@ -162,15 +168,15 @@ class Busies:
 
 
 def _has_come(one: ReplayStatus, alarm: ReplayStatus) -> bool:
-    """Return whether the rank of ``one`` has entered the bucket of ``alarm`` or has gone past it.
+    """Return whether the rank with the status ``one`` has entered the bucket of ``alarm``, or is at a later bucket.
 
-    The root of a broadcast, for example, may go past it without waiting.
+    A rank need not wait for the others in each bucket: for example, the root of a broadcast goes on before them.
     """
     return one.place > alarm.place or (one.launched and one.place == alarm.place)
 
 
 def _place(one: ReplayStatus) -> str:
-    """Describe at which other bucket the rank of ``one`` is."""
+    """Return a text that names the bucket at which the rank with the status ``one`` is."""
     if one.launched:
         return f"in {_called(one.names, one.set_id)} (place {one.place})"
     return f"at place {one.place}, without {_called(one.missing, one.set_id)}"

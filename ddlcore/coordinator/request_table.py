@@ -1,6 +1,6 @@
-"""Records which tensors some ranks of a world have requested and others have not, and who has joined.
+"""Records, for one world, the tensors that some but not all ranks have requested, and the ranks that have joined.
 
-It decides nothing.
+This module decides nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ MOST_SPECS = 16384  # how many decoded specs are kept at most
 
 
 class RequestTable:
-    """The pending requests by process set and name. They are in the order in which the first rank requested each."""
+    """The pending requests, by process set and name, and the ranks that have joined.
+
+    The requests are in the order in which the first rank has sent each of them.
+    """
 
     def __init__(self) -> None:
         self.joined: dict[int, Ask] = {}  # by rank, in the order of joining
@@ -35,9 +38,9 @@ class RequestTable:
         return list(self._pending.values())
 
     def open(self, ask: Ask, members: Sequence[int]) -> PendingRequest:
-        """Return the pending request to which ``ask`` belongs: the existing one of the same name, or a new one.
+        """Return the pending request to which ``ask`` belongs. If there is none with this name, create a new one.
 
-        ``members`` are the ranks that must send it.
+        ``members`` are the ranks that must send the request.
         """
         pending = self._pending.get((ask.set_id, ask.name))
         if pending is None:
@@ -54,7 +57,7 @@ class RequestTable:
         del self._pending[pending.set_id, pending.name]
 
     def clear(self) -> None:
-        """Remove all pending requests; the ranks will send them again."""
+        """Remove all pending requests. The ranks will send these requests again."""
         self._pending.clear()
 
     def removed(self, set_id: int) -> list[PendingRequest]:
@@ -70,19 +73,19 @@ class RequestTable:
     def join(self, rank: int, ask: Ask) -> list[PendingRequest]:
         """Record that ``rank`` has called ``join``. Return the pending requests that are complete now.
 
-        From now on, the rank takes part in everything, with zeros.
+        From now on, the rank takes part in all collectives, with zeros.
         """
         self.joined.setdefault(rank, ask)
         self._joined_bits |= 1 << rank
         return self.complete()
 
     def none_joined(self) -> None:
-        """Forget which ranks have joined: they have returned from join, or will send it again."""
+        """Forget which ranks have joined. Each of them has returned from ``join``, or will send its request again."""
         self.joined.clear()
         self._joined_bits = 0
 
     def lacking(self, pending: PendingRequest) -> int:
-        """Return the members that neither have the tensor ready nor have joined, as a number with one bit for each."""
+        """Return the members that neither have the tensor ready nor have joined, as bits: bit r is set for rank r."""
         return pending.members & ~pending.asked & ~self._joined_bits
 
     def missing(self, pending: PendingRequest) -> list[int]:
@@ -90,17 +93,17 @@ class RequestTable:
         return ranks_of(self.lacking(pending))
 
     def complete(self) -> list[PendingRequest]:
-        """Return the pending requests for which no member is missing."""
+        """Return the pending requests that each member has sent, except for members that have joined."""
         return [pending for pending in self._pending.values() if not self.lacking(pending)]
 
     def rows(self, pending: PendingRequest, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the ``rows`` of each member's ask, in the order of the members; zeros for a member that has joined."""
+        """Return the ``rows`` of each member's Ask, in the order of the members; zeros for a member that has joined."""
         nothing = (0,) * len(pending.first.rows)
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).rows if m in asked else nothing for m in members)
 
     def digests(self, pending: PendingRequest, members: Sequence[int]) -> tuple[bytes, ...]:
-        """Return the ``digest`` of each member's ask, in the order of the members; b"" for a member that has joined."""
+        """Return the ``digest`` of each member's Ask, in the order of the members; b"" for a member that has joined."""
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).digest if m in asked else b"" for m in members)
 
@@ -109,7 +112,7 @@ class RequestTable:
     def spec(self, data: bytes) -> Spec:
         """Return the spec that is encoded in ``data``. Equal bytes are decoded only once.
 
-        Raises msgspec.DecodeError.
+        Raises msgspec.DecodeError if ``data`` is not a valid spec.
         """
         spec = self._specs.get(data)
         if spec is None:
@@ -119,15 +122,15 @@ class RequestTable:
         return spec
 
     def spec_of(self, pending: PendingRequest) -> Spec:
-        """Return the spec of the ask that came first."""
+        """Return the spec of the Ask that arrived first for this tensor."""
         return self.spec(pending.spec)
 
     def key(self, pending: PendingRequest) -> TensorKey:
-        """Return the key that identifies the tensor in a schedule."""
+        """Return the key by which the tensor of ``pending`` is found in a schedule."""
         return tensor_key(pending.set_id, pending.name, pending.spec)
 
     def describe(self, pending: PendingRequest, compression: str) -> Ready:
-        """Return the facts about the tensor that the fusion policy needs. ``compression`` is the job's setting."""
+        """Return a description of the tensor for the fusion policy. ``compression``: the value of the job's setting."""
         spec = self.spec_of(pending)
         compressor = spec.compressor_by(compression)
         # While ranks join, averages of other numbers of contributors are divided by other numbers.
@@ -146,7 +149,7 @@ class RequestTable:
         return Ready(pending.name, key, prod(spec.shape) * spec.dtype.itemsize, group=group)
 
     def objection(self, pending: PendingRequest) -> str:
-        """Return why the operation cannot run; "" if it can."""
+        """Return why the operation of ``pending`` cannot run; "" if it can run."""
         if not pending.uniform:
             specs = {rank: self.spec(pending.ask_of(rank).spec) for rank in pending.ranks()}
             return mismatch_table(pending.name, pending.set_id, specs)
@@ -168,19 +171,22 @@ class RequestTable:
     # --- grouped calls
 
     def are_mates(self, one: PendingRequest, other: PendingRequest) -> bool:
-        """Return whether both requests belong to the same grouped call."""
+        """Return whether the requests ``one`` and ``other`` belong to the same grouped call."""
         return _same_call(one, other) and all(self.spec_of(pending).group for pending in (one, other))
 
     def call_of(self, pending: PendingRequest) -> object:
-        """Return what is equal for all tensors of one grouped call; for another tensor ``pending`` itself."""
+        """Return an object that identifies the grouped call of ``pending``: it is equal for all tensors of that call.
+
+        If ``pending`` does not belong to a grouped call, return ``pending`` itself.
+        """
         return (pending.set_id, _call(pending.name)) if pending.is_grouped(self.spec) else pending
 
     def complete_group(self, pending: PendingRequest) -> list[PendingRequest]:
-        """Return the requests that may run now that ``pending`` is complete.
+        """Return the requests that may run now. This is called when ``pending`` is complete.
 
-        This is ``pending`` itself, or all tensors of its grouped call. If one of these is not complete, the result is
-        empty. All tensors of a grouped call that are not in a schedule come in one Request of the rank, so no counting
-        is needed.
+        If ``pending`` does not belong to a grouped call, only ``pending`` may run. Otherwise all requests of the
+        grouped call may run together, or none if one of them is not complete. The tensors of the call need not be
+        counted, because a rank sends them all in one Request, except for tensors that are in a schedule.
         """
         if not self.spec_of(pending).group:
             return [pending]
@@ -188,9 +194,10 @@ class RequestTable:
         return [] if any(self.lacking(mate) for mate in mates) else mates
 
     def is_torn(self, pending: PendingRequest) -> bool:
-        """Return whether some tensors of its grouped call are in slots of the schedule, while others are pending here.
+        """Return whether the grouped call of ``pending`` is torn: some of its tensors are in slots of the schedule.
 
-        Such a call must be decided as a whole, in negotiation.
+        The other tensors of such a call are pending here. The call must be decided as a whole, in negotiation. Return
+        False if ``pending`` does not belong to a grouped call.
         """
         if not pending.is_grouped(self.spec):
             return False
@@ -198,7 +205,10 @@ class RequestTable:
         return mates < max(self.spec(pending.ask_of(rank).spec).group for rank in pending.ranks())
 
     def doom(self, pending: PendingRequest) -> list[PendingRequest]:
-        """Remove and return ``pending`` and all other tensors of its grouped call, because these fail together."""
+        """Remove ``pending`` and all other requests of its grouped call. Return the removed requests.
+
+        The tensors of a grouped call fail together.
+        """
         doomed = [pending]
         if pending.is_grouped(self.spec):
             doomed += [
@@ -213,7 +223,7 @@ class RequestTable:
 
 
 def _call(name: str) -> str:
-    """Return the name of the grouped call to which a tensor called ``<call>[<i>]`` belongs."""
+    """Return the name of a tensor's grouped call. A tensor ``<call>[<i>]`` belongs to the grouped call ``<call>``."""
     return name.rpartition("[")[0]
 
 

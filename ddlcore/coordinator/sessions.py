@@ -1,7 +1,8 @@
-"""Decides which ranks form a world: collects the ranks that enter ``init``, and gives each world a coordinator.
+"""Decides which ranks form a world: collects the ranks that have called ``init``, and gives each world a coordinator.
 
-Like the coordinator, it does no I/O. One launch may contain many worlds: ``init`` and ``shutdown`` may be repeated, and
-``init(comm=[ranks])`` makes a world of some of the ranks.
+A world is the group of ranks that have called ``init`` together and exchange data until ``shutdown``. One launch may
+contain many worlds: ``init`` and ``shutdown`` may be repeated, and ``init(comm=[ranks])`` makes a world of some of the
+ranks. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ class _World:
         self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
 
     def _awaited(self) -> list[Awaited]:
-        """Return everything that this world waits for.
+        """Return all waits of this world.
 
-        These are the coordinator's waits, the ranks that are in ``shutdown``, and the ranks that still run after others
-        have left.
+        These are the waits of the coordinator, the waits for agreed calls, the waits of ranks in ``shutdown``, and the
+        wait for ranks that still run after other ranks have left.
         """
         waits = self.coordinator.awaited()
         for point in self.points.values():
@@ -104,9 +105,9 @@ class _World:
         return waits
 
     def agree(self, launched: int, message: Digests | Sample | Settle | None) -> Outgoing:
-        """Take the report of a rank about its parameters, and return the messages to send.
+        """Handle the report of a rank about its model parameters, and return the messages to send.
 
-        ``launched``: the rank's number in the launch. ``message``: None if the rank will send no more reports.
+        ``launched`` is the rank's number in the launch. ``message`` is None if the rank will send no more reports.
         """
         rank, agreement = self.inward[launched], self.agreement
         if isinstance(message, Digests):
@@ -118,9 +119,10 @@ class _World:
         return self.outward(agreement.gone(rank))
 
     def point(self, launched: int, message: StopRequest | CallCount | None) -> Outgoing:
-        """Take what a rank says about an agreed call, and return the messages to send.
+        """Handle a rank's message about a call at which all ranks act together, and return the messages to send.
 
-        ``message``: None if the rank takes part no longer.
+        ``launched`` is the rank's number in the launch. ``message`` is None if the rank has left the world. See
+        coordinator.agreed_point.
         """
         rank, joined = self.inward[launched], self.coordinator.table.joined
         if isinstance(message, StopRequest):
@@ -130,11 +132,14 @@ class _World:
         return self.outward([told for point in self.points.values() for told in point.gone(rank, joined)])
 
     def asked(self, kind: str, reason: str) -> Outgoing:
-        """Ask for an action at the next agreed call of ``kind``, and return the messages to send."""
+        """Have the ranks agree at which call of ``kind`` they act, and return the messages to send.
+
+        ``reason`` says why, in words for the user.
+        """
         return self.outward(self.points[kind].asked(reason))
 
     def outward(self, outgoing: Outgoing) -> Outgoing:
-        """Return the messages with each rank's number in the launch instead of its number in this world."""
+        """Return ``outgoing`` with the ranks' numbers in the launch instead of their numbers in this world."""
         return [(self.key[0][rank], message) for rank, message in outgoing]
 
 
@@ -153,7 +158,7 @@ class Sessions:
         membership: Membership | None = None,
         term: str = "",
     ) -> None:
-        """Create the sessions of a launch in which no world exists yet.
+        """Create the object for a launch in which no world exists yet.
 
         ``driver`` searches for better settings, in one world at a time. ``refuses``: "", or why no world can begin.
         ``membership`` decides which worlds there are, if the launch is elastic. ``term`` tells the sessions of this
@@ -181,7 +186,7 @@ class Sessions:
         self._dead: dict[int, str] = {}
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """Take ``message`` from ``rank``, a rank of the launch, and return the messages to send."""
+        """Handle ``message`` from ``rank``, a rank of the launch, and return the messages to send."""
         if isinstance(message, Hello):
             return self._hello(rank, message)
         if isinstance(message, Register):
@@ -234,9 +239,9 @@ class Sessions:
         return outgoing
 
     def rank_started(self, rank: int, host: int = -1) -> Outgoing:
-        """Record that another process was started for ``rank``, and return the messages to send.
+        """Record that a new process was started for ``rank``, and return the messages to send.
 
-        ``host``: the index of its host; -1: that of the last process.
+        ``host`` is the index of the new process's host; -1 means the host of the previous process of ``rank``.
         """
         self._ended.pop(rank, None)
         self._lost.pop(rank, None)
@@ -246,13 +251,20 @@ class Sessions:
         return []
 
     def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
-        """Let ``ranks`` of an elastic job leave the training at its next agreed call; return the messages to send."""
+        """Have ``ranks`` leave the training of an elastic job, and return the messages to send.
+
+        The ranks leave at a call of ``commit()`` on which all ranks agree. ``reason`` says why, in words for the user.
+        """
         if self._membership is None:
             return []
         return self._membership.dismiss(ranks, reason) + self._let_in()
 
     def _detach(self, rank: int, reason: str, before_init: str) -> Outgoing:
-        """Take ``rank`` out of its world, or of the one that it waits for, and tell the other ranks that it is lost."""
+        """Remove ``rank`` from its world, or from the world for which it waits in ``init``.
+
+        Return messages which say to the other ranks that ``rank`` is lost. Messages to the ranks of its world contain
+        ``reason``. Messages to ranks that wait in ``init`` contain ``before_init`` as the reason.
+        """
         outgoing: Outgoing = []
         for key in [key for key in self._gathering if rank in key[0]]:
             present = self._gathering.pop(key)
@@ -275,7 +287,11 @@ class Sessions:
         return self._detach(rank, reason, reason) + self._membership.register(rank, message) + self._let_in()
 
     def _let_in(self) -> Outgoing:
-        """If processes wait to join, or are to leave, ask the members to leave the present world at an agreed call."""
+        """Have all members leave the present world of an elastic job, if the members of the next world can be others.
+
+        This is so if a process waits to join, or if a member must leave the training. The members leave at a call of
+        ``commit()`` on which all of them agree. Return the messages to send.
+        """
         if self._membership is None:
             return []
         joiners, leavers = self._membership.joiners(), self._membership.leavers()
@@ -292,9 +308,9 @@ class Sessions:
         return dict(self._lost)
 
     def overdue(self, now_s: float) -> list[str]:
-        """Return a report about each wait that has become too long since the last call.
+        """Return a report about each wait that has become too long since the last call of this method.
 
-        ``now_s`` is the time by any steady clock.
+        ``now_s`` is the time of a steady clock. ``due`` then returns the messages to send.
         """
         now_s = self._time.at(now_s)
         reports = []
@@ -337,15 +353,16 @@ class Sessions:
         return StallWatch(lambda: [wait], key[0], self._patience, ())
 
     def dead(self) -> dict[int, str]:
-        """Return the ranks that did not answer when a stall ended the job, each with what is known about it.
+        """Return the ranks that did not answer when a stall ended the job, each with a text that describes its silence.
 
-        Such a rank cannot end by itself: its process must be killed.
+        Such a rank cannot end by itself: its process must be killed. For an elastic job, the result also contains the
+        ranks that must be killed because they did not register for the next world.
         """
         evicted = {} if self._membership is None else self._membership.evicted
         return {**evicted, **self._dead}
 
     def due(self) -> Outgoing:
-        """Return the messages that became due at the last call of ``overdue``."""
+        """Return the messages that must be sent because of the last call of ``overdue``. Each is returned only once."""
         due, self._due = self._due, []
         return due
 
@@ -407,7 +424,7 @@ class Sessions:
     def _cycle(self, start: WorldKey) -> set[WorldKey]:
         """Return the worlds, including ``start``, whose ranks wait for each other in a cycle.
 
-        The result is empty if there is no cycle, so the ranks may still come.
+        Such worlds can never begin. The result is empty if there is no cycle.
         """
 
         def awaited(key: WorldKey) -> set[WorldKey]:
@@ -427,13 +444,11 @@ class Sessions:
         return {other for other in reach(start) if start in reach(other)} | {start} if start in reach(start) else set()
 
     def _give_up(self, rank: int, waited_s: float) -> Outgoing:
-        """Return the messages that end the wait of ``rank`` in ``init``.
+        """Return the messages that end the wait of ``rank`` in ``init``. They name the ranks that are missing there.
 
-        They name the ranks that had not called ``init``.
-
-        If ``waited_s`` is not 0, the deadline of ``rank`` has passed after so many seconds: then all ranks that wait
-        for the same world are told, and that world is forgotten. If ``waited_s`` is 0, ``rank`` leaves for a reason of
-        its own, and the other ranks keep waiting.
+        If ``waited_s`` is not 0, the time limit of ``rank`` has passed after ``waited_s`` seconds. Then the wait of all
+        ranks that wait for the same world ends, and that world is forgotten. If ``waited_s`` is 0, ``rank`` leaves for
+        another reason, and the other ranks keep waiting.
         """
         for key, present in self._gathering.items():
             if rank in present:

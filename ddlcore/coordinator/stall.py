@@ -1,6 +1,6 @@
-"""Watches the waits of a world: reports long ones, asks missing ranks for a sign of life, and may end the job.
+"""Watches the waits of a world: reports long waits, asks missing ranks whether they are alive, and may end the job.
 
-Like the coordinator, it does no I/O. The waits are described in ``awaited.py``, and the caller passes the time.
+The waits are described by ``awaited.Awaited``. This module does no I/O, and the caller passes the time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _WARNING, _SHUTDOWN = 0, 1
 
 
 class StallWatch:
-    """A watch over the waits that ``waits`` returns.
+    """Watches the waits that ``waits()`` returns.
 
-    ``ranks`` get a message if a stall ends the job. ``now_s`` in its methods is the time by any steady clock.
+    If a stall ends the job, all of ``ranks`` get a message. In all methods, ``now_s`` is the time of a steady clock.
     """
 
     def __init__(
@@ -31,7 +31,10 @@ class StallWatch:
         patience: Patience,
         present: Iterable[int] = (),
     ) -> None:
-        """Create the watch. ``present``: the ranks from which a message has just come."""
+        """Create the watch. ``present`` are the ranks that have just sent a message.
+
+        ``patience`` contains the time limits.
+        """
         self.dead: dict[int, str] = {}  # ranks that did not answer when the job ended, each with what is known of it
         self._waits = waits
         self._ranks = ranks
@@ -52,11 +55,11 @@ class StallWatch:
     # --- what ranks say
 
     def spoke(self, rank: int) -> None:
-        """Record that a message has come from ``rank``, so its process is running."""
+        """Record that ``rank`` has sent a message, so its process is running."""
         self._spoke.add(rank)
 
     def hear(self, rank: int, message: Stack | Alive) -> None:
-        """Take the answer of ``rank`` to Probe or Show."""
+        """Record the answer of ``rank`` to the message Probe or Show."""
         if isinstance(message, Alive):
             self._states[rank] = message.text
         elif rank in self._shown_s:
@@ -65,7 +68,7 @@ class StallWatch:
     # --- what follows
 
     def look(self, now_s: float) -> tuple[list[str], Outgoing]:
-        """Check all waits, and return new reports and the messages to send."""
+        """Check all waits. Return the new reports for the user, and the messages to send."""
         texts = self._heard(now_s)
         if self.over or max(self._patience.warning_s, self._patience.shutdown_s) <= 0:
             return texts, []
@@ -95,9 +98,10 @@ class StallWatch:
         return texts + self._told(now_s), outgoing
 
     def _seek(self, wait: Awaited, now_s: float, late: dict[str, list[tuple[Awaited, Details, float]]]) -> Outgoing:
-        """Check a wait that is a stall only if its ranks do not answer.
+        """Check a wait that is a stall only if the ranks that must act do not answer. Return the messages to send.
 
-        The age of such a wait is the time since the last message from these ranks. They are probed again and again.
+        The ranks are asked again and again, by the message Probe. The age of the wait is the time since the last
+        message of a rank that does not answer. If the wait must be reported, it is added to ``late``.
         """
         warning_s, shutdown_s = self._patience.warning_s, self._patience.shutdown_s
         details = wait.details()
@@ -120,9 +124,9 @@ class StallWatch:
         return outgoing
 
     def _remember(self, waits: Sequence[Awaited], now_s: float) -> None:
-        """Record since when each of ``waits`` has lasted, and forget all others.
+        """Record when each of ``waits`` has begun, and forget all other waits.
 
-        If a wait that was forgotten returns, its age is counted anew.
+        If a forgotten wait appears again later, its age is counted from 0.
         """
         known = self._since_s
         self._since_s = {wait.key: min(known.get(wait.key, now_s), now_s - wait.waited_s) for wait in waits}
@@ -130,10 +134,10 @@ class StallWatch:
         self._asked_for = {one for one in self._asked_for if one[0] in self._since_s}
 
     def _due(self, key: Hashable, waits_s: float) -> list[int]:
-        """Return the limits (_WARNING, _SHUTDOWN) that the wait ``key`` will reach soon or has reached.
+        """Return the limits (_WARNING, _SHUTDOWN) that the wait ``key`` has reached or will reach soon.
 
-        ``waits_s`` is its age. The ranks must be probed before a limit is reached, so that their answers can come in
-        time.
+        ``waits_s`` is the age of the wait. "Soon" is the time that the ranks have to answer the message Probe. So if
+        the ranks are asked now, their answers can arrive before the limit.
         """
         limits_s = (self._patience.warning_s, self._patience.shutdown_s)
         near_s = waits_s + self._patience.answer_s
@@ -153,7 +157,10 @@ class StallWatch:
             outgoing.append((rank, Probe()))
 
     def _is_known(self, ranks: Sequence[int], now_s: float) -> bool:
-        """Return whether each rank has either answered its Probe or has had enough time to answer it."""
+        """Return whether it is known of all ``ranks`` if they answer the message Probe.
+
+        This is known of a rank if it has answered, or if the time for its answer has passed.
+        """
         answer_s = self._patience.answer_s
         return all(now_s - self._probed_s[rank] >= answer_s for rank in ranks if rank in self._probed_s)
 
@@ -162,9 +169,10 @@ class StallWatch:
         return [rank for rank in ranks if rank in self._probed_s and now_s - self._probed_s[rank] >= answer_s]
 
     def _heard(self, now_s: float) -> list[str]:
-        """Record from which ranks a message has come since the last look.
+        """Record which ranks have sent a message since the last call of ``look``.
 
-        Returns a report if some of these ranks had been reported as silent.
+        If some of these ranks were reported as silent before, return a report that they answer again; otherwise return
+        [].
         """
         spoke, self._spoke = self._spoke, set()
         again: list[int] = []
@@ -205,7 +213,7 @@ class StallWatch:
         return "\n".join(lines)
 
     def _lines(self, missing: Sequence[int], wait: Awaited, now_s: float) -> list[str]:
-        """Return lines that say of each missing rank whether it answers, and with what text."""
+        """Return lines that say for each missing rank whether it answers, and the text of its answer."""
         silent = self._silent(missing, now_s)
         lines = [self._silence(silent, wait, now_s)] if silent else []
         said: dict[str, list[int]] = {}
@@ -217,7 +225,7 @@ class StallWatch:
         ]
 
     def _silence(self, silent: Sequence[int], wait: Awaited, now_s: float) -> str:
-        """Return a sentence about the ranks ``silent``, which do not answer."""
+        """Return a text about the ranks ``silent``, which do not answer: since when, and what they were asked last."""
         one = len(silent) == 1
         whom, they, was = ("it", "it", "was") if one else ("them", "they", "were")
         heard_s = [self._heard_s[rank] for rank in silent if rank in self._heard_s]
@@ -241,9 +249,9 @@ class StallWatch:
         return [(rank, Stalled(text)) for rank in self._ranks]
 
     def _told(self, now_s: float) -> list[str]:
-        """Return reports with the stacks that have come, and with the ranks that sent none in time.
+        """Return reports with the stacks that ranks have sent, and a report about ranks that sent no stack.
 
-        Ranks with the same stack share a report.
+        Ranks with the same stack share a report. A rank has ANSWER_S seconds to send its stack.
         """
         found: dict[str, list[int]] = {}
         silent = []
@@ -269,7 +277,10 @@ class StallWatch:
 
 
 def _summary(details: Details) -> str:
-    """Describe the tensors of a wait in a part of a sentence, for an error message."""
+    """Return a part of a sentence, for an error message, that describes the tensors of a wait.
+
+    It describes the first tensor, and the other tensors that wait for the same ranks as the first.
+    """
     first = details.tensors[0]
     alike = [one.name or "(a call without a name)" for one in details.tensors if one.missing == first.missing]
     lacking = f"but not on {on_ranks(first.missing)}" if first.missing else "and under way"

@@ -1,6 +1,6 @@
-"""Formats a stall as a table: which tensor is ready on which ranks, which ranks are missing, how long it has waited.
+"""Formats a stall as a table: for each tensor, where it is ready, on which ranks it is missing, and how long it waits.
 
-Its functions have no side effects.
+The functions of this module have no side effects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Late:
 def spans(ranks: Iterable[int]) -> str:
     """Return the ranks as a text of spans: 0, 1, 2, 5 become "0-2,5".
 
-    A very long list is cut, and ends with the number of ranks.
+    If the list has many spans, the text contains only the first of them, and then the number of all ranks.
     """
     known = sorted(ranks)
     pieces = span(known).split(",")
@@ -45,9 +45,9 @@ def on_ranks(ranks: Sequence[int]) -> str:
 
 
 def stall_table(late: Sequence[Late]) -> str:
-    """Return the table as aligned lines, without a newline at the end.
+    """Return a table of the tensors ``late``, as aligned lines without a newline at the end.
 
-    Tensors that wait for the same ranks are listed together.
+    Tensors that wait for the same ranks are listed together. Of many such tensors, only the first are listed by name.
     """
     groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[Late]] = {}
     for one in late:

@@ -1,8 +1,9 @@
-"""Connects a search for better settings to replay: runs trials, each of several whole periods with the same settings.
+"""Connects a search for better settings to replay, and runs the trials of the search.
 
-It has no thread and no clock, and is part of the coordinator's state machine. Ranks stop by themselves at the end of a
-trial, which is the end of a period, and report how long its periods took. When all have done so, the next trial begins
-at the same bucket on all ranks.
+A period is one pass through the schedule. In a trial, several periods run with the same settings. A trial ends at the
+end of a period. All ranks then stop by themselves, and report how long each period took. When all ranks have reported,
+the next trial begins at the same bucket on all ranks. This module is part of the coordinator's state machine, without a
+thread and without a clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MOST_DISCARDED = 8  # after so many discarded trials in succession, the search e
 
 
 class Trial(Protocol):
-    """A combination of settings that must be measured, and for how long."""
+    """A combination of settings that must be measured, and the number of periods for which it is measured."""
 
     @property
     def values(self) -> Mapping[str, Value]:
@@ -26,11 +27,14 @@ class Trial(Protocol):
 
     @property
     def periods(self) -> int:
-        """Return how many periods the trial lasts; 0 if it never ends."""
+        """Return the number of periods (passes through the schedule) of the trial; 0 if the trial never ends."""
 
 
 class SearchDriver(Protocol):
-    """The search, as the coordinator uses it. Every call returns immediately. One thread at a time makes calls."""
+    """The search for better settings, with the methods that the coordinator calls.
+
+    Every call returns immediately. Only one thread at a time makes calls.
+    """
 
     @property
     def given(self) -> Mapping[str, Value]:
@@ -40,17 +44,20 @@ class SearchDriver(Protocol):
     def reopens(self) -> Collection[str]:
         """Return the names of those settings that take effect only when a communicator opens.
 
-        All other settings decide how a schedule is arranged in buckets.
+        All other settings of the search decide how a schedule is arranged in buckets.
         """
 
     def trial(self, nbytes: int) -> Trial:
-        """Return the next trial. In each period of the schedule, ``nbytes`` bytes are reduced."""
+        """Return the next trial. ``nbytes`` is the number of bytes that one period of the schedule reduces."""
 
     def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
-        """Take the result of the last trial: for each rank, the duration of each period but the first, in nanoseconds."""
+        """Record the result of the last trial.
+
+        ``periods_ns`` contains, for each rank, the durations of the periods in nanoseconds, without the first period.
+        """
 
     def trial_discarded(self) -> None:
-        """Record that the last trial was left in the middle, so that its measurement says nothing."""
+        """Record that the ranks left replay in the middle of the last trial, so that its measurement is not usable."""
 
     def gave_up(self, why: str) -> None:
         """Record that the search has ended for the reason ``why``.
@@ -60,15 +67,17 @@ class SearchDriver(Protocol):
 
 
 class Tuning:
-    """The search for settings in one world.
+    """The search for better settings in one world.
 
-    It tunes the schedule that moves the most bytes; other schedules are replayed without changes.
+    Only the schedule that moves the most bytes is tuned: its periods are measured with different settings. Other
+    schedules are replayed without changes.
     """
 
     def __init__(self, driver: SearchDriver | None, layout: Mapping[str, Value]) -> None:
-        """Create the tuning. ``driver``: the search, or None.
+        """Create the object.
 
-        ``layout``: the settings before the search changes any.
+        ``driver`` is the search, or None if nothing is tuned. ``layout`` contains the settings by which schedules are
+        arranged in buckets, before the search changes any of them.
         """
         self.layout: dict[str, Value] = dict(layout)  # the present settings by which schedules are arranged
         self._driver = driver
@@ -81,19 +90,19 @@ class Tuning:
         self._discarded = 0
 
     def tunes(self, known: KnownSchedule) -> bool:
-        """Return whether ``known``, which will be replayed next, is the schedule that is tuned.
+        """End the present trial, and return whether ``known`` is the schedule that is tuned.
 
-        The trial before it has ended.
+        ``known`` is the schedule that will be replayed next.
         """
         self._paused, self._measured = None, False
         return self._driver is not None and self._is_tuned(known)
 
     def begin(self, aligned: bool, awaited: frozenset[int]) -> tuple[int, list[Adjust]]:
-        """Begin a trial, and return its number of periods and the messages that all ranks must get before it.
+        """Begin a trial. Return its number of periods, and the messages that all ranks must get before the trial.
 
         0 periods mean that the trial never ends. ``aligned`` says that replay continues at the beginning of a period,
-        so that the schedule can be arranged anew. Otherwise, the present period is first run to its end. ``awaited``
-        are the ranks that will report the end of the trial.
+        so that the schedule can be arranged anew. If ``aligned`` is False, the present period is first run to its end,
+        with the present settings. ``awaited`` are the ranks that will report the end of the trial.
         """
         assert self._driver is not None
         self._paused, self._awaited = {}, awaited
@@ -111,9 +120,9 @@ class Tuning:
         return trial.periods, [Adjust(tuple(sorted(changed.items())))] if changed else []
 
     def paused(self, rank: int, message: Paused) -> bool:
-        """Record that ``rank`` has come to the end of the trial.
+        """Record that ``rank`` has reached the end of the trial. ``message`` contains the rank's measurements.
 
-        Returns True if all ranks have, so that the next trial must begin.
+        Return True if all ranks have reached the end, so that the next trial must begin; otherwise False.
         """
         if self._paused is None:
             return False
@@ -128,11 +137,11 @@ class Tuning:
         return True
 
     def awaited(self) -> tuple[int, ...]:
-        """Return the ranks that have not come to the end of the trial while other ranks wait there."""
+        """Return the ranks that have not reached the end of the trial, if others already wait there; otherwise ()."""
         return tuple(sorted(self._awaited - self._paused.keys())) if self._paused else ()
 
     def left(self) -> None:
-        """Record that the ranks leave replay in the middle of a trial, if a trial is running."""
+        """Record that the ranks leave replay. If a trial is running, it is discarded."""
         self._paused = None
         if not self._measured or self._driver is None:
             return
@@ -143,7 +152,7 @@ class Tuning:
             self._driver.gave_up("the training loop leaves its period too often to be measured")
 
     def stop(self) -> None:
-        """End the search, because a rank leaves: from now on nothing is measured, and no setting changes."""
+        """End the search, because a rank leaves. From now on nothing is measured and no setting changes."""
         self.left()
         self._driver = None
 

@@ -1,1 +1,1 @@
-"""The live page of a running job: what it is told, what it remembers, and the process that serves it."""
+"""The live page of a running job: the records sent to it, the history that it shows, and the process that serves it."""

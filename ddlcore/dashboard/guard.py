@@ -1,4 +1,4 @@
-"""Decide who may read the page: a middleware that lets a request through only if its host name and token are right."""
+"""Protect the live page: a middleware that answers a request only if the request's host name and token are right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# The page has no script but those of this server; styles are also set by the charts' library.
+# Browsers may run only scripts that come from this server. The library of the charts needs inline styles.
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
@@ -27,12 +27,13 @@ HEADERS: Mapping[str, str] = {
 
 
 class Guard:
-    """A wrapper of an ASGI application that answers requests without the right to read the page itself.
+    """An ASGI middleware that refuses requests from browsers that must not read the page.
 
-    Without a ``token``, the page is served on this host only. A page of the internet could then have its own host name
-    resolve to 127.0.0.1 and read everything (DNS rebinding), so requests for other names than those of this host are
-    refused. With a token, a browser that has not shown it gets nothing, whatever name it uses. The token comes once in
-    the address, and then in a cookie that scripts cannot read.
+    If ``token`` is empty, the page is served on this host only. Then the middleware refuses a request whose host name
+    is not localhost, 127.0.0.1 or [::1]. The reason is DNS rebinding: a web site could let its own host name resolve to
+    127.0.0.1, and its scripts could read the page. If ``token`` is not empty, the middleware refuses every request
+    without the token. A browser sends the token once in the address of the page, and later in a cookie that scripts
+    cannot read.
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
@@ -48,7 +49,7 @@ class Guard:
         await (answer or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, method: str, request: HTTPConnection) -> Response | None:
-        """Return the answer to a request that must not reach the application; None if it may."""
+        """Return the response to a request that is refused or redirected, or None if the request is allowed."""
         if method not in ("GET", "HEAD"):
             return PlainTextResponse("This page can only be read.\n", 405, {"allow": "GET, HEAD"})
         if not self._token:

@@ -1,7 +1,7 @@
-"""Remember the last 15 minutes of a job in bounded memory, and describe it as data for the page.
+"""Store the last 15 minutes of a job in bounded memory, and describe them as data for the live page.
 
-It has no I/O: the caller passes records and the time. All texts from the job are made printable here; the page inserts
-them as text only.
+This module does no I/O: its caller passes the records and the time. Control characters in texts from the job are
+replaced here, and the page inserts these texts as plain text, never as HTML.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ MOST_LINKS = 8  # links that the chart shows
 _MOST_LISTED_LINKS = 64
 _LONGEST = 4000  # characters of an event
 _LONGEST_NAME = 200
-_MUCH_INPUT = 0.1  # share of its time from which on input is named as the reason why a rank is slow
+_MUCH_INPUT = 0.1  # if a slow rank waits for input for at least this share of its time, this is named as the reason
 _SILENT = 2.5  # a rank is silent after so many intervals without a pulse
 _Data = dict[str, Any]
 
 
 class History:
-    """The state of one job, and how it changed. ``now_s`` in its methods is the time of day."""
+    """The present state of one job and its recent past.
+
+    ``now_s`` in the methods is the Unix time in seconds, as ``time.time()`` returns it.
+    """
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
         self._ranks = [RankHistory(plain(host)) for host in begin.hosts]
         self._events: deque[_Data] = deque(maxlen=MOST_EVENTS)
         self._points: deque[_Data] = deque(maxlen=int(KEPT_S / POINT_S))
-        self._made = 0  # points so far, those included that are forgotten
+        self._made = 0  # number of points so far, including the points that are no longer stored
         self._point_s = 0.0
         self._world: World | None = None  # of an elastic job
         self.over: Over | None = None
@@ -84,7 +87,7 @@ class History:
         self._events.append({"at": at_s, "kind": kind, "text": "\n".join(plain(line) for line in lines)})
 
     def tick(self, now_s: float) -> bool:
-        """Add a point to the charts if it is time for one. Return whether one was added."""
+        """Add a point to the charts if about a second has passed since the last point. Return whether one was added."""
         if self.over is not None or now_s - self._point_s < POINT_S * 0.9:
             return False
         self._point_s = now_s
@@ -93,12 +96,15 @@ class History:
         return True
 
     def points_after(self, made: int) -> tuple[list[_Data], int]:
-        """Return the points that followed the first ``made`` ones, as far as they are known, and the present number."""
+        """Return the points after the first ``made`` points, and the number of all points so far.
+
+        Points that are no longer stored are left out.
+        """
         new = min(self._made - made, len(self._points))
         return list(self._points)[len(self._points) - new :] if new > 0 else [], self._made
 
     def now(self, now_s: float) -> _Data:
-        """Return the present state of the job."""
+        """Return the present state of the job as data for the page."""
         rows = self._rows()
         waits = self._waits(now_s)
         shown = [self._shown(row, waits, now_s) for row in rows]
@@ -127,7 +133,7 @@ class History:
         return rows_of(pulses, [one.host for one in self._ranks])
 
     def _unheard_s(self, rank: RankHistory, now_s: float) -> float:
-        """Return for how long nothing was heard of a rank that runs; 0.0 if that is not too long."""
+        """Return the seconds since the last pulse of a running rank, if the rank counts as silent; otherwise 0.0."""
         if rank.state != records.RUNNING or rank.heard_s is None:
             return 0.0
         unheard_s = now_s - rank.heard_s
@@ -166,7 +172,7 @@ class History:
         }
 
     def _present_state(self, row: Row, waits: Sequence[Wait], now_s: float) -> tuple[str, str]:
-        """Return the state of a rank, and a remark in words."""
+        """Return the present state of a rank as a word, such as "late", and a remark that explains the state."""
         rank = self._ranks[row.rank]
         marks = "; ".join(row.marks)
         if rank.state != records.RUNNING or self.over is not None:
@@ -187,7 +193,11 @@ class History:
         return "slow", marks + (f"; {share:.0%} of its time it waits for input" if share >= _MUCH_INPUT else "")
 
     def _links(self) -> list[_Data]:
-        """Return the links of all hosts: what transports move within the job, then what interfaces move at all."""
+        """Return the links of all hosts as data for the page.
+
+        For each host, the first link is the transport, with the bytes that it moves for the job. The other links are
+        the network interfaces, with all bytes that they move.
+        """
         hosts: dict[str, list[RankHistory]] = {}
         for rank in self._ranks:
             hosts.setdefault(rank.host, []).append(rank)
@@ -241,9 +251,10 @@ class History:
 
 
 def _parts(row: Row, rank: RankHistory) -> tuple[float | None, float | None, float | None]:
-    """Return the shares of a rank's time: computation, exposed communication and waiting for input.
+    """Return three shares of a rank's time, from 0 to 1: computation, exposed communication and waiting for input.
 
-    What is neither of the last two counts as computation. Waiting for input is None if it is not known.
+    Time that is neither exposed communication nor waiting for input counts as computation. The third share is None if
+    it is not known. All three are None if no steps were measured.
     """
     if row.waiting is None or row.step_s is None:
         return None, None, None

@@ -1,4 +1,4 @@
-"""Decide where the live page is served, who may read it, and whether what serves it is installed."""
+"""Choose the address of the live page, and check that the packages that serve the page are installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddlcore.plug.finding import find
 from ddlcore.text.installing import pip_install
 
 FIRST_PORT = 8480
-_PORTS = 20  # how many ports are tried, from FIRST_PORT on, if the user names none
+_PORTS = 20  # number of ports, beginning with FIRST_PORT, that are tried if the user does not name a port
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 64
 _PLACE = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+(?:%\w+)?\]|[\w.-]+):)?(?P<port>\d{1,6})")
@@ -22,14 +22,14 @@ _PLACE = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+(?:%\w+)?\]|[\w.-]+):)?(?P<por
 
 @dataclass(frozen=True)
 class Place:
-    """The address at which the page is served. ``port`` 0: the first free port from FIRST_PORT on."""
+    """The address at which the live page is served. ``port`` 0 means the first free port from FIRST_PORT on."""
 
     host: str = _LOOPBACK
     port: int = 0
 
     @property
     def is_local(self) -> bool:
-        """Whether only programs of this host can connect, so that the page needs no token."""
+        """Whether only programs on this host can connect. If so, the page needs no token."""
         if self.host == "localhost":
             return True
         try:
@@ -39,14 +39,14 @@ class Place:
 
 
 def is_place(text: str) -> bool:
-    """Return whether ``text`` has the form of a place: PORT, HOST:PORT or auto."""
+    """Return whether ``text`` has the form of a value of the option --dashboard: PORT, HOST:PORT or auto."""
     return text == "auto" or _PLACE.fullmatch(text) is not None
 
 
 def place_of(text: str) -> Place:
-    """Return the place that ``text``, a value of the setting ``dashboard``, describes.
+    """Parse ``text``, a value of the setting ``dashboard``, and return the place.
 
-    Raises ValueError, with a message of one line, for a text of another form and for a port that does not exist.
+    Raises ValueError, with a message of one line, if the text has a wrong form or the port is above 65535.
     """
     if text in ("auto", "true", "True"):
         return Place()
@@ -61,8 +61,8 @@ def place_of(text: str) -> Place:
 def listen(place: Place) -> socket.socket:
     """Return a socket that listens at ``place``.
 
-    Raises ValueError, with a message of one line, if that is impossible: if a port that the user has named is taken, or
-    if the host is not this one.
+    Raises ValueError, with a message of one line, if there is no free port, or if the user has named a port that is
+    taken or an address that does not belong to this host.
     """
     if place.port:
         return _listen(place.host, place.port)
@@ -98,7 +98,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket, place: Place, token: str) -> str:
-    """Return the address of the page for a browser. ``token``: "" if the page needs none."""
+    """Return the address of the page for a browser. ``token`` is "" if the page needs no token.
+
+    ``listening`` is the socket that ``listen`` returned for ``place``.
+    """
     host, port = listening.getsockname()[:2]
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = socket.gethostname()
@@ -109,7 +112,7 @@ def url_of(listening: socket.socket, place: Place, token: str) -> str:
 
 
 def chart_library() -> Path | None:
-    """Return the file with the JavaScript of the charts, which the wheel of plotly contains; None without plotly."""
+    """Return the path of the charts' JavaScript library, a file of the package plotly, or None if it is missing."""
     spec = find("plotly")
     if spec is None or spec.origin is None:
         return None
@@ -118,13 +121,16 @@ def chart_library() -> Path | None:
 
 
 def missing() -> str:
-    """Return the names of the packages that are needed and not installed, separated by commas; "" if there are none."""
+    """Return the names of the packages that the page needs and that are not installed, separated by commas.
+
+    Return "" if all packages are installed.
+    """
     absent = [name for name in ("starlette", "uvicorn") if find(name) is None]
     return ", ".join([*absent, *(["plotly"] if chart_library() is None else [])])
 
 
 def require_installed() -> None:
-    """Raise ValueError, with a message of one line, if what serves the page is not installed."""
+    """Raise ValueError, with a message of one line, if a package that serves the page is not installed."""
     absent = missing()
     if absent:
         raise ValueError(f"--dashboard: {absent} not installed; {pip_install('ddlcore[dashboard]')}")

@@ -1,4 +1,4 @@
-"""Keep what one rank has told in the last seconds, and compute its rates and shares from it."""
+"""Store the pulses that one rank has sent in the last half minute, and compute rates and shares of time from them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from ddlcore.dashboard.records import STARTING
 from ddlcore.messages import Activity, Pulse, Traffic
 
-KEPT = 30  # pulses of a rank: half a minute
+KEPT = 30  # the last so many pulses of a rank are stored: half a minute
 _RATE_S = 5.0  # time over which a rate of bytes is computed
-_STEPS_S = 10.0  # time over which the rate of steps is computed; more if steps take long
-_STANDS_S = 3.0  # a rank stands still after so long without a step,
-_RATE_STEPS = 5  # and after the time of so many steps
+_STEPS_S = 10.0  # time over which the rate of steps is computed; a longer time if steps take long
+_STANDS_S = 3.0  # the rate of steps is 0 if there was no step for at least this time,
+_RATE_STEPS = 5  # and for at least the usual time of this number of steps
 _LEAST_SAMPLED_S = 0.5
 
 
 @dataclass(frozen=True)
 class LinkRate:
-    """How many bytes a link moves: in total, and in each second of the last ones."""
+    """The number of bytes that a link moves: in total, and per second during the last few seconds."""
 
     name: str
     sent_bytes: int
@@ -33,7 +33,10 @@ class LinkRate:
 
 @dataclass
 class RankHistory:
-    """One rank: its state as the launcher knows it, its last pulses, and when the last one arrived."""
+    """The recent past of one rank: its state as the launcher knows it, its last pulses, and when the last one arrived.
+
+    A pulse is a message about itself that a rank sends about once a second.
+    """
 
     host: str
     state: str = STARTING
@@ -42,12 +45,16 @@ class RankHistory:
     pulses: deque[Pulse] = field(default_factory=lambda: deque(maxlen=KEPT))
     activity: Activity | None = None  # of the last pulse
     _first: Pulse | None = None
-    _resumed: Pulse | None = None  # the pulse that brought the first steps, or the first ones after a long wait
-    _moved_s: float = 0.0  # time of the last pulse that brought steps
+    _resumed: Pulse | None = None  # the first pulse that counts steps, or the first with new steps after a long wait
+    _moved_s: float = 0.0  # time of the last pulse with new steps
     _activities: deque[Activity] = field(default_factory=lambda: deque(maxlen=KEPT))  # of ``pulses``, without names
 
     def take(self, pulse: Pulse, now_s: float) -> None:
-        """Add a pulse that has arrived at ``now_s``. A rank that has called ``init`` again begins anew."""
+        """Add a pulse that has arrived at ``now_s``, a Unix time in seconds.
+
+        If the counts of the pulse are lower than before, the rank has called ``init`` again. In this case, all earlier
+        pulses are forgotten.
+        """
         if self.pulses and (pulse.steps < self.pulses[-1].steps or pulse.at_s < self.pulses[-1].at_s):
             self.forget()
         self.heard_s = now_s
@@ -57,20 +64,23 @@ class RankHistory:
         before = self.pulses[-1].steps if self.pulses else 0
         if pulse.steps > before:
             if before == 0 or pulse.at_s - self._moved_s >= self._stands_s(pulse):
-                self._resumed = bare  # a wait before it is no part of a step
+                self._resumed = bare  # the time of a long wait before this pulse does not count as the time of a step
             self._moved_s = pulse.at_s
         self.pulses.append(bare)
         self.activity = activity
         self._activities.append(replace(activity, doing="", in_flight=()))
 
     def forget(self) -> None:
-        """Forget all pulses, because the counts of the next ones begin at 0."""
+        """Forget all pulses, because the counts in the next pulses begin at 0."""
         self.pulses.clear()
         self._activities.clear()
         self._first = self._resumed = self.activity = None
 
     def steps_per_s(self) -> float | None:
-        """Return the recent rate of steps; None if it is not known, or if no step was counted yet."""
+        """Return the recent number of steps per second, or None if it is not known or no step was counted yet.
+
+        The result is 0.0 if the rank has made no step for a long time.
+        """
         if self._resumed is None:
             return None
         last = self.pulses[-1]
@@ -84,18 +94,22 @@ class RankHistory:
         return (last.steps - since.steps) / (last.at_s - since.at_s) if last.at_s > since.at_s else None
 
     def _stands_s(self, last: Pulse) -> float:
-        """Return after how long without a step a rank stands still: a few times as long as a step has taken so far."""
+        """Return a duration in seconds. After this time without a step, the rank's rate of steps counts as 0.
+
+        The duration is a few times the mean duration of a step so far, but at least ``_STANDS_S``. ``last`` is the last
+        pulse.
+        """
         first = self._first
         usual_s = (last.at_s - first.at_s) / (last.steps - first.steps) if first and last.steps > first.steps else 0.0
         return max(_STANDS_S, _RATE_STEPS * usual_s)
 
     def step_s(self) -> float | None:
-        """Return the recent duration of a step; None if it is not known, or if the rank makes no steps."""
+        """Return the recent duration of a step in seconds, or None if it is not known or the rank makes no steps."""
         rate = self.steps_per_s()
         return 1 / rate if rate else None
 
     def input_share(self) -> float | None:
-        """Return the share of the time that the main thread waited for input; None if it is not known."""
+        """Return the share of time, 0 to 1, in which the main thread waited for input, or None if it is not known."""
         if len(self._activities) < 2:
             return None
         first, last = self._activities[0], self._activities[-1]
@@ -103,19 +117,19 @@ class RankHistory:
         return (last.input_s - first.input_s) / sampled_s if sampled_s >= _LEAST_SAMPLED_S else None
 
     def transport_share(self) -> float | None:
-        """Return the share of the time that the transport was in use; None if it is not known."""
+        """Return the share of time, 0 to 1, in which the transport was in use, or None if it is not known."""
         at = self._window()
         return None if at is None else min(1.0, self._rate(at, lambda one: one.transport_s))
 
     def tensor_rate(self) -> tuple[int, float]:
-        """Return the bytes of this rank's tensors in buckets that were delivered: the total, and those per second."""
+        """Return the bytes of this rank's tensors in completed buckets: the total, and the number per second."""
         if self.activity is None:
             return 0, 0.0
         at = self._window()
         return self.activity.nbytes, 0.0 if at is None else self._rate(at, lambda one: one.nbytes)
 
     def links(self) -> list[LinkRate]:
-        """Return the rates of the interfaces on which this rank reports."""
+        """Return the rates of the network interfaces that this rank reports, or [] if rates are not known."""
         at = self._window()
         if self.activity is None or at is None:
             return []
@@ -124,7 +138,10 @@ class RankHistory:
         return [_link(one, before.get(one.name, one), elapsed_s) for one in self.activity.traffic]
 
     def _window(self) -> int | None:
-        """Return the index of the pulse from which a rate of bytes is computed; None if there is none."""
+        """Return the index of the first pulse of the interval for a rate, or None if there are too few pulses.
+
+        The interval ends at the last pulse.
+        """
         last_s = self.pulses[-1].at_s if self.pulses else 0.0
         found: Sequence[int] = [i for i, one in enumerate(self.pulses) if last_s - one.at_s >= _RATE_S] or [0]
         return found[-1] if len(self.pulses) > 1 and last_s > self.pulses[found[-1]].at_s else None

@@ -1,4 +1,4 @@
-"""Define what the launcher tells the process that serves the page, as lines of JSON."""
+"""Define the records that the launcher sends to the process that serves the live page, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 from ddlcore.messages import Pulse
 
-# The states of a rank, as the launcher sees them. ``present_state`` in history.py adds those that follow from pulses.
+# The states of a rank as the launcher knows them. ``_present_state`` in history.py adds states that follow from pulses.
 STARTING = "starting"  # its process runs, and has not called init
-INIT = "init"  # it has called init, and waits for others
+INIT = "init"  # it has called init, and waits for the other ranks
 RUNNING = "running"
 LEFT = "left"  # it has called shutdown, or its script has ended
 ENDED = "ended"  # its process has ended with exit code 0
@@ -17,14 +17,14 @@ FAILED = "failed"
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first record: what the job is, and who may read the page."""
+    """The first record: a description of the job, and the token that browsers need."""
 
     title: str  # the command
     hosts: tuple[str, ...]  # (size,) the host of each rank
     version: str
     begun_s: float  # time of day
-    token: str  # "": none is needed
-    interval_s: float  # of pulses
+    token: str  # the token that a browser must send; "": no token is needed
+    interval_s: float  # time between two pulses of a rank
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
@@ -54,7 +54,7 @@ class World(msgspec.Struct, frozen=True, tag="world"):
 
 
 class Event(msgspec.Struct, frozen=True, tag="event"):
-    """An event of the job, for its list of events."""
+    """An event of the job, for the page's list of events."""
 
     at_s: float  # time of day
     kind: str  # "info", "warning" or "error"
@@ -73,11 +73,11 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def encoded(record: Record) -> bytes:
-    """Return ``record`` as a line, with the newline. JSON has no newline within a value."""
+    """Return ``record`` as one line of JSON, with the newline at the end."""
     return msgspec.json.encode(record) + b"\n"
 
 
 def decoded(line: bytes) -> Record:
-    """Return the record in ``line``. Raises msgspec.DecodeError for anything else."""
+    """Return the record in ``line``. Raises msgspec.DecodeError if ``line`` is not a record."""
     record: Record = _decoder.decode(line)
     return record

@@ -1,4 +1,4 @@
-"""Serve the page from a process of its own, which ends with the job: when the launcher's pipe ends."""
+"""Serve the live page from a separate process. The process ends with the job, when the pipe from the launcher ends."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ddlcore.dashboard.history import History
 from ddlcore.dashboard.place import chart_library
 from ddlcore.dashboard.records import Begin, Over, decoded
 
-TURN_S = 0.5  # how often open pages are told what is new
-MOST_STREAMS = 16  # pages that are open at one time
+TURN_S = 0.5  # time between two updates of the open pages
+MOST_STREAMS = 16  # at most so many pages are open at one time
 MOST_CONNECTIONS = 64
 REQUEST_S = 5.0  # time for the first request of a connection to arrive
-_LAST_S = 1.0  # time for open pages to be told that the job has ended
+_LAST_S = 1.0  # time for the last update of the open pages, which says that the job has ended
 _LONGEST_LINE = 64 << 20
 _LARGEST_HEAD = 16 << 10
 _FILES = {
@@ -38,11 +38,11 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-_CHARTS_FOR = "private, max-age=86400"  # how long a browser may keep the charts' library
+_CHARTS_FOR = "private, max-age=86400"  # a browser may store the library of the charts for a day
 
 
 class Site:
-    """The application: the files of the page, and a stream of server-sent events for each page that is open."""
+    """The web application: serves the files of the page, and a stream of server-sent events to each open page."""
 
     def __init__(self, history: History, clock: Callable[[], float] = time.time) -> None:
         self._history = history
@@ -58,7 +58,7 @@ class Site:
         return Starlette(routes=[*routes, Route("/charts.js", self._chart_file), Route("/stream", self._stream)])
 
     def turn(self) -> None:
-        """Tell all open pages what is new."""
+        """Send the present state of the job, and the new points of the charts, to all open pages."""
         now_s = self._clock()
         self._history.tick(now_s)
         self._now = msgspec.json.encode(self._history.now(now_s))
@@ -66,7 +66,7 @@ class Site:
         turned.set()
 
     async def read(self, reader: asyncio.StreamReader) -> None:
-        """Take the launcher's records until the last one, or until the launcher is gone."""
+        """Read the launcher's records and pass them to the history, until the last record or the end of the pipe."""
         while not isinstance(self._history.over, Over):
             line = await reader.readline()
             if not line:
@@ -76,7 +76,10 @@ class Site:
         self.turn()
 
     def end(self) -> None:
-        """Tell all open pages that the launcher is gone, if it has not said how the job ended."""
+        """Send a last update to all open pages.
+
+        If the launcher has not sent how the job ended, the update says that the launcher is gone.
+        """
         if self._history.over is None:
             self._history.take(Over(-1, "The launcher is gone, so nothing more is known of the job."), self._clock())
         self.turn()
@@ -102,9 +105,10 @@ class Site:
         return StreamingResponse(self._events(request), media_type="text/event-stream")
 
     async def _events(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield an event for each turn: the present state, and the points that are new since the last event.
+        """Yield an event for each update: the present state, and the points since the last event of this stream.
 
-        The first event has all points. A page that reads slowly skips turns, so nothing queues up for it.
+        The first event contains all points. If a page reads slowly, it gets fewer events, each with more points, so no
+        queue of events grows.
         """
         self.streams += 1
         try:
@@ -124,7 +128,11 @@ class Site:
 
 
 class Connection(H11Protocol):
-    """A connection of the server. Beyond MOST_CONNECTIONS, the oldest one without a request in progress is closed."""
+    """A connection of a browser with the server.
+
+    If there are more than MOST_CONNECTIONS, the oldest connection without a request in progress is closed. A connection
+    is also closed if its first request does not arrive within REQUEST_S seconds.
+    """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -142,7 +150,10 @@ class Connection(H11Protocol):
 
 
 async def serve(listening: socket.socket, reader: asyncio.StreamReader) -> None:
-    """Serve the page at ``listening`` until the records that arrive by ``reader`` end."""
+    """Serve the page at the socket ``listening`` until the launcher's records, read from ``reader``, have ended.
+
+    Raises ValueError if the first record is not a Begin.
+    """
     begin = decoded(await reader.readline())
     if not isinstance(begin, Begin):
         raise ValueError("the first record does not say what the job is")
@@ -188,5 +199,8 @@ async def _run(fd: int) -> None:
 
 
 def main() -> None:
-    """Run the process: its argument is the number of the listening socket's descriptor, and records come by stdin."""
+    """Run the process that serves the page.
+
+    Its command-line argument is the file descriptor of the listening socket. It reads the records from stdin.
+    """
     asyncio.run(_run(int(sys.argv[1])))

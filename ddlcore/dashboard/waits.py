@@ -1,4 +1,7 @@
-"""Find out which ranks wait for which, from what the ranks say about their operations. It has no I/O and no clock."""
+"""Find out which ranks wait for which other ranks, from the operations in flight that the ranks have reported.
+
+This module does no I/O and reads no clock.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from dataclasses import dataclass
 
 from ddlcore.messages import Activity
 
-LEAST_S = 0.9  # a rank waits if nothing has moved on it for so long, which two pulses in succession tell
-ALL_IN_S = 3.0  # after so long, a wait is reported although no rank is missing
+LEAST_S = 0.9  # a rank waits if no operation has ended on it for this time, according to two successive pulses
+ALL_IN_S = 3.0  # after this time, a wait is reported even if all ranks have submitted the operation
 
 
 @dataclass(frozen=True)
 class Told:
-    """What is known of a running rank. ``silent``: it has sent no pulse for too long."""
+    """The last report of a running rank. ``silent`` is true if the rank has sent no pulse for too long."""
 
     activity: Activity
     silent: bool = False
@@ -21,20 +24,24 @@ class Told:
 
 @dataclass(frozen=True)
 class Wait:
-    """Some operations that wait: those in ``ready`` have submitted them, those in ``missing`` have not.
+    """Operations that wait for ranks. The ranks in ``ready`` have submitted them, the ranks in ``missing`` have not.
 
-    If no rank is missing, all ranks have entered the operations, and the transport or the network holds them up.
+    If ``missing`` is empty, all ranks have submitted the operations, and the transport or the network delays them.
     """
 
     names: tuple[str, ...]
-    more: int  # further operations in flight, which the ranks did not name
+    more: int  # number of further operations in flight, whose names the ranks did not report
     ready: tuple[int, ...]
     missing: tuple[int, ...]
     waits_s: float
 
 
 def waits_of(told: Mapping[int, Told]) -> list[Wait]:
-    """Return what waits, the longest wait first. ``told`` holds all ranks that run."""
+    """Return the waiting operations in groups, the group with the longest wait first.
+
+    All operations of a group are ready on the same ranks and missing on the same ranks. ``told`` holds the last reports
+    of all running ranks.
+    """
     waiting = {
         rank: one.activity
         for rank, one in told.items()
@@ -62,10 +69,10 @@ def _wait(
 
 
 def _lacks(one: Told, operation: tuple[str, tuple[int, ...]]) -> bool:
-    """Return whether the rank has certainly not submitted ``operation``, or does not answer.
+    """Return whether a rank is silent, or has certainly not submitted ``operation``. ``one`` is the rank's last report.
 
-    A rank names only its first operations in flight, in alphabetical order. An operation after the last name may be
-    among the others.
+    A report names only some of the rank's operations in flight: the first ones in alphabetical order. An operation that
+    comes after the last name in the report may be in flight, too. In this case, the result is False.
     """
     activity = one.activity
     if one.silent:

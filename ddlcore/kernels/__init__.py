@@ -1,5 +1,5 @@
-"""The CPU kernels: loops over raw memory, written for numba, compiled once per machine and loaded as machine code.
+"""The CPU kernels: loops over raw memory. numba compiles them once for each machine, and ranks load the machine code.
 
-Importing this package imports neither numba nor llvmlite; `code.load` imports llvmlite, and only `compile` imports
+Importing this package imports neither numba nor llvmlite. `code.load` imports llvmlite, and only `compile` imports
 numba.
 """

@@ -1,6 +1,7 @@
-"""The bucket kernels for numba: convert, pack, unpack, reduce and digest memory, without any knowledge of ranks.
+"""Kernels for the memory of one bucket: convert, pack, unpack, reduce, compute digests. They know nothing about ranks.
 
-This module is imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
+This module is imported only when numba compiles the kernels. The arguments of all functions are int64 (addresses,
+counts, numbers of types and operations) or float64 (scales).
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def _is_float(dtype: int) -> int:
 
 @compiled("qqd")
 def _hub(s: int, t: int, scale: float) -> int:
-    """Return the type through which elements of type ``s`` are converted to type ``t``, for a factor of ``scale``."""
+    """Return the intermediate type for the conversion from type ``s`` to type ``t`` with the factor ``scale``.
+
+    Elements are first converted to this type, then multiplied by ``scale``, then converted to ``t``.
+    """
     if F16 <= s <= F32 and F16 <= t <= F32:
         return F32
     if _is_float(s) or _is_float(t) or scale != 1.0:
@@ -35,9 +39,10 @@ def _hub(s: int, t: int, scale: float) -> int:
 
 @compiled("qqqqqd", "")
 def _convert_elements(source: int, s: int, target: int, t: int, count: int, scale: float) -> None:
-    """Convert ``count`` elements of type ``s`` to type ``t``, times ``scale``.
+    """Multiply ``count`` elements by ``scale``, and convert them from type ``s`` to type ``t``.
 
-    ``source`` and ``target`` are the same memory (only if both types have the same size), or they do not overlap.
+    ``source`` and ``target`` are the addresses of the elements. Either the two memory ranges do not overlap, or the
+    addresses are equal. Equal addresses require that both types have the same size.
     """
     if s == t and scale == 1.0:
         if source != target:
@@ -60,9 +65,10 @@ def _convert_elements(source: int, s: int, target: int, t: int, count: int, scal
 def _reduce_block(
     sources: int, n: int, offset: int, out: int, count: int, dtype: int, op: int, prescale: float, scale: float
 ) -> None:
-    """Reduce one block of ``count`` elements of ``n`` sources into ``out``; ``n`` is at least 2.
+    """Reduce one block of ``count`` elements of ``n`` sources, and write the result to ``out``. ``n`` is at least 2.
 
-    In each source, the block begins ``offset`` bytes after the address in the table ``sources``.
+    ``sources`` is the address of a table with the address of each source. In each source, the block begins ``offset``
+    bytes after that address. The elements are multiplied by ``prescale``, and the result is multiplied by ``scale``.
     """
     sum_block = stack(BLOCK_BYTES)
     scaled_block = stack(BLOCK_BYTES)
@@ -91,7 +97,7 @@ def _reduce_block(
 
 @compiled("qqqqdd", "")
 def _scale_one(source: int, target: int, count: int, dtype: int, prescale: float, scale: float) -> None:
-    """Compute target = scale * (prescale * source), rounded once."""
+    """Compute target = scale * (prescale * source), without rounding 16-bit floats in between."""
     if prescale == 1.0 or scale == 1.0:
         _convert_elements(source, dtype, target, dtype, count, prescale * scale)
         return
@@ -109,16 +115,16 @@ def _scale_one(source: int, target: int, count: int, dtype: int, prescale: float
 def ddl_reduce(
     sources: int, n: int, target: int, count: int, dtype: int, op: int, prescale: float, scale: float
 ) -> int:
-    """Compute target = scale * (prescale * s0 op prescale * s1 op …), in this order.
+    """Compute target = scale * (prescale * s0 op prescale * s1 op …), in this order. Return 0.
 
-    The addresses of s0, s1, … are the ``n`` words of the table ``sources``.
+    ``sources`` is the address of a table of ``n`` words: the addresses of the sources s0, s1, …
     """
     if n == 1:
         _scale_one(read(sources), target, count, dtype, prescale, scale)
         return 0
     block = BLOCK
     if n == 2 and (prescale == 1.0 or _is_float(dtype)):
-        block = count  # one block: nothing is kept between two steps
+        block = count  # one block: there is no intermediate result that must fit into the cache
     size = ITEMSIZE[dtype]
     at = 0
     while at < count:
@@ -132,10 +138,10 @@ def ddl_reduce(
 def ddl_convert(
     addresses: int, counts: int, n: int, dtype: int, flat: int, wire: int, scale: float, unpack: int
 ) -> int:
-    """Convert ``n`` tensors of ``dtype`` to one sequence of ``wire`` elements at ``flat``.
+    """Convert ``n`` tensors of type ``dtype`` to one contiguous array of type ``wire`` at the address ``flat``.
 
-    With ``unpack``, convert the sequence to the tensors. The tensors are at ``addresses[i]`` and have ``counts[i]``
-    elements.
+    If ``unpack`` is not 0, convert in the other direction, from the array to the tensors. Tensor i is at
+    ``addresses[i]`` and has ``counts[i]`` elements. The elements are multiplied by ``scale``. Return 0.
     """
     at = flat
     for i in range(n):
@@ -148,16 +154,18 @@ def ddl_convert(
     return 0
 
 
-PRIME = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number; odd, so that multiplying by it is reversible
+PRIME = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number; it is odd, so the multiplication is reversible
 LOW_35 = (1 << 35) - 1
 
 
 @compiled("qq")
 def _mixed(state: int, word: int) -> int:
-    """Return ``state`` after mixing ``word`` into it: from the same state, different words lead to different states.
+    """Mix ``word`` into ``state``, and return the new state.
 
-    By the shift, the high bits affect the low ones, too; without it, changes of the top bit in two words would cancel
-    each other. Without the mask, the shift would copy the sign bit and lose information.
+    For the same old state, different words give different new states.
+
+    The shift lets the high bits affect the low bits. Without the shift, changes of the highest bit in two words would
+    cancel each other. Without the mask, the shift would copy the sign bit and lose information.
     """
     product = (state ^ word) * PRIME
     return product ^ ((product >> 29) & LOW_35)
@@ -165,10 +173,10 @@ def _mixed(state: int, word: int) -> int:
 
 @compiled(FUNCTIONS["ddl_digest"])
 def ddl_digest(addresses: int, sizes: int, n: int, out: int) -> int:
-    """Write a 64-bit digest for each of n memory ranges: out[i] is for the ``sizes[i]`` bytes at ``addresses[i]``.
+    """Compute a 64-bit digest of each of ``n`` memory ranges. Return 0.
 
-    Four words at a time are mixed, each into a state of its own. Within one state, each multiplication has to wait for
-    the one before.
+    Range i has ``sizes[i]`` bytes at ``addresses[i]``, and its digest is written to ``out[i]``. Four words are mixed at
+    the same time, each into a separate state, because two multiplications for one state cannot run in parallel.
     """
     for i in range(n):
         at, size = read(addresses + 8 * i), read(sizes + 8 * i)
@@ -190,6 +198,7 @@ def ddl_digest(addresses: int, sizes: int, n: int, out: int) -> int:
             write(tail, 0)
             copy(tail, at, left)
             a = _mixed(a, read(tail))
-        # The states are mixed one after the other; a plain sum or xor would cancel the same change in two of them.
+        # The four states are mixed one after the other. In a plain sum or xor, equal changes in two states could cancel
+        # each other.
         write(out + 8 * i, _mixed(_mixed(_mixed(_mixed(size, a), b), c), d))
     return 0

@@ -1,23 +1,24 @@
-"""Counters and slots in shared memory, for numba: publishing, waiting, aborting. It does not know what a slot contains.
+"""Counters and slots in shared memory: publish, wait and abort. The contents of the slots do not matter here.
 
-**Channels.** Every rank owns a line of counters in the segment and a ring of slots. A collective is a number of rounds,
-the same on every rank. In round n a rank *publishes*: it fills the round's place in its ring, if it has data for that
-round, and adds one to its counter. Peers read the place when they see that the counter is greater than n. There are two
-channels: one for input, one for partial results (allreduce of many ranks).
+**Channels.** Every rank has a line of counters and a ring of slots in the shared memory segment. (Slots here are pieces
+of memory, not slots of a schedule.) A collective consists of rounds, equally many on every rank. In round n a rank
+*publishes*: the rank fills the round's place in its ring, if it has data for the round, and adds one to its counter.
+Another rank reads the place when it sees that the counter is greater than n. There are two channels: one for input, and
+one for partial results (only for an allreduce of many ranks).
 
-**Places.** A collective decides how many bytes of the ring a round takes, at most one slot. A round lies within one
-slot, and small rounds share a slot. All ranks use the same number of bytes for a round, so its place is the same in all
-rings, and every rank computes it without communication (``reserve``).
+**Places.** A collective decides how many bytes of the ring a round takes, at most one slot. The place of a round is
+within one slot, and small rounds share a slot. All ranks use the same number of bytes for a round. So the place of a
+round is the same in all rings, and every rank computes the place without communication (``reserve``).
 
-**No second counter is needed** to know when a slot may be filled again. In every collective of the ring, a rank
-publishes round n only after it has read everything it needs from rounds up to n - 2. So when a rank's counter has
-reached n + 1, the rank has finished with round n - 2, and a slot whose last round was m may be filled again when every
-counter has reached m + 3. Peers can reach m + 3 without further action of ours once we have published round m + 2; so a
-ring needs at least 4 slots. A rank does not wait at the end of a collective: its slots stay filled for slower peers. By
-the same rule, the bits that mark ranks without data are kept for ROUNDS rounds.
+**No second counter is needed** to know when a slot may be filled again. In every collective, a rank publishes round n
+only after it has read everything that it needs from rounds up to n - 2. So when a rank's counter has reached n + 1, the
+rank has finished with round n - 2. Therefore a slot whose last round was m may be filled again when every counter has
+reached m + 3. After this rank has published round m + 2, the other ranks can reach m + 3 without any further action of
+this rank. So a ring needs at least 4 slots. A rank does not wait at the end of a collective: its slots stay filled for
+slower ranks. By the same rule, the bits that mark ranks without data are valid for ROUNDS rounds.
 
-This module is imported only while compiling. All arguments are int64; ``frame`` is the address of the rank's private
-memory, see frame.py.
+This module is imported only when numba compiles the kernels. All arguments are int64. ``frame`` is the address of the
+rank's private memory (see frame.py), and ``channel`` is INPUT or RESULT.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ HERE, BY_PEER = 1, 2  # return codes: aborted by this rank itself, or by a peer
 
 @compiled("qqq")
 def _counter(frame: int, rank: int, channel: int) -> int:
-    """Return the address of the counter of ``rank`` in ``channel``."""
+    """Return the address of the counter that ``rank`` increases in ``channel``."""
     return read(frame + HEADER) + (1 + rank) * LINE + channel * CHANNEL
 
 
 @compiled("q")
 def aborted(frame: int) -> int:
-    """Return who has aborted this communicator: HERE if this rank has, BY_PEER if another rank has, otherwise 0."""
+    """Return HERE if this rank has aborted the communicator, BY_PEER if another rank has, and 0 if no rank has."""
     if load_word(frame + ABORTED) != 0:
         return HERE
     return BY_PEER if load_word(read(frame + HEADER)) != 0 else 0
@@ -82,10 +83,11 @@ def aborted(frame: int) -> int:
 
 @compiled("qqqq")
 def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
-    """Wait until the counter at ``word`` has reached ``value``: spin for microseconds, then yield the core, then sleep.
+    """Wait until the counter at the address ``word`` has reached ``value``, and return 0.
 
-    It must not spin for long, because the peer may need this core. It returns LATER after ``sleeps`` sleeps; with -1,
-    it waits without a limit. Return 0, or another value if the communicator was aborted.
+    First spin for microseconds, then yield the core, then sleep. The time of spinning is short, because the other rank
+    may need this core. Return LATER after ``sleeps`` sleeps (-1: no limit). Return HERE or BY_PEER if the communicator
+    was aborted.
     """
     for _ in range(read(frame + SPINS)):
         pause()
@@ -98,13 +100,13 @@ def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
         code = aborted(frame)
         if code != 0:
             return code
-    # Going to sleep must not miss a wake-up. ``publish`` adds to the counter first and then reads SLEEPERS; this code
-    # adds to SLEEPERS first and then reads the counter. All four accesses are sequentially consistent, so at least one
-    # side sees the other: either we see the new counter and do not sleep, or the publisher sees a sleeper and wakes us.
-    # If it publishes between our look and the system call, the futex finds that the word is no longer ``seen`` and
-    # returns at once. (A futex compares 32 bits; 2^32 rounds cannot pass in that gap.) An abort changes no counter, so
-    # its wake-up can be missed in the same gap. That is why every sleep has a timeout, after which the loop checks for
-    # an abort again.
+    # This thread must not sleep through a wake-up. ``publish`` adds to the counter first and then reads SLEEPERS; this
+    # code adds to SLEEPERS first and then reads the counter. All four accesses are sequentially consistent, so at least
+    # one side sees the change of the other side: either this thread sees the new counter and does not sleep, or the
+    # publisher sees a sleeper and wakes this thread. If the publisher publishes between the read of the counter and the
+    # system call, the futex finds that the word is no longer ``seen`` and returns at once. (A futex compares 32 bits;
+    # 2^32 rounds cannot pass in that gap.) An abort does not change a counter, so its wake-up can be missed in the same
+    # gap. That is why every sleep has a timeout, after which the loop checks for an abort again.
     while True:
         add_word(word + SLEEPERS, 1)
         seen = load_word(word)
@@ -125,7 +127,7 @@ def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
 def wait(frame: int, rank: int, channel: int, value: int) -> int:
     """Wait until the counter of ``rank`` in ``channel`` has reached ``value``.
 
-    Return 0, or another value if the communicator was aborted.
+    Return 0, or HERE or BY_PEER if the communicator was aborted.
     """
     word = _counter(frame, rank, channel)
     if load_word(word) >= value:
@@ -135,7 +137,11 @@ def wait(frame: int, rank: int, channel: int, value: int) -> int:
 
 @compiled("qqqq")
 def wait_a_while(frame: int, channel: int, value: int, sleeps: int) -> int:
-    """Wait as ``wait_all`` does, but return LATER after ``sleeps`` sleeps in the wait for one of the ranks."""
+    """Wait for a limited time until every rank's counter in ``channel`` has reached ``value``.
+
+    Return 0, LATER after ``sleeps`` sleeps in the wait for one of the ranks, or HERE or BY_PEER if the communicator was
+    aborted.
+    """
     rank = read(frame + RANK)
     for r in range(read(frame + SIZE)):
         word = _counter(frame, r, channel)
@@ -148,9 +154,9 @@ def wait_a_while(frame: int, channel: int, value: int, sleeps: int) -> int:
 
 @compiled("qqq")
 def wait_all(frame: int, channel: int, value: int) -> int:
-    """Wait until every rank's counter in ``channel`` has reached ``value``.
+    """Wait until every rank's counter in ``channel`` has reached ``value``, without a time limit.
 
-    Return 0, or another value if the communicator was aborted.
+    Return 0, or HERE or BY_PEER if the communicator was aborted.
     """
     if read(frame + IN_SEEN + 8 * channel) >= value:
         return 0
@@ -166,10 +172,11 @@ def wait_all(frame: int, channel: int, value: int) -> int:
 
 @compiled("qqqq")
 def reserve(frame: int, channel: int, round_: int, nbytes: int) -> int:
-    """Choose a place of ``nbytes`` for ``round_`` in the ring, and wait until no peer reads that place any more.
+    """Choose a place of ``nbytes`` bytes in the ring for ``round_``.
 
-    Every rank calls this for the same rounds, in order, with the same ``nbytes``, at most the size of a slot. Return 0,
-    or another value if the communicator was aborted.
+    Wait until no other rank reads the old data at this place any more. Every rank calls this for the same rounds, in
+    the same order, with the same ``nbytes``. ``nbytes`` is at most the size of a slot. Return 0, or HERE or BY_PEER if
+    the communicator was aborted.
     """
     chunk = read(frame + CHUNK)
     length = (max(nbytes, 1) + PLACE_BYTES - 1) // PLACE_BYTES * PLACE_BYTES
@@ -193,12 +200,11 @@ def reserve(frame: int, channel: int, round_: int, nbytes: int) -> int:
 
 @compiled("qqq")
 def enter(frame: int, round_: int, idle: int) -> int:
-    """Set or clear the bit that tells peers whether this rank has no data (``idle``) for the bucket that begins with
-    ``round_``.
+    """Set or clear the bit that says that this rank has no data for a bucket.
 
-    Peers see the bit when the round is published. ROUNDS rounds ago, the same bit had another meaning; so first wait
-    until no peer reads that any more, which is rarely necessary. Return 0, or another value if the communicator was
-    aborted.
+    The bucket begins with ``round_``. The bit is set if ``idle`` is not 0. Other ranks see the bit when the round is
+    published. ROUNDS rounds ago, the same bit belonged to another bucket. So first wait until no rank reads the old
+    value any more; this wait is rarely necessary. Return 0, or HERE or BY_PEER if the communicator was aborted.
     """
     code = wait_all(frame, INPUT, round_ - ROUNDS + 3)
     if code == 0:
@@ -215,7 +221,7 @@ def enter(frame: int, round_: int, idle: int) -> int:
 def anybody_idle(frame: int, round_: int) -> int:
     """Return 1 if at least one rank has no data for the bucket that begins with ``round_``, otherwise 0.
 
-    Call this after ``wait_all`` for the round.
+    Call this function only after ``wait_all`` for this round has returned 0.
     """
     for r in range(read(frame + SIZE)):
         if (load_word(_counter(frame, r, INPUT) + MARKS) >> (round_ % ROUNDS)) & 1:
@@ -225,10 +231,9 @@ def anybody_idle(frame: int, round_: int) -> int:
 
 @compiled("qq", "")
 def publish(frame: int, channel: int) -> None:
-    """Publish what this rank has written: add one to its counter in ``channel``, and wake the threads that wait for
-    that.
+    """Publish a round: add one to this rank's counter in ``channel``, and wake the threads that wait for the counter.
 
-    A peer that sees the new value also sees everything that this rank wrote before.
+    Another rank that sees the new value of the counter also sees everything that this rank wrote before.
     """
     word = _counter(frame, read(frame + RANK), channel)
     add_word(word, 1)
@@ -240,7 +245,7 @@ def publish(frame: int, channel: int) -> None:
 def slot(frame: int, rank: int, round_: int) -> int:
     """Return the address of the memory that ``rank`` uses for ``round_`` in the input channel.
 
-    Call this after ``reserve``.
+    Call this function only after ``reserve`` for the same round.
     """
     return read(frame + INPUTS) + rank * read(frame + RING) + read(frame + PLACES + 8 * (round_ % ROUNDS))
 
@@ -249,23 +254,23 @@ def slot(frame: int, rank: int, round_: int) -> int:
 def result(frame: int, round_: int) -> int:
     """Return the address of the memory to which all ranks write their results of ``round_``.
 
-    Call this after ``reserve``.
+    Call this function only after ``reserve`` for the same round in the channel RESULT.
     """
     return read(frame + RESULTS) + read(frame + PLACES + 8 * (RESULT * ROUNDS + round_ % ROUNDS))
 
 
 @compiled("qqq", "")
 def next_round(frame: int, channel: int, rounds: int) -> None:
-    """Add ``rounds`` to the number of finished rounds of ``channel``.
-
-    ``frame`` is the address of this rank's private memory, which has that number.
-    """
+    """Add ``rounds`` to the number of finished rounds of ``channel``, which this rank stores in its private memory."""
     write(frame + IN_USED + 8 * channel, read(frame + IN_USED + 8 * channel) + rounds)
 
 
 @compiled(FUNCTIONS["ddl_barrier"])
 def ddl_barrier(frame: int) -> int:
-    """Wait until every rank has called this. Return 0, or another value if the communicator was aborted."""
+    """Wait until every rank has called this function.
+
+    Return 0, or HERE or BY_PEER if the communicator was aborted.
+    """
     first = read(frame + IN_USED)
     publish(frame, INPUT)
     next_round(frame, INPUT, 1)
@@ -274,9 +279,9 @@ def ddl_barrier(frame: int) -> int:
 
 @compiled(FUNCTIONS["ddl_abort"])
 def ddl_abort(frame: int) -> int:
-    """Make all ranks' calls fail, those in progress and all later ones, and wake the threads that sleep.
+    """Abort the communicator: all present and later calls on all ranks fail, and sleeping threads wake up.
 
-    Any thread may call this.
+    Any thread may call this function. Return 0.
     """
     store_word(frame + ABORTED, 1)
     store_word(read(frame + HEADER), 1 + read(frame + RANK))

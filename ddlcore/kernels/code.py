@@ -1,7 +1,7 @@
-"""Find the kernels' machine code in the cache, or have it compiled, and make it callable.
+"""Load the machine code of the kernels from the cache, or compile it if the cache does not contain it.
 
-This module does not know what the code does. A rank needs only llvmlite for this (50 ms); numba, whose import takes
-half a second, is needed only for compiling.
+To load the code, a rank imports only llvmlite (50 ms). numba, whose import takes half a second, is imported only to
+compile the code.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ SOURCES = (
     "ring.py",
     "whole.py",
 )
-COMPILE_S = 120.0  # how long to wait for another process that compiles
+COMPILE_S = 120.0  # time to wait for another process that compiles
 _COMPILING: Final = threading.Lock()
 _LOADING: Final = threading.Lock()
 C_TYPES: dict[str, Any] = {"q": ctypes.c_void_p, "d": ctypes.c_double}  # faster than c_int64
 
 
 class Code:
-    """Machine code that is loaded into this process.
+    """The machine code of the kernels, loaded into this process.
 
-    ``code.function(name)`` is called like a C function, and releases the GIL.
+    ``code.function(name)`` returns a C function that Python can call. A call releases the GIL.
     """
 
     def __init__(self, image: bytes) -> None:
@@ -63,15 +63,15 @@ class Code:
 
 
 def file_name() -> str:
-    """Return the name of the cache file, which depends on the sources, the compiler and the processor."""
+    """Return the name of the cache file. The name depends on the sources, the compilers' versions and the processor."""
     import llvmlite
     import llvmlite.binding as llvm
 
-    # The object file is tuned to the processor that compiled it, and a home directory may be shared by machines of
-    # several kinds: with the wrong file, a rank would die by an illegal instruction. So the name includes the
-    # processor's name and features, as well as the versions of the compilers and the bytes of all sources that the code
-    # depends on. A file is therefore never stale; old files are simply no longer found. A module that affects the code
-    # must be in SOURCES.
+    # The machine code fits only the processor for which it was compiled, and machines of several kinds may share a home
+    # directory. With the wrong file, a rank would die by an illegal instruction. So the digest in the name covers the
+    # processor's name and features, the versions of the compilers, and the bytes of all sources on which the code
+    # depends. Therefore a file is never outdated: if something changes, another name is looked for. A module that
+    # affects the code must be in SOURCES.
     here = Path(__file__).parent
     digest = hashlib.sha256()
     for source in SOURCES:
@@ -86,9 +86,10 @@ def file_name() -> str:
 
 
 def obtain(cache_dir: str = "") -> tuple[bytes, str]:
-    """Return the machine code and a text, which is "" if the code was in the cache.
+    """Return the machine code and a text. Compile the code if the cache does not contain it.
 
-    Otherwise the code was compiled, and the text says where it has been stored.
+    The text is "" if the code was in the cache. If the code was compiled, the text says where the code was stored.
+    ``cache_dir`` is the cache directory that the user has chosen, or "".
     """
     name = file_name()
     image = find(name, cache_directories(cache_dir))
@@ -106,9 +107,11 @@ def obtain(cache_dir: str = "") -> tuple[bytes, str]:
 
 
 def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
-    """Compile the kernels if the cache does not have them; return how many seconds that took, or 0 if it has them.
+    """Compile the kernels if the cache does not contain them, and return the time in seconds that this took.
 
-    ``report`` gets one line if something was compiled. The launcher calls this before the ranks start.
+    Return 0 if the cache contains the kernels. ``report`` is called with one line of text if the kernels were compiled.
+    The launcher calls this function before it starts the ranks. ``cache_dir`` is the cache directory that the user has
+    chosen, or "".
     """
     start = time.perf_counter()
     _, kept = obtain(cache_dir)
@@ -120,10 +123,11 @@ def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
 
 
 def load(cache_dir: str = "") -> Code:
-    """Return the kernels, ready to call; all callers get the same object. If no cache has them, compile them (seconds).
+    """Load the machine code of the kernels, and return it. For one ``cache_dir``, the same object is always returned.
 
-    Any thread may call this. LLVM requires that only one thread loads while the others wait. Loaded code is never
-    freed, because function pointers into it remain in use.
+    If no cache contains the code, compile it, which takes some seconds. Any thread may call this function; a lock makes
+    sure that only one thread loads at a time, as LLVM requires. Loaded code is never freed, because function pointers
+    into the code remain in use.
     """
     with _LOADING:
         return _load(cache_dir)

@@ -1,4 +1,4 @@
-"""Compile the kernels with numba into one object file; this is the only module that runs numba."""
+"""Compile the kernels with numba into one object file. No other module runs numba."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddlcore.kernels.functions import FUNCTIONS
 
 
 def compile_object() -> bytes:
-    """Compile all FUNCTIONS, and return the object file that contains them."""
+    """Compile all functions in FUNCTIONS, and return the content of the object file."""
     import llvmlite.binding as llvm
 
     from ddlcore.kernels import bucket, loops, whole
@@ -33,9 +33,10 @@ def compile_object() -> bytes:
 
 
 def _exported(llvm: Any, part: Any, name: str, inner: str, arguments: str) -> Any:
-    """Return an LLVM module with a C function ``name`` that calls ``inner``, the function that numba has compiled.
+    """Return an LLVM module with a C function ``name`` that calls ``inner``, a function compiled by numba.
 
-    numba's function takes two pointers for results before its ``arguments``, and returns a status.
+    ``inner`` has two pointers for results before its arguments, and returns a status. ``arguments`` has a letter for
+    the type of each argument, as in FUNCTIONS. ``part`` is the LLVM module that contains ``inner``.
     """
     from llvmlite import ir
 
@@ -62,7 +63,7 @@ def _emit(llvm: Any, module: Any) -> bytes:
 
 
 def target_machine(llvm: Any) -> Any:
-    """Return the LLVM code generator for this machine's processor; ``llvm`` is llvmlite.binding."""
+    """Return LLVM's code generator for the processor of this machine. ``llvm`` is the module llvmlite.binding."""
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),

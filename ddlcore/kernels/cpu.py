@@ -1,4 +1,4 @@
-"""The kernels for host memory: convert Python sequences to tables of addresses, and call the machine code."""
+"""The kernels for host memory, for callers in Python: make tables of addresses, and call the machine code."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _INFINITY = {
 class CpuKernels(Kernels):
     """The kernels for host memory. Any thread may call them.
 
-    ``cache_dir``: the directory of the machine code, if it is not one of the usual ones. If no cache has the machine
-    code, the constructor compiles it, which takes some seconds. With ``late``, the first call of a kernel does that
-    instead, because a world of one rank may never need a kernel.
+    ``cache_dir`` is the cache directory of the machine code; "" means the usual directories. The constructor loads the
+    machine code; if no cache contains it, the constructor compiles it, which takes some seconds. If ``late`` is true,
+    the code is loaded only at the first call of a kernel, because a job of one rank may never need a kernel.
     """
 
     def __init__(self, cache_dir: str = "", late: bool = False) -> None:
@@ -94,10 +94,11 @@ class CpuKernels(Kernels):
         self._mean(source, target, count, dtype, divisor, scale)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """Return an 8-byte digest for each memory range: ``sizes[i]`` bytes at ``addresses[i]``.
+        """Return the 8-byte digests of memory ranges, one after the other.
 
-        Ranges that differ almost certainly have different digests; two that differ in a single 8-byte word always have.
-        The digest is no protection against deliberate changes.
+        Range i has ``sizes[i]`` bytes at ``addresses[i]``. Two different ranges almost certainly have different
+        digests. If the ranges differ in only one 8-byte word, the digests always differ. The digest does not protect
+        against deliberate changes.
         """
         out = bytearray(8 * len(addresses))
         where, lengths = _table(addresses), _table(sizes)
@@ -107,7 +108,7 @@ class CpuKernels(Kernels):
 
 
 def _identity(dtype: DType, op: ReduceOp) -> bytes:
-    """Return the bytes of one element of ``dtype`` that is the identity of ``op``, such as 0 for a sum."""
+    """Return the bytes of one element of type ``dtype``: the value that does not change a result, such as 0 for Sum."""
     size = dtype.itemsize
     if dtype is DType.BOOL:
         return b"\x01" if op in (ReduceOp.Min, ReduceOp.Product) else b"\x00"

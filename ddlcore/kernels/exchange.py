@@ -1,6 +1,8 @@
-"""The collectives other than allreduce, for numba: copy bytes from slots to targets, or reduce rows in the slots.
+"""Collectives in shared memory, except allreduce: allgather, broadcast, alltoall and reducescatter.
 
-They run over the channels. This module is imported only while compiling. All arguments are int64.
+They use the counters and slots of channels.py. Each rank copies its data to its slots; the other ranks copy or reduce
+data from these slots. This module is imported only when numba compiles the kernels. All arguments are int64: numbers,
+addresses, and addresses of tables of int64, such as ``nbytes``. ``frame`` is the address of the rank's private memory.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ _reduce = outside("ddl_reduce")
 
 @compiled(FUNCTIONS["ddl_gather"])
 def ddl_gather(frame: int, source: int, target: int, nbytes: int) -> int:
-    """Write the sources of all ranks to ``target``, one after the other; the source of rank r has ``nbytes[r]`` bytes.
+    """Write the sources of all ranks to ``target``, in the order of the ranks. Rank r's source has ``nbytes[r]`` bytes.
 
-    For a broadcast, only the root's number of bytes is not 0.
+    For a broadcast, only the root's number of bytes is not 0. Return 0, or another value if the communicator was
+    aborted.
     """
     rank, size, chunk = read(frame + RANK), read(frame + SIZE), read(frame + CHUNK)
     first = read(frame + IN_USED)
@@ -54,19 +57,20 @@ def ddl_gather(frame: int, source: int, target: int, nbytes: int) -> int:
 
 @compiled("qqq")
 def _begin(n: int, i: int, rounds: int) -> int:
-    """Return where part ``i`` begins when ``n`` elements are divided into ``rounds`` parts.
+    """Return the index of the first element of part ``i``, if ``n`` elements are divided into ``rounds`` parts.
 
-    The lengths of the parts differ by one at most.
+    The lengths of two parts differ by at most one.
     """
     return n // rounds * i + min(i, n % rounds)
 
 
 @compiled("qqqqqqqq")
 def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row: int, itemsize: int, most: int) -> int:
-    """Publish, in ``round_``, part ``i`` of this rank's data for each peer. The data is divided into ``rounds`` parts.
+    """Publish part ``i`` of this rank's data for all other ranks, in ``round_``.
 
-    The data at ``source`` is ordered by rank: ``row[d]`` elements are for rank d. ``most``: the number of elements in
-    the longest row of all ranks.
+    The data at ``source`` is in the order of the ranks: ``row[d]`` elements are for rank d. The data for each rank is
+    divided into ``rounds`` parts. ``most`` is the number of elements that the rank with the most data sends in all
+    rounds together. Return 0, or another value if the communicator was aborted.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     code = reserve(frame, INPUT, round_, ((most + rounds - 1) // rounds + size) * itemsize)
@@ -87,10 +91,10 @@ def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row:
 
 @compiled("qqqqq")
 def _offset_in_slot(frame: int, owner: int, i: int, rounds: int, row: int) -> int:
-    """Return the offset, in elements, of the data for this rank in the slot to which ``owner`` has published part
-    ``i``.
+    """Return the offset, in elements, of the data for this rank in a slot of rank ``owner``.
 
-    ``row[d]``: the number of elements that ``owner`` sends to rank d.
+    The slot contains part ``i`` of the data that ``owner`` sends to all other ranks. ``row[d]`` is the number of
+    elements that ``owner`` sends to rank d, and ``rounds`` is the number of parts.
     """
     at = 0
     for d in range(read(frame + RANK)):
@@ -102,9 +106,9 @@ def _offset_in_slot(frame: int, owner: int, i: int, rounds: int, row: int) -> in
 
 @compiled("qqq")
 def _rounds(frame: int, total: int, itemsize: int) -> int:
-    """Return in how many rounds a row of ``total`` elements is sent.
+    """Return the number of rounds that are needed to send ``total`` elements to all other ranks together.
 
-    In each round, one part for every peer must fit into the slot, and each of these parts may be rounded up.
+    In each round, one part for every other rank must fit into the slot, and the length of each part may be rounded up.
     """
     room = read(frame + CHUNK) // itemsize - read(frame + SIZE)
     return (total + room - 1) // room
@@ -114,8 +118,8 @@ def _rounds(frame: int, total: int, itemsize: int) -> int:
 def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
     """Send ``nbytes[s * size + d]`` bytes from each rank s to each rank d.
 
-    In ``source``, the parts for the ranks lie one after the other, by rank; so do the parts from the ranks in
-    ``target``.
+    ``source`` contains this rank's parts for all ranks. The parts from all ranks are written to ``target``. Both are in
+    the order of the ranks. Return 0, or another value if the communicator was aborted.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     first = read(frame + IN_USED)
@@ -159,9 +163,10 @@ def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
 
 @compiled("qqqqqqq", "")
 def _reduce_row_part(frame: int, plan: int, source: int, target: int, round_: int, i: int, rounds: int) -> None:
-    """Reduce part ``i`` of this rank's elements from all slots of ``round_`` into ``target``.
+    """Reduce part ``i`` of this rank's elements, and write the result to ``target``.
 
-    This rank's own elements are not in a slot; they begin at ``source``.
+    The elements of the other ranks are in their slots of ``round_``. This rank's own elements are not in a slot; they
+    begin at ``source``. ``plan`` is the address of the description of the collective (see frame.py).
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
@@ -185,7 +190,8 @@ def _reduce_row_part(frame: int, plan: int, source: int, target: int, round_: in
 def ddl_reducescatter(frame: int, plan: int, source: int, target: int) -> int:
     """Reduce the sources of all ranks, and write this rank's part of the result to ``target``.
 
-    The plan's counts are the lengths of the ranks' parts of ``source``.
+    ``plan`` is the address of the description of the collective (see frame.py). Its counts are the lengths of the
+    parts, one for each rank. Return 0, or another value if the communicator was aborted.
     """
     rank = read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]

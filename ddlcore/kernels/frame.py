@@ -1,18 +1,18 @@
-"""Define the layout of the memory that the shared-memory code and its Python side share, with offsets in bytes."""
+"""Define the layout of memory that is used both by the compiled kernels and by Python code. Offsets are in bytes."""
 
 from __future__ import annotations
 
 from typing import Final
 
 # The segment: a line for the communicator, a line for each rank, a ring for each rank, and the ring of results.
-# The communicator's line contains who aborted (1 + rank), and the layout that rank 0 has chosen.
+# The communicator's line contains the rank that aborted (1 + rank; 0: none), and the layout that rank 0 has chosen.
 LAYOUT: Final = 64  # bytes of a slot, bytes of a ring
 LINE: Final = 256  # bytes of a rank's counters
 CHANNEL: Final = 128  # bytes between a rank's two counters: two cache lines, as processors fetch them in pairs
-SLEEPERS: Final = 8  # after a counter: how many threads wait for it in the operating system's kernel
+SLEEPERS: Final = 8  # after a counter: the number of threads that sleep until the counter changes
 MARKS: Final = 16  # after an input counter: bit n % 64 says that its rank has entered round n without data
 ROUNDS: Final = 64  # the number of rounds whose marks and places are kept
-LEAST_SLOTS: Final = 4  # of a ring; the proof at the top of channels.py needs this many
+LEAST_SLOTS: Final = 4  # a ring has at least so many slots; the text at the top of channels.py says why
 MOST_SLOTS: Final = 64
 
 # A rank's frame: the words that only this rank uses.
@@ -30,15 +30,15 @@ TIMEOUT: Final = 80  # a timespec: two words
 IN_USED: Final = 96  # the number of finished rounds, one word per channel
 IN_SEEN: Final = 112  # the value that all counters are known to have reached, one word per channel
 ABORTED: Final = 128  # written by other threads, so it is alone in its cache line
-CURSOR: Final = 192  # where in the ring the next round begins, one word per channel
+CURSOR: Final = 192  # the place in the ring at which the next round begins, one word per channel
 BEGUN: Final = 208  # 1: the first round of an allreduce is published, and another call will continue it
 BEGUN_TENSOR: Final = 216  # the tensor at which that round ended, and the offset in it
 BEGUN_OFFSET: Final = 224
 LAST: Final = 256  # the last round in each slot, MOST_SLOTS words per channel
-PLACES: Final = 1280  # where in the ring a round lies, ROUNDS words per channel
+PLACES: Final = 1280  # the place of each of the last rounds in the ring, ROUNDS words per channel
 TABLE: Final = 2304  # one word per rank: the source addresses of one reduction
 
-# A plan: it does not change between runs, except for the ticket and what records its result.
+# A plan describes one collective. It does not change between runs, except for TICKET, FINISHED and CODE.
 TENSORS: Final = 0
 DTYPE: Final = 8
 OP: Final = 16
@@ -46,9 +46,9 @@ TOTAL: Final = 24  # elements of all tensors
 PRESCALE: Final = 32  # float64
 POSTSCALE: Final = 40  # float64
 SOURCES: Final = 48  # address of a table of addresses, one word per tensor
-TARGETS: Final = 56  # likewise
+TARGETS: Final = 56  # address of another such table
 FRAME: Final = 64  # address of the rank's frame
-TICKET: Final = 72  # identifies the run, which may take several tries
+TICKET: Final = 72  # identifies the run; one run may need several calls of ddl_allreduce_try
 FINISHED: Final = 80  # the ticket of the last run that has ended
 CODE: Final = 88  # the return code of that run
 COUNTS: Final = 96  # elements, one word per tensor

@@ -1,4 +1,4 @@
-"""List the functions of the kernels' machine code, without knowing how they are compiled or loaded."""
+"""List the functions in the machine code of the kernels, with the types of their arguments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The operations that numba lacks: memory at raw addresses, ordered atomics, and waiting in the operating system.
+"""Operations for the kernels that numba does not have: access to raw addresses, atomic accesses, sleep and wake-up.
 
-Waiting works on Linux only. Addresses are int64. This module is imported only while compiling.
+Sleep and wake-up are system calls that only Linux has. Addresses are int64. This module is imported only to compile the
+kernels.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ inline: Callable[[Callable[..., Any]], Callable[..., int]] = numba.extending.int
 
 
 def compiled(arguments: str, result: str = "q") -> Callable[[Function], Function]:
-    """Return a decorator that makes numba compile a function for the types ``arguments`` and ``result`` only.
+    """Return a decorator that makes numba compile a function for one combination of types.
 
-    q is int64, d float64, and "" means no result; two letters of ``result`` mean a pair. numba's wrappers for Python
-    are left out, because they take time to compile and refer to a runtime that ranks do not load.
+    ``arguments`` and ``result`` have a letter for each type: q is int64, d is float64. If ``result`` is "", the
+    function returns nothing; if it has two letters, the function returns a pair. numba's wrappers for calls from Python
+    are left out, because they take time to compile and need numba's runtime, which ranks do not load.
     """
     kinds = [NUMBERS[letter] for letter in arguments]
     returned = types.UniTuple(NUMBERS[result[0]], len(result)) if len(result) > 1 else NUMBERS[result]
@@ -46,11 +48,12 @@ def compiled(arguments: str, result: str = "q") -> Callable[[Function], Function
 
 
 def outside(name: str) -> Callable[..., int]:
-    """Return the function ``name`` of FUNCTIONS as an external function, so that its callers do not compile it again.
+    """Declare the function ``name`` of FUNCTIONS as an external function, for other kernels to call.
 
-    Callers are linked to it when all functions are compiled.
+    So the function is not compiled again for each caller. The callers are linked to the function at the end, when all
+    functions are compiled.
     """
-    llvm.add_symbol(name, 1)  # numba links what it compiles, but never runs it here, so any address will do
+    llvm.add_symbol(name, 1)  # numba links compiled code, but does not run it here, so the address is not used
     function: Callable[..., int] = types.ExternalFunction(
         name, types.int64(*(NUMBERS[letter] for letter in FUNCTIONS[name]))
     )
@@ -69,7 +72,8 @@ def _pointer(builder: Any, address: Any, element: Any = I64) -> Any:
 def load_word(typing: Any, address: Any) -> Any:
     """Load the word at ``address`` atomically (sequentially consistent).
 
-    Everything that was written before this word was stored is then visible.
+    If another thread has stored the word by ``store_word``, this thread then sees everything that the other thread
+    wrote before.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -80,7 +84,10 @@ def load_word(typing: Any, address: Any) -> Any:
 
 @inline
 def store_word(typing: Any, address: Any, value: Any) -> Any:
-    """Store ``value`` at ``address`` atomically (sequentially consistent), after everything that was written before."""
+    """Store ``value`` at ``address`` atomically (sequentially consistent).
+
+    A thread that loads the value also sees everything that this thread wrote before.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[1], _pointer(builder, args[0]), "seq_cst", 8)
@@ -93,7 +100,7 @@ def store_word(typing: Any, address: Any, value: Any) -> Any:
 def add_word(typing: Any, address: Any, value: Any) -> Any:
     """Add ``value`` to the word at ``address`` atomically (sequentially consistent), and return its old value.
 
-    This is ordered after all earlier and before all later accesses.
+    No earlier access is moved after this operation, and no later access is moved before it.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -104,7 +111,7 @@ def add_word(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def read(typing: Any, address: Any) -> Any:
-    """Load the word at ``address``, in memory that only this thread uses, without ordering."""
+    """Load the word at ``address`` with a plain (not atomic) access, for memory that no other thread changes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0]))
@@ -114,7 +121,7 @@ def read(typing: Any, address: Any) -> Any:
 
 @inline
 def read_double(typing: Any, address: Any) -> Any:
-    """Load the float64 at ``address``, in memory that only this thread uses, without ordering."""
+    """Load the float64 at ``address`` with a plain (not atomic) access, for memory that no other thread changes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0], F64))
@@ -124,7 +131,7 @@ def read_double(typing: Any, address: Any) -> Any:
 
 @inline
 def write(typing: Any, address: Any, value: Any) -> Any:
-    """Store ``value`` at ``address``, in memory that only this thread uses, without ordering."""
+    """Store ``value`` at ``address`` with a plain (not atomic) access, for memory that no other thread uses."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[1], _pointer(builder, args[0]))
@@ -135,7 +142,7 @@ def write(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
-    """Copy ``nbytes`` bytes with memcpy; the two ranges must not overlap."""
+    """Copy ``nbytes`` bytes from ``source`` to ``target`` with memcpy. The two ranges must not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target, source, nbytes = args
@@ -147,10 +154,9 @@ def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
 
 @inline
 def stack(typing: Any, nbytes: Any) -> Any:
-    """Return the address of ``nbytes`` bytes on the stack, which are valid until the function that asks for them
-    returns.
+    """Return the address of ``nbytes`` bytes on the stack. The memory is valid until the calling function returns.
 
-    ``nbytes`` must be a literal. The address is aligned to a cache line.
+    ``nbytes`` must be a literal. The address is a multiple of 64, the size of a cache line.
     """
     if not isinstance(nbytes, types.IntegerLiteral):
         return None
@@ -166,7 +172,7 @@ def stack(typing: Any, nbytes: Any) -> Any:
 
 @inline
 def pause(typing: Any) -> Any:
-    """Tell the processor that this is a spin loop."""
+    """Execute the processor's instruction for loops that only wait."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         nothing, i32 = ir.VoidType(), ir.IntType(32)
@@ -184,14 +190,15 @@ def pause(typing: Any) -> Any:
 
 @compiled("qqq", "")
 def futex_wait(word: int, seen: int, timeout: int) -> None:
-    """Sleep until ``futex_wake`` is called for ``word``, at most as long as the timespec at ``timeout`` says.
+    """Sleep until ``futex_wake`` is called for the address ``word``, or until a time limit is reached.
 
-    Return at once if the low half of the word at ``word`` is not that of ``seen``.
+    ``timeout`` is the address of a timespec with the time limit, counted from now. If the low 32 bits at ``word``
+    differ from the low 32 bits of ``seen``, return at once.
     """
     _syscall(SYS_FUTEX, word, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout, 0, 0)
 
 
 @compiled("q", "")
 def futex_wake(word: int) -> None:
-    """Wake all threads that sleep on the word at ``word``."""
+    """Wake all threads that sleep in ``futex_wait`` for the address ``word``."""
     _syscall(SYS_FUTEX, word, FUTEX_WAKE, EVERYBODY, 0, 0, 0)

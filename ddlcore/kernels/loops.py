@@ -1,8 +1,8 @@
-"""Emit the innermost loops over elements as LLVM vector code, which knows element types, but no buckets and no ranks.
+"""Generate the innermost loops over elements as LLVM vector code, one loop for each combination of element types.
 
-Plain numba loops would not do. Source and target may be the same memory, for which LLVM's vectoriser falls back to one
-element at a time; numba has no bfloat16; and a hundred small numba functions take half a minute to compile, while these
-loops take two seconds.
+Plain loops for numba are not used, for three reasons. Source and target may be the same memory; in this case LLVM does
+not vectorise a plain loop. numba has no bfloat16. And numba needs half a minute to compile a hundred small functions,
+while these loops compile in two seconds.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def _vector(element: Any) -> Any:
 
 
 def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: Any, body: Body) -> Any:
-    """Define a function of type LOOP that applies ``body`` to WIDTH elements at a time, and return it.
+    """Define and return a function of type LOOP in ``module``.
 
-    The elements that are left at the end are copied to a full vector on the stack and computed there. ``operands`` and
-    ``out`` are the types of the elements, ``scale`` is the type of the scales.
+    The function applies ``body`` to WIDTH elements at a time. If fewer elements remain at the end, the function copies
+    them to a full vector on the stack, and applies ``body`` there. ``operands`` and ``out`` are the types of the
+    elements, and ``scale`` is the type of the scales.
     """
     function = ir.Function(module, LOOP, name)
     function.linkage = "linkonce_odr"  # several modules define it; the linker keeps one of the definitions
@@ -105,7 +106,8 @@ def _bytes(element: Any) -> int:
 def combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
     """Define and return the loop of ``ddl_combine`` for one type and operation, a function of type LOOP.
 
-    ``form``: the bits WIDE_LEFT and WIDE_OUT.
+    ``form`` consists of the bits WIDE_LEFT and WIDE_OUT. If ``dtype`` is a type of 16-bit floats, these bits say which
+    memory contains float32 elements instead.
     """
     short = dtype in SHORT_FLOATS
     left = F32 if form & WIDE_LEFT else STORED[dtype]
@@ -140,9 +142,9 @@ def _convert_loop(module: Any, source: DType, target: DType) -> Any:
 
 
 def _conversions() -> Iterable[tuple[DType, DType]]:
-    """Yield the pairs of types that one loop converts directly.
+    """Yield the pairs (source type, target type) for which one loop converts directly.
 
-    All other pairs are converted by two loops, through float64, float32 or int64.
+    For all other pairs, two loops are used: one to float64, float32 or int64, and one from that type.
     """
     for dtype in DType:
         yield dtype, DType.F64
@@ -158,7 +160,10 @@ def _conversions() -> Iterable[tuple[DType, DType]]:
 
 
 def _dispatch(b: Any, code: Value, loops: dict[int, Any], args: list[Value]) -> None:
-    """Emit code that calls the loop with the number ``code``; if there is no such loop, the code calls none."""
+    """Generate code that calls the loop ``loops[code]`` with ``args``, or does nothing if there is no such loop.
+
+    ``code`` is a value that is known only when the generated code runs.
+    """
     done = b.append_basic_block("done")
     switch = b.switch(code, done)
     for number, function in loops.items():
@@ -217,10 +222,11 @@ def ddl_combine(
     right_scale: float,
     scale: float,
 ) -> int:
-    """Compute out[i] = scale * (left_scale * left[i] op right_scale * right[i]); integers are not scaled.
+    """Compute out[i] = scale * (left_scale * left[i] op right_scale * right[i]) for ``count`` elements. Return 0.
 
-    16-bit floats are computed in float32 and rounded once; ``form`` says which of left and out is float32 memory.
-    ``out`` may be equal to ``left`` or ``right``, or disjoint from both.
+    Integers are not scaled. 16-bit floats are computed in float32 and rounded once; the bits WIDE_LEFT and WIDE_OUT of
+    ``form`` say whether ``left`` and ``out`` contain float32 elements. ``out`` may be equal to ``left`` or ``right``;
+    otherwise it must not overlap with them.
     """
     _combine(dtype, op, form, left, right, out, count, left_scale, right_scale, scale)
     return 0
@@ -228,9 +234,9 @@ def ddl_combine(
 
 @compiled(FUNCTIONS["ddl_cast"])
 def ddl_cast(source: int, s: int, target: int, t: int, count: int, scale: float) -> int:
-    """Compute target[i] (of type t) = scale * source[i] (of type s), for a pair of ``_conversions``.
+    """Compute target[i] (of type ``t``) = scale * source[i] (of type ``s``) for ``count`` elements. Return 0.
 
-    Integers are not scaled.
+    The pair of types must be one of ``_conversions``. If both types are integers, the elements are not scaled.
     """
     _convert(source, s, target, t, count, scale)
     return 0

@@ -1,9 +1,11 @@
-"""Allreduce over the channels, for numba: reduces one bucket from the first chunk to the last, without the GIL.
+"""Allreduce in shared memory: reduce one bucket, chunk by chunk, in one call without the GIL.
 
-Elements are reduced in rank order, whatever the size of the chunks. Source and target may be the same memory, because a
-rank overwrites a chunk only after it has published it. An allreduce is atomic: with its first chunk, a rank says
-whether it takes part without data (``idle``). If at least one rank does, all ranks run the rounds, but no rank writes
-to a tensor. This module is imported only while compiling. All arguments are int64.
+The code uses the counters and slots of channels.py; a chunk is the part of the bucket that one round exchanges. For any
+size of the chunks, elements are reduced in the order of the ranks. Source and target may be the same memory, because a
+rank overwrites a chunk of its tensors only after it has published the chunk. An allreduce is atomic: with the first
+chunk, each rank says whether it has no data (``idle``). If at least one rank has no data, all ranks run the rounds, but
+no rank writes to a tensor. This module is imported only when numba compiles the kernels. All arguments are int64.
+``frame`` is the address of the rank's private memory, and ``plan`` is the address of the plan; see frame.py.
 """
 
 from __future__ import annotations
@@ -53,22 +55,23 @@ from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_doubl
 _reduce = outside("ddl_reduce")
 
 CACHE_LINE = 64
-SLEEPS = 2  # how many times one try sleeps, for SLEEP_NS each
-VOID = 3  # return code: some rank entered without data, so nothing was written
+SLEEPS = 2  # one call of ddl_allreduce_try sleeps at most so many times, each time for the timespec at TIMEOUT
+VOID = 3  # return code: some rank has no data, so nothing was written
 
 
-# --- a bucket of tensors as one run of elements: (tensor, offset) is a place in it
+# --- the tensors of a bucket as one sequence of elements: a place in it is (index of the tensor, offset in elements)
 
 
 @compiled("qqqqqqq", "qq")
 def _copy_pieces(
     plan: int, addresses: int, tensor: int, offset: int, flat: int, count: int, outwards: int
 ) -> tuple[int, int]:
-    """Copy ``count`` elements between the tensors, from the place (``tensor``, ``offset``) on, and the memory at
-    ``flat``.
+    """Copy ``count`` elements between the tensors and the contiguous memory at ``flat``.
 
-    ``outwards``: 0 copies into ``flat``, 1 copies from ``flat`` to the tensors, and -1 copies nothing. ``addresses`` is
-    the table of the tensors' addresses. Return the place after these elements.
+    The elements begin at element ``offset`` of tensor number ``tensor``. If ``outwards`` is 0, they are copied from the
+    tensors to ``flat``; if it is 1, from ``flat`` to the tensors; if it is -1, nothing is copied. ``addresses`` is the
+    address of a table of the tensors' addresses. Return the tensor and the offset at which the elements after these
+    begin.
     """
     size = ITEMSIZE[read(plan + DTYPE)]
     while count > 0:
@@ -91,8 +94,8 @@ def _copy_pieces(
 def _reduce_slots(frame: int, plan: int, round_: int, offset: int, own: int, target: int, count: int) -> None:
     """Reduce ``count`` elements of all ranks into ``target``.
 
-    The elements begin ``offset`` bytes after the begin of each peer's slot of ``round_``; this rank's own elements are
-    at ``own``.
+    On every rank except this one, the elements begin ``offset`` bytes after the beginning of that rank's memory for
+    ``round_``. This rank's own elements begin at the address ``own``.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     for r in range(size):
@@ -105,9 +108,10 @@ def _reduce_slots(frame: int, plan: int, round_: int, offset: int, own: int, tar
 def _reduce_pieces(
     frame: int, plan: int, sources: int, targets: int, tensor: int, offset: int, round_: int, count: int
 ) -> tuple[int, int]:
-    """Reduce the chunk of ``count`` elements in the slots of ``round_`` directly into the tensors.
+    """Reduce the chunk of ``round_``, which has ``count`` elements, and write the results directly to the tensors.
 
-    The chunk begins at the place (``tensor``, ``offset``). Return the place after it.
+    The chunk begins at element ``offset`` of tensor number ``tensor``. ``sources`` and ``targets`` are the addresses of
+    tables of the tensors' addresses. Return the tensor and the offset at which the next chunk begins.
     """
     size = ITEMSIZE[read(plan + DTYPE)]
     done = 0
@@ -130,16 +134,17 @@ def _reduce_pieces(
 
 @compiled("qqqqq")
 def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> int:
-    """Wait until all ranks have published round ``first``; return LATER if they have not after ``sleeps`` sleeps.
+    """Wait for a limited time until all ranks have published round ``first``, the first round of this allreduce.
 
-    Also save for the next try that this rank has published its first chunk, and (``tensor``, ``offset``), where the
-    second chunk begins.
+    Return LATER if some rank has not published the round after ``sleeps`` sleeps. In this case the caller tries again
+    later. For the next try, save that this rank has published the first chunk, and save ``tensor`` and ``offset``: the
+    second chunk begins at element ``offset`` of tensor number ``tensor``.
     """
-    # A try that ends with LATER has already published round ``first``: peers may see it and reduce with it, so it can
-    # be neither taken back nor published a second time. BEGUN tells the next try to skip that round, and the saved
-    # place tells it where the next chunk begins. Only this first round has a time limit. When it is complete, all ranks
-    # have entered, and each finishes without waiting for its user, so the later rounds wait without a limit (an abort
-    # still ends them).
+    # If a try ends with LATER, this rank has already published round ``first``. Other ranks may read the published data
+    # and reduce it, so the data cannot be withdrawn, and must not be published a second time. BEGUN tells the next try
+    # to skip the round, and the saved place is the begin of the next chunk. Only the first round has a time limit.
+    # After it, all ranks are in the allreduce, and each of them finishes without waiting for its user. So the later
+    # rounds wait without a limit (but an abort ends the wait).
     code = wait_a_while(frame, INPUT, first + 1, sleeps)
     write(frame + BEGUN, 1 if code == LATER else 0)
     write(frame + BEGUN_TENSOR, tensor)
@@ -149,9 +154,9 @@ def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> 
 
 @compiled("qqq", "qq")
 def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
-    """Return the begin and end of this rank's part of a chunk of ``n`` elements.
+    """Return the beginning and the end of this rank's part of a chunk of ``n`` elements, as indices in the chunk.
 
-    The parts are such that two ranks never write to the same cache line.
+    Each part begins at a cache line, so that two ranks never write to the same cache line.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     line = CACHE_LINE // ITEMSIZE[read(plan + DTYPE)]
@@ -164,9 +169,10 @@ def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
 def _copy_others(
     frame: int, plan: int, addresses: int, tensor: int, offset: int, flat: int, n: int, outwards: int
 ) -> tuple[int, int]:
-    """Copy a chunk of ``n`` elements as ``_copy_pieces`` does, except for this rank's own part.
+    """Copy a chunk of ``n`` elements between the tensors and ``flat``, but leave out this rank's own part.
 
-    Only this rank reduces its own part, so the part is not exchanged.
+    The own part is not exchanged, because only this rank reduces it. The arguments and the result are those of
+    ``_copy_pieces``.
     """
     size = ITEMSIZE[read(plan + DTYPE)]
     begin, end = _shard(frame, plan, n)
@@ -179,10 +185,12 @@ def _copy_others(
 def _publish(
     frame: int, plan: int, i: int, n: int, tensor: int, offset: int, whole: int, idle: int, sleeps: int
 ) -> tuple[int, int, int]:
-    """Publish chunk ``i`` of ``n`` elements, which begins at (tensor, offset); return (code, the place after it).
+    """Publish chunk ``i``, which has ``n`` elements and begins at element ``offset`` of tensor number ``tensor``.
 
-    If ``whole`` is 0, this rank's own part is left out. The first chunk also says whether this rank has no data
-    (``idle``). After the first chunk, if ``sleeps`` is not 0, wait a limited time for all ranks.
+    Return three numbers: 0 or another return code, and the tensor and the offset at which the next chunk begins. If
+    ``whole`` is 0, this rank's own part is left out. With the first chunk, also publish whether this rank has no data
+    (``idle`` is not 0). If ``sleeps`` is not 0, wait after the first chunk until all ranks have published it, but only
+    for a limited time. If this time was too short, the code is LATER.
     """
     first = read(frame + IN_USED)
     if i == 0 and read(frame + BEGUN) != 0:
@@ -207,9 +215,10 @@ def _publish(
 
 @compiled("qqqqq")
 def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
-    """Run an allreduce in which every rank reads the slots of all peers and reduces all elements itself.
+    """Run an allreduce in which every rank reads the data of all other ranks and reduces all elements itself.
 
-    This is best for two ranks, and for few bytes.
+    This way is the fastest for two ranks, and for few bytes. ``chunk`` is the number of elements of a chunk. Return 0,
+    VOID, LATER (only if ``sleeps`` is not 0), or another value if the communicator was aborted.
     """
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
@@ -240,9 +249,11 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: in
 def _reduce_shard(
     frame: int, plan: int, tensor: int, offset: int, round_: int, result_round: int, n: int
 ) -> tuple[int, int]:
-    """Reduce this rank's part of a chunk of ``n`` elements into the shared slot of results and into its own tensors.
+    """Reduce this rank's part of a chunk of ``n`` elements. Write the result to the shared memory and to the tensors.
 
-    The chunk begins at (tensor, offset); return the place after it.
+    The chunk begins at element ``offset`` of tensor number ``tensor``. The data of the other ranks is in their slots of
+    ``round_``, and the shared memory for results is that of ``result_round``. Return the tensor and the offset at which
+    the next chunk begins.
     """
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     size = ITEMSIZE[read(plan + DTYPE)]
@@ -266,11 +277,12 @@ def _reduce_shard(
 
 @compiled("qqqqq")
 def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
-    """Run an allreduce in which each rank reduces its part of every chunk, and then copies the other parts from the
-    others.
+    """Run an allreduce in which each rank reduces only its own part of every chunk.
 
-    There are three steps for each chunk: publish, reduce, copy. Each turn of the loop does the first step for one
-    chunk, the second for the chunk before it, and the third for the chunk before that.
+    Then each rank copies the parts that the other ranks have reduced. So there are three steps for each chunk: publish,
+    reduce, copy. Turn i of the loop publishes chunk i, reduces chunk i - 1, and copies chunk i - 2. ``chunk`` is the
+    number of elements of a chunk. Return 0, VOID, LATER (only if ``sleeps`` is not 0), or another value if the
+    communicator was aborted.
     """
     targets, total = read(plan + TARGETS), read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
@@ -327,20 +339,23 @@ def _allreduce(plan: int, idle: int, sleeps: int) -> int:
 
 @compiled(FUNCTIONS["ddl_allreduce"])
 def ddl_allreduce(plan: int) -> int:
-    """Reduce one bucket, the tensors of the plan, as one sequence of elements. ``plan``: the address of the plan."""
+    """Run an allreduce of one bucket. ``plan`` is the address of the plan, which contains the bucket's tensors.
+
+    Return 0, VOID if some rank had no data, or HERE or BY_PEER if the communicator was aborted.
+    """
     return _allreduce(plan, 0, 0)
 
 
 @compiled(FUNCTIONS["ddl_allreduce_try"])
 def ddl_allreduce_try(plan: int) -> int:
-    """Do the same as ``ddl_allreduce``, but return LATER if not all ranks have arrived after about 0.1 s.
+    """Do the same as ``ddl_allreduce``, but return LATER if some rank has not begun after about 0.1 s.
 
-    The caller then calls it again. The plan's ticket identifies the run. When that run has ended, further calls with
-    the same ticket only return its result.
+    After LATER, the caller must call this function again. The ticket in the plan identifies the run. When the run has
+    ended, further calls with the same ticket only return the result of the run.
     """
     # A signal may raise an exception in the calling thread after this function has returned and before Python has
-    # stored the code. The caller then asks again with the same ticket. Without this record, it would start a second
-    # allreduce that the peers do not take part in.
+    # stored the return code. The caller then calls this function again with the same ticket. If the result were not
+    # stored in the plan, this call would start a second allreduce, in which the other ranks do not take part.
     ticket = read(plan + TICKET)
     if read(plan + FINISHED) == ticket:
         return read(plan + CODE)
@@ -353,8 +368,8 @@ def ddl_allreduce_try(plan: int) -> int:
 
 @compiled(FUNCTIONS["ddl_allreduce_idle"])
 def ddl_allreduce_idle(plan: int) -> int:
-    """Take part in the allreduce of a bucket for which this rank has no data; that makes the bucket void on every rank.
+    """Take part in the allreduce of a bucket for which this rank has no data. The bucket becomes void on every rank.
 
-    The addresses of tensors in the plan are not used.
+    The addresses of tensors in the plan are not used. The return codes are those of ``ddl_allreduce``.
     """
     return _allreduce(plan, 1, 0)

@@ -1,6 +1,7 @@
-"""Exact means of integers, for numba: widen elements so that sums cannot overflow, and convert sums to means.
+"""Kernels for exact means of integers: widen elements so that sums cannot overflow, and convert sums to means.
 
-This module is imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
+This module is imported only when numba compiles the kernels. The arguments of all functions are int64 (addresses,
+counts, numbers of types) or float64 (scales).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _truncated(value: float) -> int:
 
 @compiled("qqq")
 def _quotient(high: int, low: int, divisor: int) -> int:
-    """Return (high * 2^32 + low) / divisor, truncated toward zero. The quotient is computed by long division.
+    """Return (high * 2^32 + low) / divisor, truncated toward zero and computed without floats.
 
     Requires 0 <= low < 2^32 and 0 < divisor < 2^31. The result wraps around if it does not fit an int64. The mean of
     ``divisor`` int64 values always fits.
@@ -50,10 +51,10 @@ def _quotient(high: int, low: int, divisor: int) -> int:
 
 @compiled(FUNCTIONS["ddl_widen"])
 def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) -> int:
-    """Multiply each element by ``scale``, and write it as one or two int64 numbers that can be added without overflow.
+    """Multiply each element by ``scale``, and write it to ``target`` as one or two int64 numbers. Return 0.
 
-    An element of 32 bits or fewer becomes one number. An int64 becomes two, its high and its low half. 2^31 numbers of
-    either kind can be added without overflow.
+    An element of at most 32 bits becomes one number. An int64 becomes two numbers: its high half and its low half. Up
+    to 2^31 such numbers can be added without overflow.
     """
     block = stack(BLOCK_BYTES)
     at = 0
@@ -79,10 +80,11 @@ def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) ->
 
 @compiled(FUNCTIONS["ddl_mean"])
 def ddl_mean(source: int, target: int, count: int, dtype: int, divisor: int, scale: float) -> int:
-    """Convert sums of what ``ddl_widen`` writes to means of type ``dtype``.
+    """Convert sums to means of type ``dtype``. Return 0.
 
-    Each sum is multiplied by ``scale``, divided by ``divisor`` and truncated toward zero. The result is exact if
-    ``scale`` is 1, and otherwise computed in float64. Values that the type cannot hold wrap around.
+    ``source`` contains sums of the numbers that ``ddl_widen`` writes. Each sum is multiplied by ``scale``, divided by
+    ``divisor`` and truncated toward zero. If ``scale`` is 1, the result is exact; otherwise it is computed in float64.
+    A result that does not fit the type wraps around.
     """
     block = stack(BLOCK_BYTES)
     at = 0

@@ -1,4 +1,4 @@
-"""Run ``ddl`` as ``python -m ddlcore.launch``, the older form of ``python -m ddlcore``."""
+"""Run the command ``ddl`` for ``python -m ddlcore.launch``, which is the older form of ``python -m ddlcore``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Record what a job does: the timeline and the flight recorder. Nothing here decides for the job or blocks it."""
+"""Observation of a job: the timeline, the flight recorder, pulses, samples and metrics.
+
+The code in this package never blocks the job, and makes no decision for it.
+"""

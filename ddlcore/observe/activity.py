@@ -1,4 +1,4 @@
-"""Describe what a rank is doing, and for how long nothing has moved on it, for the live page of a job."""
+"""Describe the present activity of a rank for the live page: its operations in flight, and how long they wait."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Any
 
 from ddlcore.messages import Activity, Traffic
 
-MOST_NAMES = 8  # names that are sent: the page shows no more
+MOST_NAMES = 8  # at most so many names are sent: the page shows no more
 _LONGEST = 200  # characters of a name or a sentence that are sent
 
 
 class ActivityMeter:
-    """What one rank tells about its operations. Only one thread at a time may call its methods."""
+    """A meter that describes the operations of one rank. Only one thread at a time may call its methods."""
 
     def __init__(self, members: Callable[[int], tuple[int, ...]], clock: Callable[[], float] = time.monotonic) -> None:
-        """Create the meter. ``members`` returns the ranks of a process set, or an empty tuple if these are all ranks."""
+        """Create the meter.
+
+        ``members`` returns the ranks of the process set with a given id, or an empty tuple for the global process set.
+        ``clock`` returns a monotonic time in seconds.
+        """
         self._members = members
         self._clock = clock
         self._ended = -1
@@ -31,11 +35,16 @@ class ActivityMeter:
         sampled_s: float = 0.0,
         traffic: tuple[Traffic, ...] = (),
     ) -> Activity:
-        """Return the present activity.
+        """Return the present activity of the rank.
 
-        ``stats`` are the rank's statistics, ``doing`` describes what it is doing, and ``pending`` are the names and
-        process sets of its operations in flight. The wait is counted from the first call that saw the present number of ended buckets, so
-        it is too short by at most the time between two calls.
+        ``stats`` holds the rank's statistics (``ddl.stats()``), and ``doing`` is a text about its present state.
+        ``pending`` holds the name and process set id of each operation in flight. The rank was observed for
+        ``sampled_s`` seconds, and spent ``input_s`` of them waiting for input. ``traffic`` holds counts of the network
+        interfaces.
+
+        ``waits_s`` of the result is the time for which no bucket has ended, or 0 if no operation is in flight. It is
+        counted from the first call that found the present number of ended buckets. So it may be too short, by at most
+        the time between two calls.
         """
         now_s = self._clock()
         ended = stats["buckets_negotiated"] + stats["buckets_replayed"]

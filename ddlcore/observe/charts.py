@@ -1,6 +1,7 @@
 """Draw the charts of a timeline's page. A chart is HTML whose bars are SVG with coordinates in percent.
 
-So a chart fills any width, and its text stays as large as that of the page, on a phone, too. Computes no results itself.
+Because of the percentages, a chart fills any width, and its text has the size of the page's other text, also on a
+phone. This module computes no results.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ddlcore.text.ticks import linear_ticks
 
 Event = dict[str, Any]
 
-SHOWN_RANKS = 32  # in a chart
+SHOWN_RANKS = 32  # a chart shows at most so many ranks
 BAR, TALL, AXIS = 16, 30, 22  # heights in pixels: of a bar, of a rank's row in a step, of an axis
 _LEAST = 0.1  # percent of the width: a bucket that is too short to be seen is drawn that wide
-# The colours of Okabe and Ito (2008), which people with any kind of colour blindness can tell apart. What they stand
-# for is also told by place: waits are above buckets, and time behind own work is at the bottom of its bar.
+# The colours of Okabe and Ito (2008), which people with any kind of colour blindness can tell apart. The position also
+# shows the meaning: waits are above buckets, and hidden communication is at the bottom of the bar of own work.
 STYLE = """
 :root { --own: #b8c4d0; --exposed: #d55e00; --communication: #0072b2; --copies: #e69f00; --last: #7a5195; }
 @media (prefers-color-scheme: dark) {
@@ -50,7 +51,10 @@ figcaption { margin-top: .6em; font-size: .93em; }
 
 
 def charts(summary: Summary, events: Sequence[Event]) -> dict[str, str]:
-    """Return the charts by title, each as HTML that needs ``STYLE``. ``events`` are those of the summary."""
+    """Return the charts by title, each as HTML that needs ``STYLE``.
+
+    ``events`` are the events of the trace from which ``summary`` was computed.
+    """
     if not summary.ranks:
         return {}
     found = {"Where a step's time goes": _shares(summary)}
@@ -149,7 +153,11 @@ def _stragglers(summary: Summary) -> str:
 
 
 def _figure(key: Sequence[tuple[str, str]], rows: Iterable[str], said: str, ranks: int) -> str:
-    """Return a whole chart: the meaning of its colours (class and words), its rows, and a text that says what it shows."""
+    """Return a whole chart as HTML: a key of the colours, the rows, and a caption.
+
+    ``key`` holds the CSS class and the meaning of each colour, ``said`` is the caption, and ``ranks`` is the number of
+    all ranks.
+    """
     shown = "".join(f'<span><i class="{name}"></i>{html.escaped(label)}</span>' for name, label in key)
     if ranks > SHOWN_RANKS:
         said += f" The first {SHOWN_RANKS} of {ranks} ranks are drawn; the table below has all of them."
@@ -168,7 +176,7 @@ def _row(label: str, height: int, shapes: Iterable[str], value: str) -> str:
 
 
 def _axis(ticks: Sequence[float], whole: float, unit: str) -> str:
-    """Return the row of an axis from 0 to ``whole``, with labels at ``ticks``; the last one also says the unit."""
+    """Return the row of an axis from 0 to ``whole``, with labels at ``ticks``. The last label also has the unit."""
     labels = []
     for tick in ticks:
         at = tick / whole * 100
@@ -185,7 +193,11 @@ def _grid(ticks: Sequence[float], whole: float, height: int = BAR) -> list[str]:
 
 
 def _rect(x: float, width: float, y: int, height: int, name: str, title: str) -> str:
-    """Return a rectangle of the class ``name``; ``x`` and ``width`` are in percent, ``title`` is shown below the mouse."""
+    """Return an SVG rectangle of the CSS class ``name``.
+
+    ``x`` and ``width`` are in percent, ``y`` and ``height`` in pixels. A browser shows ``title`` when the mouse pointer
+    is on the rectangle; "" means no text.
+    """
     told = html.element("title", title) if title else ""
     place = f'x="{x:.2f}%" y="{y}" width="{max(width, 0):.2f}%" height="{height}"'
     return f'<rect class="{name}" {place}>{told}</rect>'

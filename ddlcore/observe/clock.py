@@ -1,6 +1,6 @@
-"""Measure how far two clocks are apart: ask for the time of the other clock several times, and use the best answer.
+"""Measure the difference of two clocks: ask for the time of the other clock several times, and use the best answer.
 
-``compare`` reads only the clocks that it is given.
+``compare`` reads only the clocks that are passed to it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class Reading:
-    """A time that another process's clock has shown, and the boot of the machine to which that clock belongs."""
+    """A time read from another process's clock in ns, and the boot id of that process's machine (see ``boot_id``)."""
 
     now_ns: int
     boot: str
 
 
 def boot_id() -> str:
-    """Return an id that is equal in two processes if they read the same monotonic clock. Empty if it is unknown."""
+    """Return an id of the present boot of this machine, or "" if the id is unknown.
+
+    If two processes have the same id, they read the same monotonic clock.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -29,12 +32,13 @@ def boot_id() -> str:
 
 
 def compare(ask: Callable[[], Reading], now_ns: Callable[[], int], own_boot: str) -> tuple[int, int]:
-    """Return (offset, error) in ns: the other clock shows ours plus ``offset``, with an error of at most ``error``.
+    """Return (offset, error) in ns: the other clock is ahead of this process's clock by ``offset`` ± ``error``.
 
-    ``ask`` returns a reading of the other clock, ``now_ns`` the time of our clock, whose boot is ``own_boot``. Of
-    ``SAMPLES`` answers, the one with the shortest round trip is used, which limits the error to half of that time
-    (Cristian, 1989). Processes of one boot of one machine read the same clock, so the offset is 0, unless an answer
-    contradicts that (a time namespace may shift a clock).
+    ``ask`` asks the other process and returns a reading of its clock. ``now_ns`` returns the time of this process's
+    clock, and ``own_boot`` is this machine's boot id. Of ``SAMPLES`` readings, the one with the shortest round trip is
+    used; its error is at most half of the round trip (Cristian, 1989). If the boot ids are equal, both processes read
+    the same clock, and the offset is 0. But if a reading contradicts this, the measured offset is returned, because a
+    time namespace may shift a clock.
     """
     best: tuple[int, int] | None = None
     same = bool(own_boot)

@@ -1,4 +1,4 @@
-"""Keep the last actions and decisions of a rank in memory, and write them to a file when something goes wrong.
+"""Keep the last actions and decisions of a rank in memory, and write them to a file if the job fails or stalls.
 
 The JSON file describes a collective by the same fields as the flight recorders of other libraries: sequence number,
 process group, sizes, state.
@@ -26,30 +26,31 @@ log = logging.getLogger("ddl")
 class Flight:
     """The flight recorder of one rank.
 
-    The threads that launch buckets write into ``launches`` directly, by one assignment for each bucket: see
-    ``TensorQueue.launch``.
+    The threads that launch buckets in replay store their records in the list ``launches`` themselves, by one assignment
+    for each bucket; see ``TensorQueue.launch``.
     """
 
     def __init__(self, records: int = 1024) -> None:
-        """Prepare to keep the last ``records`` launches, negotiated buckets and decisions each; 0 keeps nothing.
+        """Create a recorder that keeps the last ``records`` records of each of three kinds; 0 keeps nothing.
 
-        For launches, the number is rounded up to a power of two.
+        The kinds are launches in replay, negotiated buckets, and decisions. For launches, the number is rounded up to a
+        power of two.
         """
-        self._keeps = records > 0  # one slot exists in any case, so that launching threads need no test
+        self._keeps = records > 0  # the list has at least one element, so that threads can always store a launch
         self.mask = (1 << max(records - 1, 0).bit_length()) - 1
         self.launches: list[tuple[int, int, Planned, int] | None] = [None] * (self.mask + 1)
         self._buckets: deque[dict[str, Any]] = deque(maxlen=records)
         self._decisions: deque[tuple[float, str, Mapping[str, Any]]] = deque(maxlen=records)
 
     def note(self, what: str, **said: Any) -> None:
-        """Record the decision ``what`` of this rank or of the coordinator, with its details ``said``.
+        """Record a decision of this rank or of the coordinator. Any thread may call this.
 
-        Any thread may call this.
+        ``what`` is the name of the decision, and ``said`` holds its details.
         """
         self._decisions.append((time.monotonic(), what, said))
 
     def begin(self, bucket: Bucket) -> dict[str, Any]:
-        """Record that a negotiated bucket starts, and return this record, which is to be passed to ``done``.
+        """Record that a negotiated bucket starts. Return the record; pass it to ``done`` when the bucket has ended.
 
         Only the engine's thread calls this.
         """
@@ -58,14 +59,14 @@ class Flight:
         return record
 
     def done(self, record: dict[str, Any], state: str = "completed") -> None:
-        """Record that the bucket of ``record``, which ``begin`` has returned, has ended in ``state``."""
+        """Record that a bucket has ended in ``state``. ``record`` is the result of ``begin`` for this bucket."""
         record["state"] = state
         record["took_s"] = time.monotonic() - record["at_s"]
 
     def entries(self, under_way: Collection[int]) -> list[dict[str, Any]]:
-        """Return a description of each recorded bucket, the oldest first.
+        """Return a description of each recorded bucket for the file, the oldest first.
 
-        ``under_way``: numbers of the launches that are in flight.
+        ``under_way`` holds the numbers of the launches that are in flight.
         """
         found = []
         for launch in list(self.launches):
@@ -97,11 +98,12 @@ class Flight:
         under_way: Collection[int],
         more: Mapping[str, Any],
     ) -> Path | None:
-        """Write all that is recorded to ``rankN.REASON.json`` in ``directory``, and return the path of this file.
+        """Write all records to the file ``rankN.REASON.json`` in ``directory``, and return the path of the file.
 
-        The file is written completely or not at all; in the second case, the cause is logged and the result is None.
-        ``groups`` are the ranks of each process set, ``under_way`` the indexes of the buckets that run now, as for
-        ``entries``, and ``more`` further fields for the file. Any thread may call this.
+        The file is written completely or not at all. If it cannot be written, a warning is logged and the result is
+        None. ``text`` explains ``reason`` in words. ``groups`` holds the ranks of each process set by its id.
+        ``under_way`` holds the numbers of the launches that are in flight. ``more`` holds further fields for the file.
+        Any thread may call this.
         """
         now_s, now_ns = time.monotonic(), time.time_ns()
         state = {

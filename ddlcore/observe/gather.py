@@ -1,4 +1,4 @@
-"""Copy the ranks' parts of a timeline to rank 0 through the job's store, if no launcher collects them."""
+"""Copy the ranks' parts of a timeline to rank 0 through the job's store. Used if no launcher of ddl collects them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ddlcore.errors import DdlInternalError
 
 
 def send(store: Store, key: str, path: Path, shared: bool) -> None:
-    """Send this rank's part of the timeline, the complete file ``path``, to rank 0 under ``key``.
+    """Send this rank's part of the timeline to rank 0: store the content of the file ``path`` under ``key``.
 
-    ``shared`` says that rank 0 is on this host and can read the file directly, so that only the key is sent.
+    If ``shared`` is true, rank 0 can read the file directly, so an empty value is stored. Errors are ignored.
     """
-    with contextlib.suppress(DdlInternalError, OSError):  # if rank 0 can no longer be told, it does not need the part
+    with contextlib.suppress(DdlInternalError, OSError):  # if rank 0 has ended, it does not need the part
         store.set(key, b"" if shared else zlib.compress(path.read_bytes(), 1))
 
 
 def collect(store: Store, prefix: str, ranks: Iterable[int], directory: Path, timeout_s: float) -> list[int]:
-    """Wait for the parts of ``ranks`` and write them to ``directory``; return the ranks whose part is missing.
+    """Wait for the parts of ``ranks``, and write them to ``directory``. Return the ranks whose parts are missing.
 
-    Call this on rank 0. The part of a rank that could write to ``directory`` itself is only waited for. All together
-    may take ``timeout_s``.
+    Call this on rank 0. The keys in the store are ``prefix`` followed by the rank. If a rank has sent an empty value,
+    its part is already in ``directory``. The whole wait takes at most ``timeout_s`` seconds.
     """
     missing = []
     deadline_s = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Serve a rank's metrics over HTTP, so that clients can neither exhaust its connections nor keep its threads busy."""
+"""Serve a rank's metrics over HTTP, with limits on the number and the duration of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-MOST_AT_ONCE = 16  # requests at one time; a further one replaces the oldest
+MOST_AT_ONCE = 16  # requests at one time; a further request replaces the oldest request
 REQUEST_S = 5.0  # time for each piece of a request to arrive
 
 
@@ -19,7 +19,7 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing, so that requests do not write into the output of a training."""
+        """Log nothing, because log lines about requests would appear in the output of the training."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -32,7 +32,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(place, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without looking up the host's name, which may take seconds."""
+        """Bind the socket without a lookup of the host's name, because the lookup may take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -40,7 +40,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve the request in a thread of its own. If there are too many requests, end the oldest one first."""
+        """Serve the request in a new thread. If there are too many requests, close the oldest connection first."""
         with self._turn:
             while len(self._served) >= MOST_AT_ONCE:
                 oldest = min(self._served, key=self._served.__getitem__)
@@ -56,7 +56,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: the client has disconnected, or was disconnected."""
+        """Log nothing, because an error here only means that the client or this server has closed the connection."""
 
 
 def end_server(server: WSGIServer) -> None:
@@ -73,8 +73,8 @@ def end_server(server: WSGIServer) -> None:
 def bounded_server(address: str, port: int, app: Callable[..., Iterable[bytes]]) -> WSGIServer:
     """Return a server that listens at ``address`` and ``port``.
 
-    It answers requests with ``app`` once its ``serve_forever`` runs. Raises OSError if it cannot listen there, and
-    OverflowError for an invalid port.
+    Call its method ``serve_forever`` to answer requests. ``app`` is the WSGI application that creates the answers.
+    Raises OSError if the address or the port cannot be used, and OverflowError for an invalid port.
     """
     found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE) if port <= 65535 else []
     if not found:

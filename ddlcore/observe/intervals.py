@@ -1,4 +1,4 @@
-"""Compute with intervals of time: their union, what two lists have in common, and how much of a span they cover."""
+"""Compute with intervals of time: the union and the intersection of intervals, and how much of a span they cover."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]
 
 
 class Cover:
-    """A set of intervals that can tell how much of a span they cover."""
+    """A set of intervals. Computes how much of a given span the intervals cover."""
 
     def __init__(self, intervals: Iterable[Interval]) -> None:
         self.intervals = _union(intervals)
         self._begins = [begin for begin, _ in self.intervals]
 
     def of(self, span: Interval) -> float:
-        """Return the length of the part of ``span`` that the intervals cover, in their unit."""
+        """Return how much of ``span`` the intervals cover, as a length in the unit of the intervals."""
         begin, end = span
         at = max(bisect(self._begins, begin) - 1, 0)
         found = 0.0

@@ -1,4 +1,7 @@
-"""Merge the parts that the ranks have written into one trace, with a process for each rank and one clock for all."""
+"""Merge the parts of a timeline, one written by each rank, into one trace.
+
+In the trace, each rank is shown as a process, and all times are times of the coordinator's clock.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _NUMBERS = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
 
 @dataclass
 class Part:
-    """The contents of the file that one rank has written."""
+    """One rank's part of a timeline: the content of the file that the rank has written."""
 
     pid: int
     events: list[Event]
@@ -31,16 +34,17 @@ class Part:
 
     @property
     def error_us(self) -> float | None:
-        """The largest error of the rank's times after conversion to the coordinator's clock.
+        """The largest error in µs of the rank's times after conversion to the coordinator's clock.
 
         None if the two clocks were never compared.
         """
         return max(error for _, _, error in self.clocks) / 1000 if self.clocks else None
 
     def offset_us(self, ts: float) -> float:
-        """Return what must be added to the time ``ts`` to get the time of the coordinator's clock.
+        """Return the difference in µs between the coordinator's clock and the rank's clock at the rank's time ``ts``.
 
-        Between two comparisons of the clocks, it is interpolated linearly.
+        Add the result to ``ts`` to get the coordinator's time. Between two comparisons of the clocks, the difference is
+        interpolated linearly. The result is 0 if the clocks were never compared.
         """
         looks = self.clocks
         if not looks:
@@ -52,15 +56,16 @@ class Part:
 
 
 def parts_in(directory: Path) -> list[Path]:
-    """Return the ranks' parts in ``directory``, in order of their ranks."""
+    """Return the paths of the ranks' parts in ``directory``, in the order of the ranks."""
     found = [(match, path) for path in directory.glob("rank*.json") if (match := _NUMBERS.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))]
 
 
 def read_part(path: Path) -> Part:
-    """Return the contents of the part in the file ``path``, even if its last write was cut short.
+    """Read the file ``path``, one rank's part of a timeline. The end of the file may be incomplete.
 
-    Raises ValueError with a message of one line if the file is no part of a timeline.
+    Raises ValueError, with a message of one line, if the file is not a part of a timeline, and OSError if it cannot be
+    read.
     """
     data = path.read_bytes()
     try:
@@ -80,9 +85,9 @@ def read_part(path: Path) -> Part:
 
 
 def _decoded(data: bytes) -> Any:
-    """Return the value of the JSON text ``data``. Raises ValueError if it is no JSON.
+    """Parse the JSON text ``data`` and return its value. Raises ValueError if ``data`` is not JSON.
 
-    Names that are no valid Unicode are accepted, because Python writes them.
+    Texts that are not valid Unicode are accepted, because Python's json module also writes such texts.
     """
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.json.decode(data)
@@ -93,18 +98,18 @@ def _decoded(data: bytes) -> Any:
 
 
 def _mended(text: str) -> list[Event]:
-    """Return the events of all complete lines of ``text``, the contents of a part that was cut short."""
+    """Return the events in the complete lines of ``text``, the content of a part whose end is missing."""
     events = []
-    for line in text.split("\n"):  # the only end of a record; other line breaks may be within a name
+    for line in text.split("\n"):  # only "\n" ends a record; other line breaks may be within a name
         with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line.rstrip(",]"))  # a write cut short may leave the list's end after its comma
+            event = json.loads(line.rstrip(",]"))  # the text may end in ",]" if the last record is missing
             if isinstance(event, dict):
                 events.append(event)
     return events
 
 
 def aligned(part: Part) -> list[Event]:
-    """Return the events of ``part`` with all times converted to the coordinator's clock; durations stay unchanged."""
+    """Return the events of ``part`` with all times converted to the coordinator's clock. Durations are not changed."""
     moved = []
     for event in part.events:
         if "ts" in event:
@@ -116,8 +121,8 @@ def aligned(part: Part) -> list[Event]:
 def merge(paths: Sequence[Path], target: Path) -> list[str]:
     """Merge the parts in the files ``paths`` into one trace, and write it to ``target``.
 
-    If the name of ``target`` ends in .zip, it becomes a zip of parts with a manifest, otherwise one JSON object.
-    Returns a line of text for each part that could not be read. Raises OSError if ``target`` cannot be written.
+    If the name of ``target`` ends in .zip, the file is a zip archive of parts with a manifest; otherwise it is one JSON
+    object. Return a line of text for each part that could not be read. Raises OSError if ``target`` cannot be written.
     """
     parts, problems = [], []
     for path in paths:
@@ -159,9 +164,10 @@ def _close_replays(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
 
 
 def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
-    """Show in the negotiation of each bucket at which time each rank became ready.
+    """Add an event to ``rows`` for each negotiated bucket and rank. It shows when the rank became ready.
 
-    For each rank, an event is added to the row in which the lowest rank shows this negotiation.
+    ``rows`` holds the events of each part. The new events are added to the part of the lowest rank that took part in
+    the negotiation, so that they are shown at that rank's negotiation.
     """
     negotiated: dict[tuple[Any, ...], list[tuple[int, Event, float]]] = {}
     for number, (part, events) in enumerate(zip(parts, rows)):
@@ -210,9 +216,9 @@ def _write_json(path: Path, parts: Sequence[Part], rows: Iterable[Sequence[Event
 
 
 def _write_zip(path: Path, parts: Sequence[Part], rows: Sequence[Sequence[Event]]) -> None:
-    """Write a zip with a manifest in Perfetto's format.
+    """Write a zip archive of all parts, with a manifest in Perfetto's format.
 
-    The times of the parts are by one clock already, so the manifest needs no offsets.
+    All times are already times of one clock, so the manifest contains no clock offsets.
     """
     names: dict[str, int] = {}
     files = []
@@ -227,9 +233,9 @@ def _write_zip(path: Path, parts: Sequence[Part], rows: Sequence[Sequence[Event]
 
 
 def read_trace(path: Path) -> tuple[Event, list[Event]]:
-    """Return (metadata, events) of a merged trace, a zip of parts, or a single part of one rank.
+    """Read a trace: a merged JSON file, a zip archive of parts, or the part of one rank. Return (metadata, events).
 
-    Raises ValueError with a message of one line if the file is no trace, OSError if it cannot be read.
+    Raises ValueError, with a message of one line, if the file is not a trace, and OSError if it cannot be read.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""Serve the metrics of one rank to Prometheus. They are read only when a client asks for them."""
+"""Serve the metrics of one rank to Prometheus. The metrics are computed only when a client requests them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ RETRY_S = 1.0  # after so long a PatientExporter tries again to open
 class Family:
     """A metric with its samples, one for each value of its label.
 
-    ``name`` is the name that Prometheus shows; the name of a counter ends in _total.
+    ``name`` is the name that Prometheus shows; the name of a counter ends in _total. ``label`` is "" if the metric has
+    no label.
     """
 
     name: str
@@ -30,10 +31,10 @@ class Family:
 
 
 def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
-    """Return the metrics for ``stats``, the counts of ``ddl.stats()``.
+    """Return the metrics of a rank, computed from ``stats``, the result of ``ddl.stats()``.
 
-    They follow the conventions of Prometheus: base units, and totals. ``step_s``: recent duration of a step; 0 if
-    unknown.
+    The metrics follow the conventions of Prometheus: base units, and totals. ``step_s`` is the recent duration of a
+    step in seconds, or 0 if it is not known.
     """
 
     def total(name: str, doc: str, value: float) -> Family:
@@ -108,22 +109,24 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
 
 
 class Exporter:
-    """An HTTP server in a thread of its own, from ``open`` to ``close``, for the metrics that ``read`` returns.
+    """An HTTP server for the metrics that ``read`` returns.
 
-    It may call ``read`` at any time.
+    The server runs in a separate thread from ``open`` to ``close``. Threads of the server may call ``read`` at any
+    time.
     """
 
     def __init__(self, read: Callable[[], Iterable[Family]], labels: Mapping[str, str]) -> None:
-        """Prepare an exporter that adds ``labels`` to every sample."""
+        """Create an exporter that adds the labels in ``labels`` (name and value) to every sample."""
         self._read = read
         self._labels = dict(labels)
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
     def open(self, address: str, port: int) -> int:
-        """Listen at ``address`` and ``port``, and return the port. If ``port`` is 0, the system chooses it.
+        """Listen at ``address`` and ``port``, and return the port. If ``port`` is 0, the system chooses the port.
 
-        Raises ValueError with a message of one line if that is impossible.
+        Raises ValueError, with a message of one line, if prometheus-client is missing, or if the address or the port
+        cannot be used.
         """
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -148,7 +151,10 @@ class Exporter:
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Stop serving, after answering the requests in progress; the port is then free. Further calls do nothing."""
+        """Stop the server after it has answered the requests in progress. The port is then free.
+
+        Further calls do nothing.
+        """
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
             from ddlcore.observe.http import end_server
@@ -157,7 +163,7 @@ class Exporter:
             self._thread.join(2.0)
 
     def collect(self) -> Iterable[Any]:
-        """Return the metrics in the form of Prometheus' library, which calls this at each request for metrics."""
+        """Yield the metrics as objects of the library prometheus_client. The library calls this at each request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         own = list(self._labels)

@@ -1,4 +1,4 @@
-"""Write a summary as sentences, as tables, and as one self-contained HTML page. Computes no results itself."""
+"""Format the summary of a trace as sentences, as tables, and as one self-contained HTML page. Computes no results."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def _world_cells(row: WorldRow) -> list[str]:
 
 
 def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Sequence[Event]) -> str:
-    """Return the HTML page for the trace called ``name``.
+    """Return the HTML page about the trace in the file ``name``.
 
-    The trace has these ``metadata`` and ``events``, and ``summary`` was computed from them.
+    ``metadata`` and ``events`` are the content of the trace, and ``summary`` was computed from them.
     """
     name = plain(name)
     parts = [html.element("h1", f"Timeline {name}")]

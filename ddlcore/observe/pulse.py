@@ -1,4 +1,4 @@
-"""Measure the load and progress of this rank, and send them at intervals in a thread that blocks no other thread."""
+"""Measure the load and progress of this rank. The rank sends them at intervals, in messages that are called pulses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _STATM = Path("/proc/self/statm")
 class Ticker:
     """A thread that calls ``tick`` every ``interval_s`` seconds until ``close``.
 
-    If ``tick`` raises an exception, the calls end, but the job goes on. With ``spread``, the intervals are random, and
-    differ from ``interval_s`` by up to this share of it, so that they do not keep step with what is measured.
+    If ``tick`` raises an exception, the calls end, but the job continues. If ``spread`` is not 0, the intervals are
+    random: they differ from ``interval_s`` by up to ``spread * interval_s``. With equal intervals, all calls could come
+    at the same phase of a step that repeats.
     """
 
     def __init__(self, interval_s: float, tick: Callable[[], None], name: str, spread: float = 0.0) -> None:
@@ -30,9 +31,9 @@ class Ticker:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the calls; if one is in progress, wait up to 2 s for its end.
+        """Stop the calls. If a call is in progress, wait up to 2 s for its end.
 
-        Any thread except the ticker's own may call this, more than once.
+        Any thread except this ticker's own thread may call this method, also more than once.
         """
         self._end.set()
         self._thread.join(2.0)
@@ -45,10 +46,10 @@ class Ticker:
 def make_pulse(
     steps: int, user_s: float, gpu: tuple[float, int, int] | None, activity: Activity | None = None
 ) -> Pulse:
-    """Return a Pulse of this process.
+    """Return a Pulse that contains the measured load of this process and the values of the arguments.
 
-    ``user_s``: seconds that the user's threads have spent in ``wait``. ``gpu``: (utilization 0 … 1, used bytes, total
-    bytes), or None without a GPU.
+    ``steps`` is the number of steps so far, and ``user_s`` is the time in seconds that the user's threads have spent in
+    ``wait``. ``gpu`` is (utilization 0 … 1, used bytes, total bytes), or None without a GPU.
     """
     share, used, total = gpu if gpu is not None else (-1.0, 0, 0)
     return Pulse(
@@ -65,7 +66,7 @@ def make_pulse(
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 if the system does not tell."""
+    """Return the resident memory of this process in bytes, or 0 if the system does not provide the number."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -75,7 +76,7 @@ def resident_bytes() -> int:
 class Pace:
     """A meter that computes the duration of a step from the number of steps at successive calls.
 
-    Only one thread at a time may call it.
+    Only one thread at a time may call its method.
     """
 
     def __init__(self) -> None:
@@ -84,9 +85,9 @@ class Pace:
         self._step_s = 0.0
 
     def step_s(self, steps: int) -> float:
-        """Return the mean duration of the steps since the last call that saw a new step; 0 before the first step.
+        """Return the mean duration in seconds of the latest steps, or 0 before the first step.
 
-        ``steps``: number of steps so far.
+        ``steps`` is the number of steps so far. The latest steps are those since the previous call with a new number.
         """
         now_s = time.monotonic()
         if steps > self._steps:

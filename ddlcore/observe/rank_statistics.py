@@ -1,4 +1,4 @@
-"""Compute from the pulses of the ranks their step times and shares, and which ranks differ from the others."""
+"""Compute a table of the ranks from their pulses: step times and loads, and the ranks that differ from the others."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from ddlcore.messages import Pulse
 from ddlcore.text.columns import aligned
 from ddlcore.text.numbers import UNKNOWN, memory_size, percent
 
-SLOWER = 1.2  # a rank is slow if it computes for more than so many times the median of the ranks,
-LEAST_GAP = 0.05  # and for longer than the median by at least this share of a step: less is noise
-LARGER = 1.5  # a rank is large if it has more than so many times the median memory of the ranks
-SILENT_S = 5.0  # a rank is silent after so long without a pulse (but at least 3 times the interval of the last two)
-LEAST_STEPS = 10  # steps that a figure covers, if so many are known: fewer mostly show when the pulses arrived
+SLOWER = 1.2  # a rank is slow if its computing time is more than this number of times the median of the ranks,
+LEAST_GAP = 0.05  # and is longer than the median by more than this share of a step (a smaller difference is noise)
+LARGER = 1.5  # a rank is large if its memory is more than this number of times the median of the ranks
+SILENT_S = 5.0  # a rank is silent after this time without a pulse, but at least 3 times its last interval of pulses
+LEAST_STEPS = 10  # a figure covers at least so many steps, if known; over fewer, it depends on the times of the pulses
 HEADINGS = ("rank", "host", "steps", "step ms", "comm", "cpu", "memory", "gpu", "gpu memory", "")
 LEFT = ("host", "")  # headings of the columns that are aligned to the left
 
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one rank over its last steps. None means that a figure is not known (yet)."""
+    """One rank's row in the table: its figures over its last steps. None means that a figure is not known (yet)."""
 
     rank: int
     host: str
     steps: int = 0
     step_s: float | None = None
-    waiting: float | None = None  # share of the time that its threads waited for buckets
-    cpu: float | None = None  # average number of cores that it kept busy
+    waiting: float | None = None  # share of time in which the rank's threads waited for buckets
+    cpu: float | None = None  # average number of cores that the rank used
     resident_bytes: int = 0
     gpu: float | None = None
     gpu_used_bytes: int = 0
     gpu_total_bytes: int = 0
-    marks: tuple[str, ...] = ()  # how it differs from the others, in words
-    over: int = 0  # number of steps that step_s was measured over
+    marks: tuple[str, ...] = ()  # texts about the differences from the other ranks
+    over: int = 0  # number of steps over which step_s was measured
 
     @property
     def own_s(self) -> float | None:
-        """The time of a step minus the time that the rank waited in it.
+        """The time of a step in seconds without the time in which the rank waited.
 
-        The rank whose ``own_s`` is longest is the one that the others wait for.
+        The other ranks wait for the rank with the longest ``own_s``.
         """
         return None if self.step_s is None or self.waiting is None else self.step_s * (1 - self.waiting)
 
@@ -48,11 +48,12 @@ class Row:
 def rows_of(
     pulses: Mapping[int, Sequence[Pulse]], hosts: Sequence[str], unheard_s: Mapping[int, float] | None = None
 ) -> list[Row]:
-    """Return a row for each rank.
+    """Return a row of the table for each rank.
 
-    ``pulses`` holds the last pulses of each rank, the oldest first; ``hosts`` holds the host of each rank.
-    ``unheard_s`` holds, for each rank, the seconds since its last pulse. If these are too many, the figures of the rank
-    are old: the rank is marked as silent, and left out of the medians with which the other ranks are compared.
+    ``pulses`` holds the last pulses of each rank, the oldest first, and ``hosts`` holds the host of each rank.
+    ``unheard_s`` holds, for each rank, the seconds since its last pulse. If this time is too long, the figures of the
+    rank are old. Then the rank is marked as silent, and does not count in the medians with which other ranks are
+    compared.
     """
     rows = [_row(rank, host, pulses.get(rank, ())) for rank, host in enumerate(hosts)]
     silent = {
@@ -108,7 +109,7 @@ def _marked(row: Row, own_s: float | None, memory: float | None, size: int) -> R
         and own_s
         and row.own_s
         and row.step_s
-        and row.own_s > SLOWER * own_s * (1 + 1 / row.over)  # this share may come from the time at which pulses arrive
+        and row.own_s > SLOWER * own_s * (1 + 1 / row.over)  # 1 / over: the error because of the times of the pulses
         and gap_s > LEAST_GAP * row.step_s
     ):
         marks.append(f"slow: computes {row.own_s / own_s:.1f} times as long")
@@ -120,14 +121,14 @@ def _marked(row: Row, own_s: float | None, memory: float | None, size: int) -> R
 def _median(values: Sequence[float | None]) -> float | None:
     """Return the lower median of the known values, or None if no value is known.
 
-    With two ranks, the slower one is thus compared with the quicker one.
+    Because the median is the lower one, the slower of two ranks is compared with the faster rank.
     """
     known = [value for value in values if value is not None]
     return statistics.median_low(known) if known else None
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return the row's figures as text, in the order of ``HEADINGS``."""
+    """Return the figures of ``row`` as texts, in the order of ``HEADINGS``."""
     return (
         str(row.rank),
         row.host,
@@ -143,14 +144,14 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of an aligned table. Columns without any known value are left out."""
+    """Return the table as lines of text with aligned columns. Columns without any known value are left out."""
     kept = known_columns(rows)
     lines = [[line[i] for i in kept] for line in (HEADINGS, *map(cells, rows))]
     return aligned(lines, right=[at for at, i in enumerate(kept) if HEADINGS[i] not in LEFT])
 
 
 def known_columns(rows: Sequence[Row]) -> list[int]:
-    """Return the indexes of those ``HEADINGS`` under which at least one rank has a known value."""
+    """Return the indices in ``HEADINGS`` of the columns in which at least one rank has a known value."""
     texts = [cells(row) for row in rows]
     return [i for i in range(len(HEADINGS)) if any(line[i] not in (UNKNOWN, "") for line in texts)]
 

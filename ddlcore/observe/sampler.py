@@ -1,7 +1,7 @@
-"""Sample the stack of a rank's main thread, and compute for which share of a step the thread waits for input.
+"""Sample the stack of a rank's main thread, and compute the share of a step in which the thread waits for input.
 
-The method is described in docs/design/input.md. This module knows no framework: input is whatever the training loop
-iterates over.
+docs/design/input.md describes the method. This module knows no framework: input is the object over which the training
+loop iterates.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from types import CodeType, FrameType
 from ddlcore.messages import Profile
 
 WARM_STEPS = 3  # compilation, first page faults and negotiation distort the first steps
-LEAST_STEPS = 2  # steps that a frame must see to count as the loop
-_MOST_OF = 0.6  # share of all steps that the loop's own frame must see
-_LINES = 8  # lines of the loop that are reported at most
+LEAST_STEPS = 2  # a frame can be the frame of the loop only if at least so many steps are done while it exists
+_MOST_OF = 0.6  # and only if at least this share of all steps is done while it exists
+_LINES = 8  # at most so many lines of the loop are reported
 _FOR_ITER = dis.opmap["FOR_ITER"]
 _CACHE = dis.opmap.get("CACHE", -1)
 _OURS = "ddl"  # prefix of the names of ddl's modules
@@ -30,14 +30,14 @@ _OURS = "ddl"  # prefix of the names of ddl's modules
 
 @dataclass
 class _Node:
-    """One frame of the sampled stack, with the time that the samples found at each of its lines."""
+    """One frame of the sampled stack, with the time that the thread spent in each line of the frame."""
 
     frame: FrameType
     depth: int
     first_step: int
     within_input: bool
     last_step: int = 0
-    lines: dict[int, list[float]] = field(default_factory=dict)  # by line number: seconds, of these waiting for input
+    lines: dict[int, list[float]] = field(default_factory=dict)  # by line: [all seconds, of these waiting for input]
 
     @property
     def steps(self) -> int:
@@ -46,7 +46,7 @@ class _Node:
 
 @dataclass
 class _Loop:
-    """The totals over all frames of one code object, which may be the training loop."""
+    """The totals over all frames of one code object. The training loop may be in this code."""
 
     code: CodeType
     depth: int
@@ -67,8 +67,8 @@ class _Loop:
 class Stacks:
     """The totals over the samples of one thread's stack.
 
-    ``loaders``: prefixes of the names of framework modules; while the thread is inside such a module, it counts as
-    waiting for input.
+    ``loaders`` holds prefixes of the names of framework modules. While the thread runs code of such a module, it counts
+    as waiting for input.
     """
 
     def __init__(self, loaders: Sequence[str] = ()) -> None:
@@ -80,7 +80,11 @@ class Stacks:
         self._first_step = self._steps = -1
 
     def take(self, frame: FrameType | None, steps: int, seconds: float) -> None:
-        """Add the sample ``frame``, which stands for ``seconds`` of time and was taken when ``steps`` steps were done."""
+        """Add a sample to the totals.
+
+        ``frame`` is the innermost frame of the thread's stack, or None. ``steps`` is the number of steps done so far,
+        and ``seconds`` is the time since the last sample.
+        """
         frames = _outermost_first(frame)
         if self._first_step < 0:
             self._first_step = steps
@@ -105,11 +109,12 @@ class Stacks:
             within = within or (waiting[depth] and not self._calls_what_trains(frames, depth))
 
     def is_input(self, frame: FrameType | None) -> bool | None:
-        """Return whether the thread waits for input in the sample ``frame``, which is not added to the totals.
+        """Return whether the thread waits for input in one sample. The sample is not added to the totals.
 
-        Returns None if the stack contains no training code, or none that is known. In contrast to ``take``, this keeps
-        no frame alive, and so none of the tensors in its local variables. The innermost training code in the stack
-        stands for the loop, which could not be recognized without frames from earlier samples.
+        ``frame`` is the innermost frame of the thread's stack, or None. The result is None if no code in the stack is
+        known to call ddl. Unlike ``take``, this method stores no frame, because a stored frame keeps the tensors in its
+        local variables alive. Without stored frames, the training loop cannot be recognized. Instead, the method looks
+        at the innermost code in the stack that is known to call ddl.
         """
         frames = _outermost_first(frame)
         self._note_ours(frames)
@@ -125,7 +130,10 @@ class Stacks:
         self._first_step = -1
 
     def profile(self) -> Profile:
-        """Return the profile of all samples so far. It has 0 steps if no training loop was recognized in the samples."""
+        """Return the profile of all samples so far: the time that the thread spent in the lines of the training loop.
+
+        The profile has 0 steps if no training loop was recognized in the samples.
+        """
         loop = self._loop()
         if loop is None:
             return Profile(0, 0.0, 0.0, "", ())
@@ -139,9 +147,9 @@ class Stacks:
         return Profile(loop.steps, total_s, input_s, f"{loop.code.co_name} in {name}", lines)
 
     def _loop(self) -> _Loop | None:
-        """Return the totals of the training loop: of the innermost code whose frames stayed during most of the steps.
+        """Return the totals of the training loop, or None if no training loop was recognized.
 
-        Returns None if there is no such code.
+        The training loop is in the innermost code whose frames existed during most of the steps.
         """
         loops = {code: one.copy() for code, one in self._loops.items()}
         for node in self._stack:
@@ -156,11 +164,14 @@ class Stacks:
             self._trains.update(one.f_code for one in frames[:ours])
 
     def _waits(self, frames: Sequence[FrameType]) -> list[bool]:
-        """Return for each frame whether it is waiting for input at this moment.
+        """Return for each frame whether the frame waits for input at the time of the sample.
 
-        A frame that has called ddl does not wait. A frame that has called training code (code that calls ddl at some
-        time) waits if the called frame waits. Any other frame waits if it is fetching the next element of an iteration,
-        or if what it has called is inside ``loaders``.
+        Training code is code that has called ddl in some sample. There are three cases:
+
+        * A frame that calls ddl does not wait.
+        * A frame that calls training code waits if the called frame waits.
+        * Any other frame waits if it gets the next element of an iteration, or if a frame inside of it runs code of a
+          module in ``loaders``.
         """
         found = [False] * len(frames)
         loading = False
@@ -186,7 +197,7 @@ class Stacks:
         if code is None:
             code = self._codes[frame.f_code] = frame.f_code.co_code  # this attribute makes a copy
         at = frame.f_lasti
-        while at > 0 and code[at] == _CACHE:  # it may point at a cache entry of the instruction
+        while at > 0 and code[at] == _CACHE:  # f_lasti may be the index of a cache entry after the instruction
             at -= 2
         return code[at] if 0 <= at < len(code) else -1
 
@@ -211,9 +222,11 @@ def _module(frame: FrameType) -> str:
 
 
 class InputClock:
-    """The time for which thread ``ident`` has waited for input, counted by calls of ``sample`` at short intervals.
+    """A clock that measures how long the thread ``ident`` has waited for input.
 
-    ``loaders`` is explained at ``Stacks``. It is accurate enough to be watched, and cheap enough to run all the time.
+    The time is estimated by calls of ``sample`` at short intervals. The estimate is accurate enough for the live page,
+    and cheap enough to run all the time. ``loaders`` holds prefixes of the names of framework modules; a thread that
+    runs code of these modules waits for input.
     """
 
     def __init__(self, ident: int, loaders: Sequence[str]) -> None:
@@ -221,10 +234,13 @@ class InputClock:
         self._stacks = Stacks(loaders)
         self._last_s = time.perf_counter()
         self.input_s = 0.0
-        self.sampled_s = 0.0  # the time that the samples of a stack with training code stand for
+        self.sampled_s = 0.0  # the time of the samples in which the stack contained training code
 
     def sample(self) -> None:
-        """Look at the thread's stack, and count the time since the last call. One thread alone calls this."""
+        """Sample the thread's stack, and add the time since the last call to the totals.
+
+        Only one thread may call this method.
+        """
         waits = self._stacks.is_input(sys._current_frames().get(self._ident))
         now_s = time.perf_counter()
         if waits is not None:
@@ -234,9 +250,10 @@ class InputClock:
 
 
 class Sampler:
-    """A thread that samples the stack of thread ``ident`` every ``interval_s``.
+    """A thread that samples the stack of the thread ``ident`` every ``interval_s`` seconds.
 
-    ``steps`` returns how many steps are done. When the first steps are over, ``tell`` gets the profile once a second.
+    ``steps`` returns the number of steps done so far. The first steps do not count. After them, ``tell`` is called with
+    the profile once a second. ``loaders`` is passed to ``Stacks``, and ``name`` is the name of the thread.
     """
 
     def __init__(
@@ -258,9 +275,9 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, which calls ``tell`` a last time.
+        """Stop the thread, and wait up to 2 s for its end. The thread calls ``tell`` once more before it ends.
 
-        Any thread except the sampler's own may call this, more than once.
+        Any thread except the sampler's own thread may call this method, also more than once.
         """
         self._end.set()
         self._thread.join(2.0)

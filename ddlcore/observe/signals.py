@@ -1,4 +1,4 @@
-"""Call a function when the user sends this process a certain signal, unless the process uses that signal itself."""
+"""Call a function when this process receives a certain signal, unless the process has its own handler for it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 
 
 def listen(name: str, call: Callable[[], None]) -> Callable[[], None]:
-    """Make ``call`` run whenever the signal called ``name`` arrives; return a function that undoes this.
+    """Install a handler that runs ``call`` whenever the signal ``name`` arrives.
 
-    ``call`` runs between any two instructions of the main thread, so it must take no lock. This does nothing if
-    ``name`` is empty, if the signal has a handler already, or if this is not the main thread. Raises ValueError if
-    ``name`` is no signal.
+    Return a function that removes the handler. The handler runs in the main thread between any two instructions, so
+    ``call`` must not take a lock. No handler is installed if ``name`` is empty, if the signal already has a handler, or
+    if this is not the main thread. Raises ValueError if ``name`` is not the name of a signal.
     """
     if not name:
         return lambda: None

@@ -1,4 +1,7 @@
-"""Compute from a trace what the time of a step is spent on, and which rank delays the others. All functions are pure."""
+"""Compute from a trace how the time of a step is divided, and which rank delays the other ranks.
+
+All functions are pure: they only compute a result from their arguments.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ SHOWN = 10  # rows of the tables of buckets and tensors
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a bucket on one rank. Times are in µs of the trace."""
+    """One run of a bucket on one rank. Times are in µs on the clock of the trace."""
 
     pid: int
-    key: str  # equal on all ranks of the bucket
+    key: str  # the same on all ranks that ran the bucket together
     kind: str
-    begun: float  # time at which the bucket starts; copies and communication follow
+    begun: float  # time at which the bucket starts; then come copies and communication
     ended: float
-    ready: float  # time when the last of its tensors was submitted
-    wire: float  # duration of the communication, waiting for other ranks included
+    ready: float  # time at which the last of its tensors was submitted
+    wire: float  # duration of the communication, including the wait for other ranks
     copied_in: float
     copied_out: float
     negotiated: float  # duration of its negotiation; 0 if it was replayed
@@ -43,9 +46,10 @@ class Run:
 
 @dataclass(frozen=True)
 class RankRow:
-    """The results for one rank. Each share is a share of the time of a step.
+    """The results for one rank. Each share (0 to 1) is a share of the time of a step.
 
-    Times and shares are medians over the replayed steps. If no step was replayed, they are for all that was recorded.
+    Times and shares are medians over the replayed steps. If no step was replayed, the whole recorded time counts as one
+    step.
     """
 
     rank: int
@@ -55,17 +59,17 @@ class RankRow:
     step_ms: float
     exposed: float  # share in which the user's thread waited in ddl
     communication: float  # share in which buckets were in flight
-    overlap: float  # part of that share in which the user's thread did not wait
-    last: int  # number of buckets for which it was the last rank; if any were replayed, only replayed ones count
-    late_ms: float  # median of its delays in these buckets, behind the median of the other ranks
-    offset_us: float | None  # what is added to its times; 0 if it reads the coordinator's clock
-    error_us: float | None  # error of ``offset_us``; None: its clock was never compared with the coordinator's
-    complete: bool  # whether its file has an end
+    overlap: float  # part of ``communication`` in which the user's thread did not wait, as a share of ``communication``
+    last: int  # number of buckets for which this rank was the last; if any were replayed, only replayed buckets count
+    late_ms: float  # median of this rank's delays in these buckets, relative to the median of the other ranks
+    offset_us: float | None  # the coordinator's clock minus this rank's clock; 0 if both read the same clock
+    error_us: float | None  # error of ``offset_us``; None: the two clocks were never compared
+    complete: bool  # whether the end of the rank's file was written
 
 
 @dataclass(frozen=True)
 class BucketRow:
-    """The results for all runs of the same bucket, on all ranks together."""
+    """The results for one bucket: all its runs, on all ranks together."""
 
     names: str
     kind: str
@@ -78,11 +82,11 @@ class BucketRow:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor that was the last of its bucket to be submitted."""
+    """The results for a tensor that was submitted after all other tensors of its bucket."""
 
     name: str
-    count: int  # how often it was the last
-    held_ms: float  # mean delay behind the tensor before it
+    count: int  # the number of times that this tensor was the last
+    held_ms: float  # mean time between the submission of the last tensor but one and of this tensor
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Summary:
 
     @property
     def exposed(self) -> float:
-        """The share of a step in which a rank's user thread waits in ddl, as the mean over the ranks."""
+        """The share of a step (0 to 1) in which a user's thread waits in ddl, as the mean over the ranks."""
         return statistics.fmean(row.exposed for row in self.ranks) if self.ranks else 0.0
 
 
@@ -179,7 +183,10 @@ def _run(pid: int, top: Event, row: Sequence[Event], at: int, world: str) -> Run
 
 
 def waits_of(events: Iterable[Event]) -> dict[int, list[Interval]]:
-    """Return by rank (its pid) when a user thread waited in ddl, in µs of the trace."""
+    """Return the intervals, in µs on the clock of the trace, in which a user's thread waited in ddl, by pid.
+
+    In a trace, a rank is shown as a process; the number of this process is the pid.
+    """
     waits: dict[int, list[Interval]] = defaultdict(list)
     for event in events:
         if event.get("name") == "WAIT":
@@ -188,7 +195,7 @@ def waits_of(events: Iterable[Event]) -> dict[int, list[Interval]]:
 
 
 def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
-    """Return the summary of a trace. The arguments are what ``read_trace`` returns."""
+    """Return the summary of a trace. ``metadata`` and ``events`` are the results of ``read_trace``."""
     runs = runs_of(events)
     waits = waits_of(events)
     changes: dict[int, Counter[str]] = defaultdict(Counter)
@@ -280,9 +287,10 @@ def _rank_row(
 
 
 def steps_of(runs: Sequence[Run]) -> list[Interval]:
-    """Return the begin and the end of each step that was replayed on a rank.
+    """Return the begin and the end of each step that was replayed on one rank, in µs on the clock of the trace.
 
-    A step lasts from the end of the last bucket of one period to the end of the last bucket of the next period.
+    ``runs`` are the runs of buckets on this rank. A step ends at the end of its last bucket, and begins at the end of
+    the step before. If the step before was not replayed, the step is left out.
     """
     ends: dict[tuple[str, str, int, int], float] = {}
     for run in runs:
@@ -296,11 +304,12 @@ def steps_of(runs: Sequence[Run]) -> list[Interval]:
 
 
 def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
-    """Return by rank (its pid) how late it was in each bucket in which it was the last one.
+    """Return the delays in µs of the ranks that came last, by the rank's pid: one delay for each bucket.
 
-    The delay is relative to the median of the other ranks. Replayed buckets are compared by the time at which each rank
-    began them, other buckets by the time at which their tensors were ready on each rank. So only a rank's own work
-    counts, and not the network.
+    The delay is the difference between the time at which the last rank came to the bucket and the median of the times
+    of the other ranks. For a replayed bucket, a rank's time is the begin of the bucket on this rank. For a negotiated
+    bucket, it is the time at which all tensors were ready on this rank. So a delay comes from a rank's own work, and
+    not from the network.
     """
     buckets: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -373,5 +382,8 @@ def _short(names: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return ``name``. If it was generated for a call without a name, return an empty string, as it never occurs twice."""
+    """Return ``name``, or "" if ``name`` was generated for a call without a name.
+
+    A generated name occurs only once, so it cannot identify the same bucket in several steps.
+    """
     return "" if name.startswith("noname.") else name

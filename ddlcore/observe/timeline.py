@@ -1,4 +1,4 @@
-"""Write one rank's file of a timeline, in a thread of its own. The file is valid JSON at any time."""
+"""Write one rank's file of a timeline in a separate thread. The file is valid JSON at any time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ddlcore.observe.ring_buffer import Code, RingBuffer
 from ddlcore.observe.trace_writer import TraceWriter
 
 log = logging.getLogger("ddl")
-PART = "rank*.json"  # pattern of the names of such files
-MADE_HERE = ".ddl-timeline"  # file that marks a directory as made by ddl: others are never removed
+PART = "rank*.json"  # pattern of the names of the ranks' files
+MADE_HERE = ".ddl-timeline"  # file that marks a directory as created by ddl: other directories are never removed
 _PART_NAME = re.compile(r"rank\d+(\.\d+)?\.json")
 FLUSH_S = 0.2
 CHUNK = 32  # number of records after which a write to the file lets other threads run
@@ -29,9 +29,9 @@ Clock = Callable[[], "tuple[int, int] | None"]  # offset and error in ns; None: 
 
 
 def part_of(directory: Path, rank: int) -> Path:
-    """Return the path for a new part of ``rank`` in ``directory``.
+    """Return the path of a new file for the timeline of ``rank`` in ``directory``.
 
-    If the rank has a part there already, the new name contains a number.
+    If the rank already has a file in the directory, the new name contains a number.
     """
     number = 0
     while True:
@@ -42,7 +42,10 @@ def part_of(directory: Path, rank: int) -> Path:
 
 
 def make_directory(directory: Path) -> None:
-    """Make ``directory`` for parts, and mark it as made by ddl. If it exists, it stays as it is. Raises OSError."""
+    """Create ``directory`` for the ranks' files, and mark it as created by ddl.
+
+    An existing directory is not changed. Raises OSError if the directory cannot be created.
+    """
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
         directory.mkdir()
@@ -54,9 +57,9 @@ def make_directory(directory: Path) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove the parts in ``directory``, and the directory itself if nothing else is in it.
+    """Remove the ranks' files from ``directory``, and the directory itself if it contains no other files.
 
-    A directory that ddl did not make stays as it is.
+    If ddl did not create the directory, nothing is removed.
     """
     if directory.is_symlink() or not (directory / MADE_HERE).is_file():
         return
@@ -68,7 +71,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def remove_if_empty(directory: Path) -> None:
-    """Remove ``directory`` if ddl has made it and no part is left in it."""
+    """Remove ``directory`` if ddl has created it and it contains no files of ranks or of the user."""
     with contextlib.suppress(OSError):
         if [path.name for path in directory.iterdir()] == [MADE_HERE]:
             (directory / MADE_HERE).unlink()
@@ -76,13 +79,13 @@ def remove_if_empty(directory: Path) -> None:
 
 
 class TraceFile:
-    """A file with a JSON list of events, to which events can be added at the end.
+    """A file that contains a JSON list of events. Events can be added at the end of the list.
 
-    After each write the list in the file is complete, so the file can be read at any time.
+    After each write, the file contains a complete list, so it can be read at any time.
     """
 
     def __init__(self, path: Path) -> None:
-        """Create the file. Raises OSError if that is impossible."""
+        """Create the file, and its directory if necessary. Raises OSError if the file cannot be created or exists."""
         make_directory(path.parent)
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -92,9 +95,10 @@ class TraceFile:
         self._at = 1
 
     def add(self, events: Sequence[str]) -> None:
-        """Add ``events``, which are JSON texts, by one write that overwrites the end of the list.
+        """Add ``events``, each a JSON text, by one write that replaces the end of the list.
 
-        The list stays complete, because the kernel executes the whole write, unless the process is killed during it.
+        The kernel executes the write as a whole, so the list in the file stays complete. It can be incomplete only if
+        the process is killed during the write.
         """
         if not events:
             return
@@ -108,19 +112,23 @@ class TraceFile:
         self._at += len(encoded)
 
     def close(self) -> None:
-        """Close the file; nothing can be added any more."""
+        """Close the file. Afterwards no event can be added."""
         os.close(self._fd)
 
 
 class Timeline:
-    """A thread that writes the records of ``ring`` to a file at short intervals, from ``start`` to ``stop``."""
+    """A thread that writes the records of ``ring`` to a file at short intervals.
+
+    The thread runs from ``start`` to ``stop``. ``writer`` converts the records to events of the trace.
+    """
 
     def __init__(
         self, ring: RingBuffer, writer: TraceWriter, path: Path, facts: Mapping[str, Any], clock: Clock
     ) -> None:
-        """Create the file ``path``. Raises OSError as TraceFile does.
+        """Create the file ``path``. Raises OSError if the file cannot be created or exists.
 
-        ``facts`` describe the recording. ``clock`` compares this rank's clock with the coordinator's.
+        ``facts`` describes the recording, and is written at the begin of the file. ``clock`` compares this rank's clock
+        with the coordinator's clock.
         """
         self.path = path
         self._ring = ring
@@ -133,12 +141,15 @@ class Timeline:
         self._thread = threading.Thread(target=self._run, name="ddl-timeline", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Write the first events, and start the thread."""
         self._add(self._writer.begin(self._facts, perf_counter_ns()))
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Write what is left and close the file; wait for that at most ``timeout_s``. Further calls do nothing."""
+        """Let the thread write the remaining records and close the file, and wait for it at most ``timeout_s`` seconds.
+
+        Further calls do nothing.
+        """
         if self._stopping.is_set():
             return
         self._stopping.set()

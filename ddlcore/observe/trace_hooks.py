@@ -1,6 +1,6 @@
-"""Record what the threads of a rank do while a timeline is recorded.
+"""Functions that the threads of a rank call to record their work for a timeline.
 
-Each call stores one or two objects, and computes nothing. While no timeline is recorded, no trace hooks exist.
+Each call is cheap: it only stores records. While no timeline is recorded, no TraceHooks object exists.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ddlcore.observe.ring_buffer import Code, RingBuffer
 
 
 class Counted(Protocol):
-    """Counters that exist even without a timeline.
+    """Counters that a rank has even without a timeline. They only increase.
 
-    The share of one bucket is the difference between their values after this bucket and after the bucket before it.
+    The value for one bucket is the increase of a counter from the end of the bucket before to the end of this bucket.
     """
 
     pack_ns: int
@@ -25,9 +25,9 @@ class Counted(Protocol):
 
 
 class TraceHooks:
-    """Functions that put records into a ring buffer.
+    """The functions that add records about a rank's work to the buffer ``ring``.
 
-    One thread at a time calls ``completed``; any thread calls the others.
+    Only one thread at a time may call ``completed``. Any thread may call the other methods.
     """
 
     def __init__(self, ring: RingBuffer, counted: Counted) -> None:
@@ -40,8 +40,9 @@ class TraceHooks:
     # --- once for each tensor, or for many at once
 
     def submitted(self, entries: Sequence[Any], together: bool) -> None:
-        """Record that a user's thread submits ``entries``; ``together``: they are persistent requests, started in one
-        call.
+        """Record that a user's thread submits ``entries``, the entries of the tensor queue.
+
+        If ``together`` is true, the entries are persistent requests that are started in one call.
         """
         ring, now_ns = self.ring, perf_counter_ns()
         if together:
@@ -54,7 +55,12 @@ class TraceHooks:
     # --- once for each bucket
 
     def completed(self, what: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
-        """Record that a bucket has run. ``place``: its place in the replay, -1 if it was negotiated."""
+        """Record that the bucket ``what`` has run from ``begun_ns`` to ``ended_ns``.
+
+        ``place`` is the bucket's number in the replay, or -1 if the bucket was negotiated. The number is s * n + p: s
+        is the number of the step in the replay, n is the number of buckets in the schedule, and p is the bucket's
+        position in the schedule.
+        """
         ring, counted, kind = self.ring, self._counted, what.kind
         pack_ns, unpack_ns, nbytes = counted.pack_ns, counted.unpack_ns, counted.nbytes[kind]
         number = next(ring.numbers)
@@ -82,25 +88,32 @@ class TraceHooks:
     # --- once for each change of mode
 
     def resumed(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
-        """Record that ``schedule`` is replayed from now on, beginning with the bucket at place ``start``."""
+        """Record that the replay of a schedule begins.
+
+        ``schedule`` is the number of the schedule, and ``buckets`` are its buckets. ``start`` is the place (see
+        ``completed``) of the first bucket that is replayed.
+        """
         self.ring.put(Code.REPLAY, perf_counter_ns(), epoch, schedule, buckets, start)
 
     def frozen(self, epoch: int) -> None:
-        """Record that this rank launches no bucket of the schedule any more."""
+        """Record a freeze: from now on, this rank launches no bucket of the schedule."""
         self.ring.put(Code.FREEZE, perf_counter_ns(), epoch)
 
     def drained(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
-        """Record the end of a drain: everything that any rank had launched has now run.
+        """Record the end of a drain that began at ``begun_ns``: all buckets that any rank had launched have now run.
 
-        Of the buckets that this rank had launched and not yet delivered, ``valid`` had real data on all ranks, and
-        ``void`` did not.
+        At the begin of the drain, this rank had launched some buckets that were not completed. ``valid`` of these
+        buckets had real data on all ranks, and ``void`` of them had not.
         """
         self.ring.put(Code.DRAIN, begun_ns, perf_counter_ns(), epoch, valid, void)
 
     def left(self, epoch: int) -> None:
-        """Record that this rank has left replay: every bucket is negotiated from now on."""
+        """Record that this rank has left replay. From now on, every bucket is negotiated."""
         self.ring.put(Code.DISCOVER, perf_counter_ns(), epoch)
 
     def clock(self, offset_ns: int, error_ns: int) -> None:
-        """Record that ``offset_ns``, added to this process's clock, gives the coordinator's clock."""
+        """Record a comparison of clocks: the coordinator's clock is this process's clock plus ``offset_ns``.
+
+        The error of the offset is at most ``error_ns``.
+        """
         self.ring.put(Code.CLOCK, perf_counter_ns(), offset_ns, error_ns)

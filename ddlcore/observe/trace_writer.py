@@ -1,10 +1,10 @@
-"""Turn the records of a rank into events of a Chrome trace, with the names that Horovod uses.
+"""Convert the records of a rank to events of a Chrome trace, with the names that Horovod uses.
 
 This module uses no files, threads or clocks.
 
-The phases of a bucket follow each other in one row. Buckets that overlap are in different rows. Events that occur
-hundreds of times a second are formatted as text directly, because this work competes with the training for the
-interpreter.
+The phases of one bucket are shown in one row, one after the other. Buckets that overlap in time are in different rows.
+Events that occur hundreds of times a second are formatted as text without the json module. This is faster, and the
+training needs the interpreter at the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WITHOUT_BYTES = (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET)
 
 
 class _Place:
-    """The part of the events of a bucket of a schedule that is the same each time the bucket runs."""
+    """The constant part of the events of one bucket of a schedule: it is the same for each run of the bucket."""
 
     def __init__(self, planned: Planned, schedule: int, position: int, wire: str) -> None:
         args: dict[str, Any] = {"tensors": len(planned.names), "set": planned.set_id, "schedule": schedule}
@@ -42,7 +42,7 @@ class _Place:
 
 
 class TraceWriter:
-    """The writer of one rank's events, which are JSON texts.
+    """Converts one rank's records to events. Each event is a JSON text.
 
     In the trace, the rank is the process ``pid``. ``transport(set_id, kind)`` returns the name of the transport, such
     as "shm". ``mark_cycles``: add an event at the begin of each period. ``world``: what is known of the present world of
@@ -75,7 +75,7 @@ class TraceWriter:
         self._frozen_ns = 0
 
     def begin(self, facts: Mapping[str, Any], now_ns: int) -> list[str]:
-        """Return the events with which the trace begins. ``facts``, which describe the recording, are part of them."""
+        """Return the events at the begin of the trace. One event contains ``facts``, a description of the recording."""
         return [
             self._meta("process_name", 0, {"name": f"rank {self._rank} ({self._host})"}),
             self._meta("process_sort_index", 0, {"sort_index": self._pid}),
@@ -86,7 +86,7 @@ class TraceWriter:
         ]
 
     def write(self, records: Iterable[Record]) -> list[str]:
-        """Return the events for ``records``."""
+        """Return the events for ``records``. Pass each record exactly once, in the order of the ring buffer."""
         events: list[str] = []
         for record in records:
             code, at_ns = record[1], record[2]
@@ -105,9 +105,9 @@ class TraceWriter:
         return events
 
     def end(self, now_ns: int, lost: int) -> list[str]:
-        """Return the events with which the trace ends.
+        """Return the events at the end of the trace.
 
-        ``lost``: number of records that were overwritten before they were read.
+        ``lost`` is the number of records that were overwritten before they were read.
         """
         events: list[str] = []
         self._close_replay(now_ns, events)
@@ -133,7 +133,7 @@ class TraceWriter:
             _, _, _, self._epoch, self._schedule, self._buckets, start = record
             self._since_ns = at_ns
             args = {"epoch": self._epoch, "schedule": self._schedule, "place": start, "buckets": len(self._buckets)}
-            # its end is a separate event, written when replay is left: so a file that was cut off before still shows it
+            # The end of the replay is a separate event, so that a file without its end still shows this replay.
             events.append(f'{self._head("REPLAY", "B", REPLAY, at_ns)},"args":{_dump(args)}}}')
         elif code == Code.FREEZE:
             self._frozen_ns = at_ns
@@ -192,12 +192,12 @@ class TraceWriter:
             events.append(self._instant("CYCLE_START", row, begun_ns, {"period": place // len(self._buckets)}))
 
     def _same(self, what: Bucket | Planned, place: int, events: list[str]) -> tuple[str, str]:
-        """Return the arguments of bucket ``what`` that are the same at each run, and the name of its communication
-        phase.
+        """Return two texts about the bucket ``what``: the constant arguments of its event, and the name of a phase.
 
-        The arguments are JSON without the closing brace, so that more of them can follow. ``place`` is the bucket's
-        place in the replay, or -1. The first time that a bucket of the schedule runs, its SCHEDULE event is added to
-        ``events``.
+        The constant arguments are the same for each run of the bucket. They are JSON without the closing brace, so that
+        the caller can add arguments. The phase is the bucket's communication. ``place`` is the bucket's number in the
+        replay (see ``TraceHooks.completed``), or -1. If a bucket of the schedule runs for the first time, a SCHEDULE
+        event, which describes the bucket, is added to ``events``.
         """
         if place < 0 or not self._buckets:
             args = {"tensors": len(what.names), "set": what.set_id, "names": list(what.names)}
@@ -219,9 +219,9 @@ class TraceWriter:
         return f"{self._transport(set_id, kind).upper().replace('+', '_')}_{kind.name}"
 
     def _row(self, since_ns: int, until_ns: int, events: list[str]) -> int:
-        """Return the first row that is free at ``since_ns``, and occupy it until ``until_ns``.
+        """Return the id of the first row that is free at ``since_ns``, and mark the row as used until ``until_ns``.
 
-        If no row is free, a new one is added.
+        If no row is free, add a row, and add the events with its name to ``events``.
         """
         for row, ended_ns in enumerate(self._rows):
             if ended_ns <= since_ns:

@@ -1,4 +1,4 @@
-"""Read how many bytes have gone over the network interfaces that a job uses, as the kernel of this host counts them."""
+"""Read the operating system's counters of the bytes that were sent and received by a job's network interfaces."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from ddlcore.contracts.interfaces import interface_addresses
 from ddlcore.messages import Traffic
 
-_WORD = 4  # InfiniBand's counters count words of so many bytes
+_WORD = 4  # InfiniBand's counters count words of 4 bytes
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
 class TrafficMeter:
-    """The counters of the interface that has ``address``, and of all InfiniBand ports of this host.
+    """Reads the counters of the network interface with the address ``address``, and of all InfiniBand ports.
 
-    Transports that use RDMA pass by the counters of network interfaces. If no interface has ``address``, there are only
-    the ports.
+    The ports are read, too, because RDMA traffic is not counted by the network interfaces. If no interface has
+    ``address``, only the ports are read.
     """
 
     def __init__(self, address: str, infiniband: Path = _INFINIBAND) -> None:
-        """Find the interface and the ports. ``infiniband`` is the directory in which the kernel shows the ports."""
+        """Find the interface and the ports. ``infiniband`` is the directory of the kernel's files about the ports."""
         found: list[str] = []
         with contextlib.suppress(OSError):
             found = [name for name, known in interface_addresses().items() if address in known]
@@ -28,7 +28,7 @@ class TrafficMeter:
         self._ports = sorted(infiniband.glob("*/ports/*")) if infiniband.is_dir() else []
 
     def read(self) -> tuple[Traffic, ...]:
-        """Return the present counters. What the system does not tell is left out."""
+        """Return the present counters. An interface or port whose counters cannot be read is left out."""
         return (*self._interface(), *(one for port in self._ports for one in _port(port)))
 
     def _interface(self) -> tuple[Traffic, ...]:

@@ -1,4 +1,4 @@
-"""Choose the one step of a trace that stands for all of them in a picture. All functions are pure."""
+"""Choose one typical step of a trace, which is drawn in a picture. All functions are pure."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from dataclasses import dataclass
 from ddlcore.observe.intervals import Cover, Interval
 from ddlcore.observe.summary import Run, Summary, steps_of
 
-ALIKE = 0.005  # exposed shares that differ by no more than this are the same to a reader: half a percent of a step
+ALIKE = 0.005  # exposed shares count as equal if they differ by no more than half a percent of a step
 
 
 @dataclass(frozen=True)
 class TypicalStep:
-    """A step of the first rank, and what happens meanwhile on the other ranks. Times are in µs of the trace."""
+    """One step of the first rank, from ``begin`` to ``end`` in µs on the clock of the trace.
 
-    rank: int  # the rank whose step it is
-    number: int  # its number among the steps that this rank replayed, from 1
-    count: int  # how many steps this rank replayed
+    The picture of the step shows the events of all ranks between these two times.
+    """
+
+    rank: int  # the first rank of the trace
+    number: int  # number of the step among the steps that this rank replayed, from 1
+    count: int  # number of the steps that this rank replayed
     begin: float
     end: float
     exposed: float  # share of the step in which a user thread waits in ddl, as the mean over the ranks
 
 
 def typical_step(summary: Summary, runs: Sequence[Run], waits: Mapping[int, Sequence[Interval]]) -> TypicalStep | None:
-    """Return the step that represents ``summary`` best. Return None if the first rank replayed no whole step.
+    """Return the step that represents ``summary`` best, or None if the first rank replayed no whole step.
 
-    ``runs`` and ``waits`` are those from which the summary was computed. The exposed share of the step is that of the
-    summary or, if no step has that share, the nearest. Among the steps with the same share, the one is chosen whose
-    length and whose shares of the single ranks are the most usual ones. A step of median length alone would not do:
-    the share of a step changes with its length, because a rank that is late makes the step longer for all.
+    ``summary`` was computed from ``runs`` and ``waits``. The exposed share of the chosen step is equal to that of the
+    summary, or as near as possible. If several steps have such a share, the choice among them is made by two values:
+    the length of the step, and the exposed shares on the single ranks. The step that is nearest to the medians is
+    chosen. The length alone would not be enough, because the exposed share depends on it: a late rank makes the step
+    longer for all ranks.
     """
     if not summary.ranks:
         return None

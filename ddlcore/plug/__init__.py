@@ -1,4 +1,4 @@
-"""Find out at start-up which plugins are installed and what each of them offers."""
+"""Find out at start-up which plugins are installed and which providers each plugin offers."""
 
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.loader import load_plugins

@@ -1,4 +1,7 @@
-"""List the plugins and frameworks that the core knows, and the distributions that have them. No other module names them."""
+"""List the plugins and frameworks that the core knows, and the distributions (packages) that contain them.
+
+No other module of the core contains their names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find a module and run it alone: without importing its package, which could import a whole framework."""
+"""Find a module, and import it without importing its package, because the package may import a whole framework."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _CALLERS = ("finding.py", "loader.py", "registry.py")
-# What lies between a call of the registry and a plugin's own code.
+# The files whose frames are between a call of the registry and a plugin's own code in a traceback.
 _OWN = frozenset({importlib.__file__, *(__file__.replace("finding.py", name) for name in _CALLERS)})
 
 
 def find(name: str) -> ModuleSpec | None:
-    """Return the spec of module ``name`` without importing the module; None if there is no such module.
+    """Return the spec of module ``name`` without importing the module or its packages.
 
-    importlib.util.find_spec would import the parents of a dotted name.
+    Return None if there is no such module. importlib.util.find_spec, in contrast, imports the packages in a dotted
+    name.
     """
     at, *rest = name.split(".")
     try:
@@ -29,16 +30,17 @@ def find(name: str) -> ModuleSpec | None:
                 importlib.import_module(at)
             at = f"{at}.{part}"
             spec = PathFinder.find_spec(at, spec.submodule_search_locations)
-    except (ImportError, ValueError):  # a parent that is no package, or a loaded module that has no spec
+    except (ImportError, ValueError):  # a parent is not a package, or a loaded module has no spec
         return None
     return spec
 
 
 def run_alone(name: str) -> ModuleType:
-    """Import module ``name`` without importing its parents, unless the module imports them itself.
+    """Import and return module ``name`` without importing its parent packages.
 
-    So a plugin can be listed without running the ``__init__`` of its package, which may import a framework. Raises
-    ModuleNotFoundError if there is no such module, otherwise what the module raises.
+    In this way a plugin can be listed without running the ``__init__`` of its package, which may import a framework.
+    The module itself may still import its parent packages. Raises ModuleNotFoundError if there is no such module, and
+    any exception that the module raises during the import.
     """
     if name in sys.modules or "." not in name:
         return importlib.import_module(name)
@@ -56,9 +58,12 @@ def run_alone(name: str) -> ModuleType:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return an error that came up in a plugin in one line, with the plugin's file and line where that is known."""
+    """Return one line of text about ``error``, which the code of a plugin has raised.
+
+    The text contains the plugin's file and line number, if they are known.
+    """
     said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    if isinstance(error, SyntaxError):  # says the file and the line itself, and no frame of that file exists
+    if isinstance(error, SyntaxError):  # its message has the file and the line, and no frame of that file exists
         return said
     frames = [
         frame

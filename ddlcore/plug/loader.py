@@ -1,7 +1,7 @@
-"""Load plugins once at start-up: the built-in one and those that installed distributions announce.
+"""Load plugins once at start-up: the built-in plugin and the plugins of installed distributions (packages).
 
-A broken plugin becomes one line in the registry's problems, and the others are still loaded. This module does not know
-what providers are used for.
+A distribution announces a plugin by an entry point. If a plugin is broken, the registry's problems get one line of
+text, and the other plugins are still loaded. A plugin offers providers, which describe the objects that it adds to ddl.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ _HOOKS = {kind.hook: kind.provider for kind in Registry.kinds().values()}
 
 
 def load_plugins(settings: Settings) -> Registry:
-    """Ask every plugin once what it offers, and return the registry of all that was offered.
+    """Ask every plugin once for its providers, and return a registry with all providers.
 
-    The built-in plugin is asked first; the others follow in the order of their names.
-
-    ``settings`` contain the allow list (``plugins``) and the deny list (``plugins_off``); both accept the name of an
-    entry point or of a distribution. A broken plugin does not raise here: it is listed in ``Registry.problems``.
+    The built-in plugin is asked first, and the other plugins follow in the order of their names. ``settings`` contain
+    the allow list (``plugins``) and the deny list (``plugins_off``), with names of entry points or of distributions. A
+    broken plugin raises no error here: it is added to ``Registry.problems``.
     """
     registry = Registry()
     _introduce(importlib.import_module(_BUILTIN), _core(), registry)
@@ -53,8 +52,8 @@ def load_plugins(settings: Settings) -> Registry:
 def _installed() -> list[_Found]:
     """Return the entry points of all plugins that installed distributions announce, sorted by name.
 
-    A distribution may announce its plugin for several versions of the contract. If the present version is among them,
-    its other entry points are left out.
+    A distribution may announce its plugin for several versions of the plugin contract. If the present version is one of
+    these, the entry points of this distribution for earlier versions are left out.
     """
     found = [(_origin(entry), entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
     present = {origin.name for origin, _ in found}
@@ -64,7 +63,7 @@ def _installed() -> list[_Found]:
 
 
 def _require_contract(entry: EntryPoint) -> None:
-    """Raise PluginError for a plugin that was written for an earlier contract."""
+    """Raise PluginError if the plugin was written for an earlier version of the plugin contract."""
     if entry.group in FORMER_GROUPS:
         ours = ".".join(map(str, API_VERSION))
         raise PluginError(
@@ -75,7 +74,7 @@ def _require_contract(entry: EntryPoint) -> None:
 
 
 def _plugin(entry: EntryPoint) -> object:
-    """Import and return what the entry point names: a module, or an object in a module."""
+    """Import and return the module, or the object in a module, that the entry point names."""
     plugin: object = run_alone(entry.module)
     for part in entry.attr.split(".") if entry.attr else ():
         plugin = getattr(plugin, part)
@@ -83,7 +82,10 @@ def _plugin(entry: EntryPoint) -> object:
 
 
 def _introduce(plugin: object, origin: Distribution, registry: Registry) -> None:
-    """Offer all providers of ``plugin`` to the registry. If one of its hooks is wrong, raise and offer none."""
+    """Add all providers of ``plugin``, which the distribution ``origin`` announces, to the registry.
+
+    If one of the plugin's hooks is wrong, raise PluginError or an error of pluggy, and add no provider.
+    """
     manager = pluggy.PluginManager("ddlcore")  # one for each plugin, so that a broken plugin does not affect the others
     manager.add_hookspecs(Hooks)
     manager.register(plugin)  # raises for a hook with arguments that its specification lacks
@@ -118,9 +120,10 @@ def _checked(provider: object, hook: str, kind: type[Provider]) -> Provider:
 
 
 def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry) -> list[_Found]:
-    """Return the entry points that pass the allow and the deny list.
+    """Return the entry points in ``installed`` that the allow list and the deny list in ``settings`` do not exclude.
 
-    Names in these lists that no plugin has become problems of ``registry``.
+    Excluded plugins are added to ``registry.refusals``. If a name in one of the lists is not the name of any plugin, a
+    line is added to ``registry.problems``.
     """
     only = {_plain(name) for name in settings.names("plugins")}
     off = {_plain(name) for name in settings.names("plugins_off")}
@@ -143,7 +146,7 @@ def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry)
 
 
 def _plain(name: str) -> str:
-    """Return a distribution's name in the normal form of package indexes: ddl_mine becomes ddl-mine."""
+    """Return ``name``, a distribution's name, in the normal form of package indexes: ddl_mine becomes ddl-mine."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

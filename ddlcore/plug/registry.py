@@ -1,6 +1,7 @@
-"""Hold the providers of each extension point by name, and import their classes when these are first used.
+"""Store the providers of all plugin kinds by name, and import the class of a provider when the class is first used.
 
-This module knows nothing about hooks or entry points; loader.py fills the registry.
+A provider describes one object that a plugin adds to ddl, such as a transport, without importing it. loader.py adds the
+providers to the registry.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ log = logging.getLogger("ddl")
 
 
 class Distribution(NamedTuple):
-    """The installed distribution that a provider comes from, with name and version as ``pip list`` shows them."""
+    """The installed distribution (package) that contains a provider: name and version as ``pip list`` shows them."""
 
     name: str
     version: str
@@ -68,27 +69,27 @@ class Distribution(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A plugin, or one of its providers, that is not used."""
+    """Says that a plugin, or one of its providers, is not used, and why."""
 
     origin: Distribution
     name: str  # name of the provider, or of the entry point if the whole plugin is refused
-    kind: str  # kind of provider; empty: the whole plugin
+    kind: str  # word for the kind of the provider; "": the whole plugin is refused
     reason: str  # what is wrong and what to do
-    off: bool = False  # left out by the user's own lists: not a problem
+    off: bool = False  # excluded by the user's allow or deny list, so this is not a problem
 
 
 class PluginKind(Generic[P]):
-    """One kind of plugin.
+    """One kind of plugin, such as transports.
 
-    The kinds are attributes of the class ``Registry``. On an object of that class, the same attribute is a dictionary:
-    the providers of this kind in that registry, by name.
+    Each kind is an attribute of the class ``Registry``. If the same attribute is read from a Registry object, the value
+    is a dictionary with the object's providers of this kind by name.
     """
 
     def __init__(self, provider: type[P], word: str, hook: str, contract: type | None = None) -> None:
-        self.provider = provider  # the class of its providers
-        self.word = word  # for messages
-        self.hook = hook  # the name of the hook that returns them
-        self.contract = contract  # the base class of the target
+        self.provider = provider  # the class of the providers of this kind
+        self.word = word  # the name of the kind in messages
+        self.hook = hook  # the name of the hook that returns the providers
+        self.contract = contract  # the base class of a provider's target; None: the type is not checked
 
     @overload
     def __get__(self, registry: None, owner: type[Registry]) -> PluginKind[P]: ...
@@ -99,11 +100,11 @@ class PluginKind(Generic[P]):
 
 
 class Registry:
-    """All providers, by kind and name. The attributes of the class are the only table of the plugin kinds.
+    """All providers, by kind and name. The attributes of this class are the only list of the plugin kinds.
 
-    It is filled once at start-up, and afterwards any thread may read it. ``problems`` has one line for each plugin or
-    provider that was refused, with the name of its distribution. ``refusals`` has the same as data, and in addition
-    what the user's allow and deny lists leave out.
+    The registry is filled once at start-up; after that, any thread may read it. ``problems`` has one line of text for
+    each plugin or provider that was refused, with the name of its distribution. ``refusals`` has the same information
+    as objects. In addition, ``refusals`` has the plugins that the user's allow or deny list excludes.
     """
 
     transports = PluginKind(TransportProvider, "transport", "ddl_transports", Transport)
@@ -129,7 +130,7 @@ class Registry:
 
     @classmethod
     def kinds(cls) -> dict[str, PluginKind[Any]]:
-        """Return every kind of plugin, by the name of the registry's attribute that holds the plugins of this kind."""
+        """Return every plugin kind, by the name of the attribute of this class that contains the kind."""
         return {name: kind for name, kind in vars(cls).items() if isinstance(kind, PluginKind)}
 
     def of(self, kind: PluginKind[P]) -> dict[str, P]:
@@ -141,8 +142,8 @@ class Registry:
     def named(self, kind: PluginKind[P], name: str) -> P:
         """Return the provider of ``kind`` that is called ``name``.
 
-        If there is none, raises PluginError: its message has the command that installs this provider, if that is known,
-        otherwise the names that exist.
+        Raises PluginError if there is no such provider. The message contains the command that installs the provider, if
+        this command is known. If it is not known, the message contains a similar name or all names that exist.
         """
         table = self.of(kind)
         if name in table:
@@ -156,14 +157,14 @@ class Registry:
         raise PluginError(f"no {kind.word} is called '{name}'; {what_next}{self.left_out(name)}")
 
     def transport(self, name: str) -> TransportProvider:
-        """Return the provider of the transport called ``name``. Raises PluginError as ``named`` does."""
+        """Return the provider of the transport called ``name``. Raises PluginError if there is none, see ``named``."""
         return self.named(Registry.transports, name)
 
     def kernels_for(self, kind: str) -> KernelsProvider:
-        """Return the provider of kernels for devices of ``kind``. If several can be used here, the priority decides.
+        """Return the provider of kernels for devices of the kind ``kind``, such as "cuda".
 
-        If there is none, raises PluginError. Its message says why the installed providers cannot be used; if none is
-        installed, it says how to install one.
+        If several providers can be used here, return the one with the highest priority. If none can be used, raises
+        PluginError with a message that says why the installed providers cannot be used, or how to install a provider.
         """
         offered = [one for one in self.kernels.values() if one.device == kind]
         objections = []
@@ -179,18 +180,17 @@ class Registry:
         raise PluginError(f"memory of {kind} cannot be used ({known}); or pass a copy in host memory")
 
     def communicators_of(self, comm: object) -> CommunicatorsProvider | None:
-        """Return the provider for the library to which the communicator ``comm`` belongs; None if no plugin knows that
-        library.
+        """Return the provider for the library that defines the class of the communicator ``comm``.
 
-        This imports nothing.
+        Return None if no plugin knows this library. This method imports no module.
         """
         modules = {one.__module__.partition(".")[0] for one in type(comm).__mro__}
         return next((p for p in self.communicators.values() if p.module in modules), None)
 
     def left_out(self, name: str) -> str:
-        """Return text for the end of a message: why plugins or providers called ``name`` are not used.
+        """Return text for the end of a message that says why plugins or providers called ``name`` are not used.
 
-        Returns "" if none was refused or left out.
+        Return "" if no plugin or provider of this name was refused or excluded.
         """
         off = [f"{one.origin} is off: {one.reason}" for one in self.refusals if one.off and one.name == name]
         return "".join(f"; {line}" for line in [*(one for one in self.problems if f"'{name}'" in one), *off])
@@ -198,22 +198,23 @@ class Registry:
     # --- one provider
 
     def distribution(self, provider: Provider) -> Distribution:
-        """Return name and version of the distribution that offers ``provider``, which must be in this registry."""
+        """Return the name and version of the distribution of ``provider``, which must be in this registry."""
         return self._origins[provider]
 
     def offers(self) -> list[tuple[str, Provider]]:
-        """Return every provider with the name of its kind, sorted by kind."""
+        """Return (word for the kind, provider) for every provider, sorted by kind."""
         return [(kind.word, one) for kind in _KINDS.values() for one in self.of(kind).values()]
 
     def distributions(self) -> set[str]:
-        """Return the names of all distributions that offer a provider, each as the distribution spells it."""
+        """Return the names of all distributions that contain a provider, each as the distribution itself writes it."""
         return {origin.name for origin in self._origins.values()}
 
     def missing(self, provider: Provider) -> str:
-        """Return why ``provider`` cannot be used here, with the command that helps; "" if it can be used.
+        """Return the reason why ``provider`` cannot be used here.
 
-        This imports nothing but the module of the provider's probe: the modules that it requires are looked for, not
-        imported.
+        If a module is missing, the text also has the command that installs it. Return "" if the provider can be used.
+        The only module that this method imports is the module of the provider's probe, a function that tests whether
+        the provider can be used. For the modules that the provider requires, the method only checks that they exist.
         """
         if provider.platforms and sys.platform not in provider.platforms:
             return f"works on {' and '.join(provider.platforms)} only; this is {sys.platform}"
@@ -232,9 +233,10 @@ class Registry:
             return f"{provider.probe} failed: {raised_at(error)}"
 
     def library(self, provider: Provider) -> Library | None:
-        """Return the external library that ``provider`` is made for, in the version that this process loads.
+        """Return the name and version of the external library that the target of ``provider`` uses in this process.
 
-        Returns None if there is no such library, or if it cannot be loaded.
+        The target is the object that ``load`` returns. Return None if the target uses no such library, if the library
+        cannot be loaded, or if the provider cannot be used here.
         """
         if not provider.library or self.missing(provider):
             return None
@@ -272,10 +274,11 @@ class Registry:
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
     def load(self, provider: Provider) -> object:
-        """Import and return the target of ``provider``: a class of its contract, or a click command.
+        """Import and return the target of ``provider``: usually a class, for a command a click command.
 
-        Raises PluginError, with the distribution and what to do, if a required module is missing, if its own module
-        cannot be imported, or if its target is not of the type that the contract requires.
+        Raises PluginError if a required module is missing, if the module of the target cannot be imported, or if the
+        target does not have the type that the plugin contract requires. The message contains the distribution, and what
+        the user can do.
         """
         who = f"{_KINDS[type(provider)].word} '{provider.name}' of {self.distribution(provider)}"
         missing = self.missing(provider)
@@ -283,7 +286,8 @@ class Registry:
             raise PluginError(f"{who} cannot be used: {missing}")
         module, _, attribute = provider.target.partition(":")
         try:
-            # A check examines what may be broken, and its package may import that very thing: so leave the package out.
+            # A check examines a part that may be broken, and the package of the check may import this part. So do not
+            # import the package.
             imported = run_alone if isinstance(provider, CheckProvider) else importlib.import_module
             found: object = imported(module)
             for part in attribute.split("."):
@@ -298,10 +302,10 @@ class Registry:
     # --- filling; only the loader calls these
 
     def offer(self, provider: Provider, origin: Distribution) -> None:
-        """Add ``provider``, which the distribution ``origin`` offers, or record why it is refused.
+        """Add ``provider``, which the distribution ``origin`` contains, or record why the provider is refused.
 
-        It is refused if it was built for another version of the contract, if its target is malformed, or if its name or
-        one of its settings exists already: the first provider that offers a name keeps it.
+        The provider is refused if it was built for another version of the plugin contract, if its target is malformed,
+        or if an earlier provider has the same name or a setting of the same name.
         """
         kind = _KINDS[type(provider)]
         table = self.of(kind)
@@ -333,15 +337,18 @@ class Registry:
         self.refusals.append(Refusal(origin, provider.name, kind.word, wrong))
 
     def refuse(self, origin: Distribution, entry: str, reason: str) -> None:
-        """Record that the plugin of entry point ``entry`` is not used, and why."""
+        """Record that the plugin with the entry point ``entry`` of the distribution ``origin`` is not used.
+
+        ``reason`` says why the plugin is not used.
+        """
         self.problems.append(f"plugin '{entry}' of {origin} is not used: {reason}")
         self.refusals.append(Refusal(origin, entry, "", reason))
 
 
 def _function(target: str) -> Callable[[], object]:
-    """Return the function that ``target``, of the form ``module:function``, names.
+    """Return the function that ``target`` names.
 
-    The module is imported without running the ``__init__`` of its package.
+    ``target`` has the form ``module:function``. The module is imported without running the ``__init__`` of its package.
     """
     module, _, name = target.partition(":")
     found: Callable[[], object] = getattr(run_alone(module), name)

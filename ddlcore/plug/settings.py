@@ -11,8 +11,8 @@ from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Registry
 from ddlcore.text.nearest import nearest
 
-_LIKE = 0.88  # two wrong letters in ten or so: less, and a variable of somebody else would be taken for ours
-_JOB = "DDL_JOB_FILE"  # set for ranks, whose launcher has named the misspelt variables
+_LIKE = 0.88  # about two wrong letters in ten. With a lower value, variables of other programs would look misspelt
+_JOB = "DDL_JOB_FILE"  # set for ranks, whose launcher has already warned of the misspelt variables
 
 
 def settings_of(
@@ -25,14 +25,18 @@ def settings_of(
 ) -> tuple[Settings, Registry]:
     """Return the settings and the plugins of this process.
 
-    ``environ``, ``file`` and ``flags`` are the sources of the settings. The settings that say which plugins to load are
-    read first. All settings are read after that, since plugins define settings of their own. ``registry``: the plugins,
-    if they have been loaded already. ``warns``: whether to warn of misspelt variables. A process that may be one of
-    many ranks must not, because one rank is enough. Nobody is warned twice: not if ``registry`` is given, nor in a rank
-    of ``ddl run``, which has warned before it started the ranks.
+    ``environ``, ``file`` and ``flags`` are the sources of the settings: environment variables, the config file and the
+    flags. The settings that say which plugins to load are read first. All settings are read after loading the plugins,
+    because plugins define additional settings. ``registry`` has the plugins if they were loaded before; None means to
+    load them now.
 
-    Raises ValueError as ``load_settings`` does. If a name is unknown, the message also names the plugins that the
-    user's own lists leave out, because the setting may be one of theirs.
+    ``warns`` says whether to warn of misspelt variables. Pass False in a process that may be one of many ranks, so that
+    not every rank warns. There is also no warning if ``registry`` is given, because the user was warned before. The
+    ranks of ``ddl run`` do not warn either, because ``ddl run`` warns before it starts them.
+
+    Raises ValueError if a value is not valid, and UnknownSetting (a ValueError) if ``file`` or ``flags`` contain the
+    name of a setting that does not exist. The message of UnknownSetting also names the plugins that the user's allow or
+    deny list excludes, because the setting may belong to one of them.
     """
     warns = warns and registry is None and _JOB not in environ
     if registry is None:
@@ -49,9 +53,9 @@ def settings_of(
 
 
 def warn_of_misspelt(environ: Mapping[str, str], registry: Registry) -> None:
-    """Warn of each variable in ``environ`` that is no setting of the core or of a plugin, but resembles one.
+    """Warn of each variable in ``environ`` that is not a setting of the core or of a plugin, but has a similar name.
 
-    It is no error: the variable may be one of another version, or of a program of the user.
+    This is not an error, because the variable may belong to another version of ddl or to a program of the user.
     """
     for line in misspelt_variables(environ, _rows(registry)):
         warnings.warn(line, stacklevel=3)
@@ -62,10 +66,10 @@ def _rows(registry: Registry) -> list[Setting]:
 
 
 def misspelt_variables(environ: Mapping[str, str], rows: Iterable[Setting]) -> list[str]:
-    """Return a line for each variable in ``environ`` that is no setting but resembles one.
+    """Return one line of text for each variable in ``environ`` that is not a setting but has a similar name.
 
-    ``rows``: the settings of the core and of the loaded plugins. The variables of a known plugin that is not loaded are
-    left out, since they may be right.
+    ``rows`` has the settings of the core and of the loaded plugins. If a known plugin is not loaded, variables with the
+    prefix of this plugin are left out, because they may be correct.
     """
     rows = list(rows)
     known = {row.env for row in rows} | {f"DDL_{row.former.upper()}" for row in rows if row.former}

@@ -1,1 +1,1 @@
-"""Does one rank's work and makes the coordinator's decisions; knows no framework, no plugin and no environment."""
+"""The modules that do the work of one rank. They know no framework, no plugin and no environment variable."""

@@ -1,6 +1,7 @@
-"""Notices that this rank has been in one operation for long, which only the rank itself can see, and reports it.
+"""Notices when this rank has been in one operation for long, and makes the report about it for the coordinator.
 
-It also reports when that operation ends. It uses no thread, no lock and no clock of its own.
+Only the rank itself can see how long it has been in an operation. When a reported operation has ended, a second report
+says so. This module uses no thread and no lock, and does not read a clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ LEAST_S = 0.05
 
 
 class Alarm:
-    """The object that decides when one rank reports to the coordinator that it has been in one operation for long.
+    """Decides when this rank must report to the coordinator that it has been in one operation for long.
 
-    It reports a little before the first time limit of ``patience``, so that the coordinator can ask the other ranks in
-    time.
+    ``patience`` has two time limits, ``warning_s`` and ``shutdown_s``. The report is made a little before the earlier
+    one. So the coordinator can ask the other ranks and get their answers before that limit. If both are 0, there are no
+    reports.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -36,9 +38,10 @@ class Alarm:
         self._given: ReplayStatus | Busy | None = None
 
     def look(self, doing: Callable[[], ReplayStatus | Busy | None], now_s: float) -> list[ReplayStatus | Busy]:
-        """Return the reports that are due at ``now_s``: that an operation lasts long, or that a reported one has ended.
+        """Return the reports that must be sent at the time ``now_s``.
 
-        ``doing`` returns the operation that the rank is in now. Each report is returned only once.
+        A report says that an operation has lasted for long, or that a reported operation has ended. ``doing`` returns
+        the operation that the rank is in now, or None. Each report is returned only once.
         """
         if not self._looks or now_s < self._look_s:
             return []
@@ -59,7 +62,11 @@ class Alarm:
         return said
 
     def since(self, replay_status: ReplayStatus | None) -> ReplayStatus | None:
-        """Return ``replay_status`` with the time for which the rank has been at that place, if that is known."""
+        """Return a copy of ``replay_status`` that also says how long the rank has been at its place in the schedule.
+
+        Return ``replay_status`` itself if it is None, or if that length of time is not known because ``look`` has not
+        yet seen the rank at this place.
+        """
         if replay_status is None or _place(replay_status) != self._at:
             return replay_status
         return msgspec.structs.replace(replay_status, waits_s=self._time.seconds - self._since_s)

@@ -1,4 +1,4 @@
-"""Parses the value of ``--backend``. It does not know which transports exist nor which ranks they can serve."""
+"""Parses the value of ``--backend``. This module does not know which transports exist, or which ranks can use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _FORMS = "auto, NAME, LOCAL+CROSS, or one of them followed by KIND=… such as a
 
 @dataclass(frozen=True)
 class Choice:
-    """``auto``, the name of one transport, or the names of a local transport and of one across hosts."""
+    """A choice of transports: ``auto``, one transport's name, or two names.
+
+    Of two names, the first is the transport within a host, and the second the transport across hosts.
+    """
 
     names: tuple[str, ...]
 
@@ -32,9 +35,10 @@ class Backend:
 
 
 def parse_backend(text: str) -> Backend:
-    """Parse ``auto``, ``NAME``, ``LOCAL+CROSS``, or one of these followed by exceptions: ``auto,allgather=NAME``.
+    """Parse ``text``, the value of ``--backend``, and return the choices of transports in it.
 
-    Raises ValueError, with a message of one line, if ``text`` is invalid.
+    ``text`` begins with ``auto``, ``NAME`` or ``LOCAL+CROSS``. Other choices for some kinds of operations may follow,
+    as in ``auto,allgather=NAME``. Raises ValueError, with a message of one line, if ``text`` is invalid.
     """
     first, *rest = (part.strip() for part in text.split(","))
     if "=" in first:

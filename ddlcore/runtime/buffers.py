@@ -1,4 +1,7 @@
-"""Holds the memory into which buckets are packed: one buffer for each use, which may grow, never released in a job."""
+"""Keeps the memory into which buckets are packed.
+
+There is one buffer for each purpose. A buffer may be replaced by a larger one. Buffers are kept until the job ends.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,20 @@ from ddlcore.types import Buffer, DType
 
 
 class FusionBuffers:
-    """The fusion buffers of one communicator. Only the thread that runs buckets uses them."""
+    """The fusion buffers of one communicator: memory into which the tensors of a bucket are packed.
+
+    Only the thread that runs buckets uses them.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._memory: dict[str, Memory] = {}
 
     def get(self, use: str, count: int, dtype: DType) -> Buffer:
-        """Return memory for ``count`` elements, which is the same memory as in an earlier call with the same ``use``.
+        """Return a buffer of ``count`` elements of ``dtype``.
 
-        If that memory is too small, it is replaced. In both cases the former contents are lost to the caller.
+        ``use`` is any text that names the purpose. Calls with the same ``use`` return the same memory. If that memory
+        is too small, a larger one replaces it. So a caller must not expect the values of an earlier call.
         """
         nbytes = count * dtype.itemsize
         memory = self._memory.get(use)

@@ -1,4 +1,4 @@
-"""Decides whether all ranks ask for the same operation under one name, and shows in a table where they differ."""
+"""Checks the ranks' requests, and shows in a table where the requests of several ranks for one name differ."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
 
 
 def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
-    """Return why this request would be invalid whichever rank of a world of ``size`` had sent it; empty if it is valid.
+    """Return a text that says why a request for one tensor is invalid, or "" if the request is valid.
 
-    ``ask`` is the request for one tensor, ``spec`` its decoded spec, and ``members`` are the ranks of its process set.
-    A correct ddl never sends an invalid request.
+    Only those flaws are found that do not depend on the rank that sent the request. ``ask`` is the request, and
+    ``spec`` is the decoded ``ask.spec``. ``members`` are the ranks of the request's process set, and ``size`` is the
+    size of the world. A correct ddl never sends an invalid request.
     """
     kind, ranks = spec.kind, spec.ranks or ()
     if kind in (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET) and ask.set_id != 0:
@@ -58,9 +59,9 @@ def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
 
 
 def called(kind: Kind, name: str) -> str:
-    """Return how messages name one operation, such as ``allreduce 'x'``.
+    """Return the text by which messages name one operation, such as ``allreduce 'x'``.
 
-    ``name`` is the name in the request. It may begin with the kind, which is then not written twice.
+    ``name`` is the name in the request. If ``name`` begins with the kind (``allreduce.x``), the kind is not repeated.
     """
     verb = kind.name.lower()
     plain = name.removeprefix(f"{verb}.")
@@ -70,16 +71,16 @@ def called(kind: Kind, name: str) -> str:
 
 
 def describe(names: Sequence[str], set_id: int) -> str:
-    """Return the words by which messages name one or several tensors of a process set: their names and the set."""
+    """Return the text by which messages name tensors: the first four names, and the process set if it is not 0."""
     shown = ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return shown if set_id == 0 else f"{shown} in process set {set_id}"
 
 
 def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
-    """Return a table of what each rank has requested under ``name`` in the process set ``set_id``.
+    """Return a message with a table that shows how the ranks' requests for ``name`` in process set ``set_id`` differ.
 
-    It has only the columns in which the ranks differ, and ranks that requested the same share a row. Below the table is
-    advice for the user. ``asked`` holds the request of each rank.
+    ``asked`` contains the request of each rank. The table has only those columns in which the requests differ. Ranks
+    with equal requests share a row. The last line, below the table, is advice for the user.
     """
     kinds = {spec.kind for spec in asked.values()}
     rows: dict[tuple[str, ...], list[int]] = {}

@@ -1,4 +1,7 @@
-"""Counts the time during which a watcher ran, which is less than the clock's time if the watcher was stopped."""
+"""Counts the time during which a watcher ran. A watcher is code that watches how long other processes are silent.
+
+If the watcher's own process was stopped for a while, the counted time is less than the time of the clock.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ COUNTED_S = 0.5  # how much of such a gap is counted
 class WatchedTime:
     """The seconds since the first call of ``at``, without the gaps in which the watcher did not run.
 
-    A process may be stopped and continued (SIGSTOP and SIGCONT, or a suspended machine), and the other processes with
-    it. By the clock it would then take its own pause for a silence of the other processes.
+    All processes may be stopped and continued together (SIGSTOP and SIGCONT, or a suspended machine). If the watcher
+    used the time of the clock, the watcher would mistake its own pause for a silence of the other processes.
     """
 
     def __init__(self) -> None:
@@ -18,7 +21,10 @@ class WatchedTime:
         self.seconds = 0.0
 
     def at(self, now_s: float) -> float:
-        """Return the watched time at ``now_s``. This is the reading of any steady clock, the same one in every call."""
+        """Return the watched time, in seconds, at the time ``now_s``.
+
+        ``now_s`` is the time of a steady clock. All calls must use the same clock.
+        """
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         self.seconds += gap_s if gap_s <= MOST_GAP_S else COUNTED_S

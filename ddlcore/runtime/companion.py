@@ -1,4 +1,8 @@
-"""Holds the companions of a job: objects of a framework that make calls in the background, while no thread waits."""
+"""Keeps the companions of a job.
+
+A companion is an object of a framework's package that exists as long as the job. For example, it makes calls of ddl in
+the background, while no thread of the user waits for them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,10 @@ C = TypeVar("C", bound=Companion)
 
 
 class Companions:
-    """The companions of one job. Any thread may use them."""
+    """The companions of one job: objects of framework packages that live as long as the job.
+
+    There is at most one companion of each class. Any thread may use this object. See contracts.framework.Companion.
+    """
 
     def __init__(self, job: JobService) -> None:
         self._job = job
@@ -31,11 +38,14 @@ class Companions:
         return made
 
     def settle(self) -> None:
-        """Settle all companions."""
+        """Call ``settle`` of each companion.
+
+        Each call waits until all operations that the user's program asked the companion for have ended.
+        """
         for one in list(self._made.values()):
             one.settle()
 
     def close(self) -> None:
-        """Close all companions."""
+        """Call ``close`` of each companion, because the job has ended. The companion then ends its threads."""
         for one in list(self._made.values()):
             one.close()

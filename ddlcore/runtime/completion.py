@@ -1,4 +1,4 @@
-"""Announces finished operations to the threads that wait for them; does not know how they wait."""
+"""Announces to waiting threads that operations have ended. This module does not know how these threads wait."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from ddlcore.runtime.reentry import Lock
 
 
 class Completion:
-    """The object through which finished operations are announced to waiting threads. All handles of a job share it.
+    """Announces finished operations to waiting threads. All handles of a job share one such object.
 
-    ``observed`` is the index of the last bucket whose end the user's code has seen.
+    ``observed`` is the highest index of a bucket whose end the user's code has seen. It is -1 if there is no such
+    bucket.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class Completion:
     def announce(self) -> None:
         """Wake all waiting threads, because an operation has ended. Any thread may call this.
 
-        It has no effect on a thread that has stopped waiting meanwhile.
+        The call has no effect on a thread that does not wait any more.
         """
         waiting = self.waiting
         try:  # contextlib.suppress would take longer than everything else here
@@ -34,10 +35,10 @@ class Completion:
 
     @property
     def wanted(self) -> bool:
-        """Return whether a thread waits for something on a device."""
+        """Return whether any thread waits for the end of an operation on a device."""
         return bool(self.wanting)
 
     def observe(self, index: int) -> None:
-        """Record that the user's code has seen the end of the bucket with this index."""
+        """Record that the user's code has seen the end of the bucket with the coordinator's index ``index``."""
         if index > self.observed:
             self.observed = index

@@ -1,6 +1,7 @@
 """The control thread: carries requests to the coordinator, and the coordinator's answers to the engine.
 
-It never runs a collective and never waits for one, so it can answer the coordinator whatever the engine is waiting for.
+The control thread never runs a collective and never waits for a collective. So it can answer the coordinator even while
+the engine waits for other ranks.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ log = logging.getLogger("ddl")
 
 
 class Channel(Protocol):
-    """The part of a connection to the coordinator that the control thread needs; see ddlcore.control.channel."""
+    """The methods of a connection to the coordinator that the control thread uses; see ddlcore.control.channel."""
 
     def send(self, message: ToCoordinator) -> None: ...
 
@@ -87,7 +88,7 @@ class Channel(Protocol):
 
 
 class ControlThread:
-    """The thread that owns the channel to the coordinator from ``start`` to ``stop``."""
+    """The thread that exchanges messages with the coordinator. Only this thread uses the channel from ``start`` on."""
 
     def __init__(
         self,
@@ -110,11 +111,11 @@ class ControlThread:
     ) -> None:
         """Create the thread that carries messages between the coordinator and ``engine``.
 
-        ``channel`` leads to the coordinator. ``broken`` is called with a function that makes the error when the job
-        cannot continue, for example because ranks are lost. ``counted`` has, for each kind of call at which all ranks
-        may act together, the number of calls so far. ``adjust`` applies new settings and is called on the engine's
-        thread. ``explain`` returns the values that the coordinator asks for. ``dump(reason, text)`` is called when
-        somebody may want to know later what this rank did.
+        ``channel`` is the connection to the coordinator. ``broken(make)`` is called when the job cannot continue, for
+        example because ranks are lost; ``make(during)`` returns the error for the operation ``during``. ``counted``
+        has a counter for each kind of call at which all ranks may act together. ``adjust`` applies new settings and is
+        called on the engine's thread. ``explain`` returns the values that the coordinator asks for. ``dump(reason,
+        text)`` saves a record of what this rank did last; it is called at a stall and when a signal asks for it.
         """
         self._events = events
         self._counted = counted
@@ -152,9 +153,9 @@ class ControlThread:
     def engage(self, what: str, todo: Callable[[], None], has_deadline: bool = False) -> None:
         """Have the engine call ``todo``, which may have to wait for other ranks. Any thread may call this.
 
-        ``what`` describes the work in messages about stalls. ``has_deadline`` says that the work has a time limit of
-        its own. The work counts as begun as soon as it is in the engine's queue, because what the engine does before it
-        may wait for the same ranks.
+        ``what`` describes ``todo`` in messages about stalls. ``has_deadline`` says that ``todo`` has a time limit of
+        its own. For reports of stalls, ``todo`` counts as begun as soon as it is in the engine's queue, because the
+        items before it in the queue may wait for the same ranks.
         """
         self._engaged.append(Busy(what, -1, 0, (), has_deadline=has_deadline))
 
@@ -167,7 +168,10 @@ class ControlThread:
         self._engine.post(do)
 
     def stop(self, timeout_s: float) -> None:
-        """Send the remaining messages, then close the channel. Wait at most ``timeout_s`` for that."""
+        """Have the thread send the remaining messages, close the channel and end.
+
+        Wait for the end of the thread, at most ``timeout_s`` seconds.
+        """
         self._stopping = True
         self._channel.wake()
         self._thread.join(timeout_s)
@@ -333,9 +337,10 @@ class ControlThread:
             self._events.decided(item)
 
     def _todo(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> Todo | None:
-        """Return what the engine must do because of ``item``, or None if it need not do anything more.
+        """Return the item that must be put into the engine's queue because of ``item``; None if there is no such item.
 
-        Items that need no turn of the engine, such as a failure or a schedule, are processed here.
+        An ``item`` that needs no work of the engine, such as a failure or a schedule, is processed here. An Adjust is
+        put into the engine's queue here.
         """
         if isinstance(item, Bucket):
             return item, self._tensor_queue.take(item.set_id, item.names)
@@ -352,9 +357,10 @@ class ControlThread:
         return None
 
     def _doing(self) -> ReplayStatus | Busy | None:
-        """Return what this rank is working on that other ranks may delay; None if there is nothing of that kind.
+        """Return the work of this rank that other ranks may delay; None if there is no such work now.
 
-        That is a negotiated bucket, a drain or other work of the engine, or a bucket of its schedule.
+        Such work is a negotiated bucket, a drain or another item of the engine, or a bucket of the schedule that is
+        launched or has some of its tensors.
         """
         bucket = self._engine.bucket
         if bucket is not None:
@@ -370,7 +376,7 @@ class ControlThread:
         return replay_status
 
     def describe_state(self) -> str:
-        """Describe in words what this rank is doing now. Any thread may call this."""
+        """Return a text that says what this rank is doing now. Any thread may call this."""
         doing = self._doing()
         if isinstance(doing, Busy):
             return f"its engine is in {doing.what}"

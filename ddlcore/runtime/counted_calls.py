@@ -1,6 +1,8 @@
-"""Counts this rank's calls of one kind, and holds them back while the ranks agree at which call they act.
+"""Counts this rank's calls of one kind, and makes them wait while the ranks agree at which call all of them act.
 
-Kinds are ``should_stop()``, and ``commit()`` of an elastic state; see ddlcore.coordinator.agreed_point for the protocol.
+There are two kinds of calls. At a call of ``should_stop()``, all ranks can stop together. At a call of ``commit()`` of
+an elastic state, all ranks can change to another world together. ddlcore.coordinator.agreed_point explains how the
+ranks agree.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ _LOOK_S = 0.05  # how often a call that is held back looks whether the job has f
 
 
 class CountedCalls:
-    """The calls of one kind on one rank of one world.
+    """The calls of one kind that one rank of one world has made.
 
-    The user's threads call ``next_is_agreed`` and ``joined``, the control thread the other methods.
+    The user's threads call ``next_is_agreed`` and ``joined``. The control thread calls the other methods.
     """
 
     def __init__(self, kind: str, name: str, failure: JobFailure) -> None:
-        """Count from 0. ``name`` is the call's name in error messages."""
+        """Begin to count at 0.
+
+        ``kind`` is messages.STOP or messages.COMMIT. ``name`` is the call's name in error messages. ``failure`` says
+        whether the job has failed.
+        """
         self._kind = kind
         self._name = name
         # A reason to act that is still to be sent. Set by signal handlers, which must not take a lock.
@@ -38,10 +44,11 @@ class CountedCalls:
         self._point: tuple[int, int] | None = None
 
     def next_is_agreed(self) -> bool:
-        """Count a call, and return whether the ranks act at it or have acted at an earlier one.
+        """Count a call. Return whether the ranks act at this call or have acted at an earlier call.
 
-        Waits while the ranks agree on the place, which takes a round trip to the coordinator. Raises the error of the
-        job if it ends meanwhile, and Closed if this rank leaves it.
+        While the ranks agree on the call at which they act, this method waits. That takes a round trip to the
+        coordinator. If the job fails during this wait, the error of the job is raised. If this rank leaves the job,
+        Closed is raised.
         """
         while True:
             with self._lock:
@@ -57,31 +64,31 @@ class CountedCalls:
                     raise self._failure.error(self._name)
 
     def joined(self) -> None:
-        """Begin to count anew, because this rank has left ``join()`` together with all others."""
+        """Begin to count at 0 again, because ``join()`` has returned on all ranks."""
         with self._lock:
             self._joins += 1
             self._calls = 0
 
     def count(self) -> CallCount:
-        """Return how many calls were made, and hold back the next one until ``agreed``."""
+        """Return the number of calls so far. Later calls wait until ``agreed`` is called."""
         with self._lock:
             self._released.clear()
             return CallCount(self._kind, self._joins, self._calls)
 
     def agreed(self, message: AgreedCall) -> None:
-        """Take the coordinator's answer, which names the call at which all ranks act, and let calls go on."""
+        """Record the coordinator's answer, which says at which call all ranks act. Waiting calls go on."""
         self._point = (message.joins, message.call)
         self._released.set()
 
     def close(self) -> None:
-        """Let calls that are held back raise, because this rank leaves the job. Any thread may call this."""
+        """Make waiting and later calls raise Closed, because this rank leaves the job. Any thread may call this."""
         self._closed = True
         self._released.set()
 
     def take_wanted(self) -> str:
-        """Return the reason to act that was noted since the last call of this method.
+        """Return the text in ``wanted``, and set ``wanted`` to "". The text says why the ranks should act together.
 
-        Returns an empty string if there was none.
+        Return "" if no such text was written to ``wanted`` since the last call of this method.
         """
         wanted, self.wanted = self.wanted, ""
         return wanted

@@ -1,4 +1,7 @@
-"""Passes each bucket to the part that runs it: the executor of the host or of the devices, or the process sets."""
+"""Passes each bucket to the object that runs it: the executor of the host, the executor of the devices, or ProcessSets.
+
+An executor runs the collective of a bucket. ProcessSets adds and removes process sets.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ddlcore.types import CPU, Kind
 
 
 class OnDevices(Protocol):
-    """An object that runs buckets of tensors on devices; see runtime/device/executor.py."""
+    """An object that runs buckets whose tensors are on devices; see runtime/device/executor.py."""
 
     def execute(
         self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
@@ -27,7 +30,7 @@ class OnDevices(Protocol):
 
 
 class Dispatcher:
-    """The part of a rank that has each bucket run by the right executor. Only the thread that runs buckets uses it."""
+    """Passes each bucket to the executor that can run it. Only the thread that runs buckets uses this object."""
 
     def __init__(self, sets: ProcessSets, host: HostExecutor, devices: OnDevices) -> None:
         self._sets = sets
@@ -37,7 +40,8 @@ class Dispatcher:
     def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
         """Run a negotiated bucket together with the other ranks, and return one outcome for each entry.
 
-        An entry is None if this rank has joined and therefore did not ask for that tensor.
+        ``entries`` has one item for each tensor of the bucket. An item is None if this rank has joined and therefore
+        did not ask for that tensor.
         """
         if bucket.kind is Kind.JOIN:
             return [Outcome(result=bucket.result)]
@@ -59,10 +63,11 @@ class Dispatcher:
         return self._host.execute_on_host(bucket, entries, specs)
 
     def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
-        """Run a bucket of a schedule together with the other ranks, without changing the user's tensors yet.
+        """Run a bucket of a schedule together with the other ranks, but do not change the user's tensors yet.
 
-        Returns a function that delivers the results; call it once the bucket is known to be valid. ``use`` names the
-        buffer that holds the results until then.
+        Return the function that delivers the results to the tensors, or a Later, which contains that function. The
+        function must be called only when it is known that the bucket is not void. ``use`` names the fusion buffer in
+        which the results are kept until then.
         """
         run: Run | None = launch.position.run
         if run is None:
@@ -72,9 +77,9 @@ class Dispatcher:
         return run(launch, use)
 
     def _arranged(self, planned: Planned) -> Run:
-        """Return a function that runs the bucket ``planned`` each time it is launched.
+        """Return a function that runs the bucket ``planned`` in each step.
 
-        Everything that does not depend on the tensors of one step is computed here, once.
+        Everything that is equal in all steps is computed here, once.
         """
         specs = [decode_spec(spec) for spec in planned.specs]
         if planned.compressor:

@@ -43,15 +43,18 @@ Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]
 
 
 def _LAND() -> None:
-    """Stand for a call of ``Engine._land`` among the items that the engine runs. Nothing calls this function."""
+    """Stand in the engine's queue as a sign: when the engine finds it there, it calls ``Engine._land`` instead.
+
+    This function itself is never called.
+    """
 
 
 class Engine:
-    """The thread that owns a rank's communicators and executors, and runs its buckets.
+    """The thread that owns a rank's communicators and executors, and runs the rank's buckets.
 
-    It first runs what was passed to ``post``, in that order, and then the buckets that are ready in the schedule that
-    is replayed. ``broken`` is called with the error when the data path fails on this rank. With ``ranges``, every
-    bucket runs within a profiler range that is named after it.
+    The engine first runs the items that were passed to ``post``, in the order of the calls. Then it runs the buckets of
+    the schedule that are ready. ``broken(error)`` is called when the transport or an executor fails on this rank. If
+    ``ranges`` is given, every bucket runs within a profiler range that has the bucket's name.
     """
 
     def __init__(
@@ -119,37 +122,38 @@ class Engine:
         self._execute, self._run_replayed, self._run_bucket_here = execute_shown, replay_shown, enter_shown
 
     def post(self, item: Todo) -> None:
-        """Append a bucket, or a function to call on the engine's thread, to the engine's queue.
+        """Append ``item`` to the engine's queue. Any thread may call this.
 
-        Any thread may call this.
+        ``item`` is a bucket with its entries, or a function that the engine's thread will call.
         """
         with self._tensor_queue.lock:
             self._queue.append(item)
             self._tensor_queue.work.notify()
 
     def inside(self) -> bool:
-        """Return whether the calling thread must not wait for an operation here.
+        """Return True if the calling thread must not wait for an operation now.
 
-        That is so on ddl's own threads, and on a user thread that is inside a call of ddl. A user thread can ask this
-        inside such a call only from a signal handler or a finalizer.
+        That is the case on ddl's own threads, and on a user thread that is inside a call of ddl. On such a user thread,
+        only a signal handler or a finalizer can call this method.
         """
         return get_ident() in self.threads or self.amid()
 
     def amid(self) -> bool:
-        """Return whether the calling thread is inside a call of ddl: it holds one of the locks or runs a bucket.
+        """Return whether the calling thread is inside a call of ddl: it holds a lock of ddl, or it runs a bucket.
 
-        Unlike ``inside``, this is False on one of ddl's own threads that holds no lock. Such a thread calls user code
-        only where that is safe, for example the function given to ``Handle.then``.
+        Unlike ``inside``, this method returns False on one of ddl's own threads that holds no lock. Such a thread calls
+        user code only where that is safe, for example the function given to ``Handle.then``.
         """
         me = get_ident()
         held = self._tensor_queue.lock.held() or self._completion.lock.held()
         return held or (self._tensor_queue.running == me and me not in self.threads)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the engine after everything in its queue has run, and close the communicators.
+        """End the engine after all items in its queue have run, and close the communicators.
 
-        Returns False if that took too long. ``timeout_s`` limits the time for the host's work. After it, devices that
-        still have work get more time, as long as the job has not failed.
+        Return whether the engine has ended within the time limits. The items in the queue have ``timeout_s`` seconds.
+        After that, work that is still queued on devices has CLOSE_S + CLOSED_S seconds more, but only as long as the
+        job has not failed.
         """
         with self._tensor_queue.lock:
             self._stopped = True
@@ -194,9 +198,9 @@ class Engine:
         self._sets.close(CLOSE_S)
 
     def _next(self) -> Todo | Launch[Entry] | None:
-        """Wait for the next item to run and return it; None means that the engine has to end.
+        """Wait for the next item that the engine must run, and return it. Return None if the engine has to end.
 
-        If the schedule cannot continue, ask the coordinator to leave replay while waiting.
+        If the schedule cannot continue during this wait, ask the coordinator to end the replay.
         """
         slept = False
         with self._tensor_queue.work:
@@ -258,17 +262,18 @@ class Engine:
     # --- buckets of a schedule
 
     def _replay(self, launch: Launch[Entry]) -> None:
-        """Run a bucket of the schedule with this rank's data."""
+        """Run a bucket of the schedule with this rank's data, and deliver its results or keep them for later."""
         deliver = self._take_part(launch, partial(self._run_replayed, launch, "fusion"))
         if deliver is not None:
             self._settle(launch, deliver)
 
     def _settle(self, launch: Launch[Entry], deliver: Deliver | Later) -> None:
-        """Deliver a bucket that has run, or keep it until it is known to be valid.
+        """Deliver a bucket that has run, or keep the bucket until it is known whether it is valid or void.
 
-        If this rank is frozen, a bucket is kept until Drain has decided on it. A bucket that is only queued on a device
-        (``Later``) is kept until the device has completed it, or until the hosts have told each other that this bucket
-        or a later one of its process set is valid.
+        If this rank is frozen, a bucket is kept until the message Drain says whether the bucket is valid. If
+        ``deliver`` is a Later, the bucket has only been queued on a device. Such a bucket is kept until one of two
+        things happens: the device has completed it, or the hosts have told each other that this bucket or a later one
+        of its process set is valid.
         """
         # A device completes a bucket before the host knows whether all members took part with real data, so the result
         # may not be delivered yet. ``told`` is that knowledge: every member's host has said that it launched this
@@ -290,7 +295,7 @@ class Engine:
     # --- buckets in flight on a device
 
     def wake_for_device(self) -> None:
-        """Wake the engine because a thread waits for something on a device. Any thread may call this."""
+        """Wake the engine, because a thread waits for an operation on a device. Any thread may call this."""
         if self.in_flight:
             with self._tensor_queue.lock:
                 self._tensor_queue.work.notify()
@@ -298,7 +303,7 @@ class Engine:
     def _land(self) -> None:
         """Deliver the buckets that a device has completed.
 
-        During a freeze, keep them until Drain has decided on them.
+        During a freeze, keep these buckets until the message Drain says which of them are valid.
         """
         try:
             for launch, deliver in self.in_flight.landed():
@@ -309,12 +314,12 @@ class Engine:
             self.abandon()
 
     def start_and_wait(self, entry: PersistentRequest, address: int, owner: object) -> None:
-        """Do ``TensorQueue.start_request`` and ``entry.wait()`` in one call, for a thread that does nothing in between.
+        """Do ``TensorQueue.start_request`` and ``entry.wait()`` in one call, which is faster than the two calls.
 
-        If the entry is the only one of its bucket, and this bucket is the next to launch, only three things happen: one
-        locked section launches the bucket, one call of the transport runs it, and one locked section completes it. This
-        matters because the caches are cold after a pause, and then every line of code costs about ten times as much.
-        Raises what the two calls raise.
+        The tensor is at ``address``, and ``owner`` keeps its memory alive. Raises the errors of the two calls. The fast
+        way is possible if the bucket of ``entry`` has no other entries and is the next bucket to launch. Then one
+        locked section launches the bucket, one call of the transport runs it, and one locked section completes it. Few
+        lines of code matter here: after a pause the CPU caches are cold, so every line takes about ten times as long.
         """
         me = get_ident()
         tensor_queue = self._tensor_queue
@@ -345,11 +350,12 @@ class Engine:
         entry.wait()
 
     def progress(self, operation: Waited) -> None:
-        """Run ready buckets on the user thread that is about to wait for ``operation``, if the engine runs none.
+        """Run ready buckets on the calling user thread, which is about to wait for ``operation``.
 
-        This saves two thread switches. Only buckets that the transport can enter in several tries are run here: a
-        signal handler (Ctrl-C) may interrupt this thread between any two instructions, and then the engine continues
-        the bucket that was interrupted. Raises ReentrantCall on a thread that would wait for itself.
+        This saves two thread switches. If the engine runs a bucket or has items in its queue, no bucket is run here. A
+        signal handler (Ctrl-C) may interrupt this thread between any two instructions; the engine then continues the
+        interrupted bucket. So this method runs only those buckets that the transport can enter in several tries. Raises
+        ReentrantCall if the calling thread would wait for itself.
         """
         if not operation.pending:
             return
@@ -381,10 +387,10 @@ class Engine:
             raise
 
     def _enter(self, launch: Launch[Entry], operation: Waited) -> Deliver | None:
-        """Run a launched bucket on a user thread that waits for ``operation``, and return its deliver function.
+        """Run a launched bucket on a user thread that waits for ``operation``. Return the bucket's deliver function.
 
-        Returns None if ``operation`` is over first, or if running the bucket failed. In the former case the bucket may
-        still have to be run.
+        Return None if running the bucket failed, or if ``operation`` ended before the bucket could be entered. In the
+        second case the bucket may still have to be run.
         """
         try:
             deliver: Deliver | None = launch.position.run.resume(launch, operation)
@@ -396,11 +402,11 @@ class Engine:
         return deliver
 
     def _land_here(self, launch: Launch[Entry], begun_ns: int, ends: bool = False) -> bool:
-        """Deliver a bucket that the calling user thread has run.
+        """Deliver a bucket that the calling user thread has run, and return True.
 
-        Returns False if this rank is frozen, because the coordinator must then decide whether the bucket is valid;
-        later the engine delivers it. ``begun_ns`` is the time at which the bucket began; ``ends`` says that the thread
-        runs no further bucket.
+        If this rank is frozen, do not deliver the bucket, and return False: the coordinator must first decide whether
+        the bucket is valid, and then the engine delivers it. ``begun_ns`` is the time at which the bucket began.
+        ``ends`` says that the calling thread runs no further bucket.
         """
         entries = launch.entries
         assert entries is not None
@@ -444,7 +450,7 @@ class Engine:
         return True
 
     def _finish_landing(self) -> None:
-        """Deliver the remaining entries of ``_landing``, a bucket whose delivery was interrupted on a user thread."""
+        """Deliver the remaining entries of the bucket ``_landing``, whose delivery on a user thread was interrupted."""
         launch = self._landing
         assert launch is not None and launch.entries is not None
         self._tensor_queue.delivered(launch)
@@ -460,10 +466,10 @@ class Engine:
     ) -> None:
         """Complete those entries of a bucket that ``rest`` still yields, and wake the threads that wait for them.
 
-        ``entries`` and ``outcomes`` are those of the whole bucket, ``index`` is its index at the coordinator, or -1 in
-        replay. Functions given to ``Handle.then`` are put into ``after``. Each entry is completed either by one
-        sequence of plain stores or by a call that has no effect when it is repeated. So this may be interrupted at any
-        point and called again with the same ``rest``.
+        ``entries`` and ``outcomes`` are those of the whole bucket. ``index`` is the bucket's index at the coordinator,
+        or -1 in replay. Functions that were given to ``Handle.then`` are appended to ``after``. Each entry is completed
+        by a sequence of plain stores, or by a call whose repetition has no effect. So this method may be interrupted at
+        any point and then called again with the same ``rest``.
         """
         with self._completion.lock:
             # All entries change before ``announce`` wakes the waiters: a waiter that is woken first would see its
@@ -484,7 +490,7 @@ class Engine:
         self._completion.announce()
 
     def _let_go(self) -> None:
-        """End the help of a user thread that stops running buckets here and may now wait.
+        """Give the work back to the engine, because the calling user thread stops running buckets.
 
         If the thread has launched a bucket and not finished it, the engine continues with this bucket.
         """
@@ -495,9 +501,9 @@ class Engine:
                 self._tensor_queue.work.notify()
 
     def _take_over(self) -> None:
-        """Pass on to the engine the bucket that a helping thread has begun and not finished, if there is one.
+        """Put the bucket that a user thread has begun and not finished, if there is one, into the engine's queue.
 
-        The caller holds the lock.
+        The caller holds the lock of the tensor queue.
         """
         todo: Callable[[], None] | None = None
         if self._landing is not None:
@@ -510,9 +516,10 @@ class Engine:
             self._queue.appendleft(todo)
 
     def _called_away(self) -> None:
-        """Wake the engine because an exception, such as that of a signal handler, ended what this thread did here.
+        """Wake the engine, because an exception (for example from a signal handler) interrupted the calling thread.
 
-        If this call is itself interrupted, the control thread notices that within a second and wakes the engine.
+        The engine continues the work of that thread. If this method itself is interrupted too, the control thread
+        notices that within a second and wakes the engine.
         """
         with self._tensor_queue.lock:
             self._tensor_queue.work.notify()
@@ -523,10 +530,10 @@ class Engine:
             self._settle(launch, deliver)
 
     def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later]) -> Deliver | Later | None:
-        """Run a bucket by calling ``run``, and return the function that delivers its results.
+        """Run a bucket by calling ``run``, and return the function that delivers the bucket's results.
 
-        Returns None if ``run`` raised an error: then the bucket has failed. Unless the error is Unserved, the job ends
-        with it.
+        If ``run`` raises an error or the job has failed already, fail the bucket and return None. An error other than
+        Unserved also ends the job.
         """
         if self._failure.given:
             self._failed(launch, None)
@@ -566,8 +573,8 @@ class Engine:
     def drain(self, message: Drain) -> None:
         """Run the buckets that other ranks have launched and this rank has not, before this rank leaves replay.
 
-        Then deliver the held buckets that are valid, and put the entries of the void ones back, so that they run again.
-        This is called on the engine's thread.
+        Then deliver those kept buckets that are valid. The entries of the void buckets become pending again, so that
+        they run later. This is called on the engine's thread.
         """
         if self._failure.given:
             return  # ``abandon`` ends the held buckets
@@ -599,7 +606,8 @@ class Engine:
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         """Begin to replay the schedule that ``message`` names.
 
-        This is called on the engine's thread, after everything that was decided earlier has run.
+        ``sets`` contains the ranks of each process set, and ``rank`` is this rank. This is called on the engine's
+        thread, after all buckets that were decided before ``message`` have run.
         """
         buckets = self._tensor_queue.planned(message.schedule)
         self._events.resumed(message.epoch, message.schedule, buckets, message.start)
@@ -608,9 +616,10 @@ class Engine:
             self._outbox.say(frozen)
 
     def abandon(self) -> None:
-        """Fail all held buckets, because the job is over and no Drain will decide on them.
+        """Fail all buckets that are kept until they are known to be valid.
 
-        This is called on the engine's thread.
+        The job is over, so no message Drain will say which of these buckets are valid. This is called on the engine's
+        thread.
         """
         held, self._held = self._held + self.in_flight.all(), []
         for launch, _ in held:
@@ -619,10 +628,11 @@ class Engine:
     # --- ends
 
     def _explain(self, error: BaseException) -> None:
-        """Report an error of the data path as the reason why the job ends.
+        """Report ``error``, which was raised when a bucket ran, as the reason why the job ends.
 
-        A transport that fails has most likely lost a peer, and the control network can tell which one. So first wait a
-        short time for that news. If it comes, it is the reason, and ``error`` is not reported.
+        A transport fails most likely because a peer was lost, and the control network can report which peer. So first
+        wait up to FAILURE_WAIT_S seconds for such a report. If the report arrives, it is the reason why the job ends,
+        and ``error`` is not reported.
         """
         if isinstance(error, DdlInternalError) and self._failure.wait(FAILURE_WAIT_S):
             return
@@ -658,12 +668,18 @@ class Engine:
 
 
 def _ran(todo: Launch[Entry] | tuple[Bucket, Sequence[Entry | None]]) -> tuple[Bucket | Planned, int]:
-    """Return what the trace hooks are told about ``todo``: its bucket, and its place, which is -1 outside schedules."""
+    """Return the arguments of the trace hooks for ``todo``: its bucket, and its place in the schedule.
+
+    The place is -1 if the bucket does not belong to a schedule.
+    """
     if isinstance(todo, Launch):
         return todo.bucket or todo.position.planned, todo.place
     return todo[0], -1
 
 
 def _brought(entries: Sequence[Entry | None]) -> int:
-    """Return the size in bytes of this rank's tensors in a bucket; a tensor that this rank does not bring counts as 0."""
+    """Return the size in bytes of this rank's tensors in a bucket.
+
+    An entry that is None counts as 0: this rank has not submitted that tensor.
+    """
     return sum(entry.spec.nbytes(entry.rows) for entry in entries if entry is not None)

@@ -1,4 +1,4 @@
-"""Defines what the parts of a rank report on its operations, for the timeline. It does not know who listens."""
+"""Defines the calls by which a rank's operations are reported to the timeline, or to any other listener."""
 
 from __future__ import annotations
 
@@ -17,49 +17,59 @@ class Submitted(Protocol):
 
 
 class Events(Protocol):
-    """An object that is told what happens to the operations of one rank, on the thread on which it happens.
+    """A listener for the events of one rank's operations. Each method is called on the thread where the event happens.
 
-    Its methods must return soon, take no lock of ddl, and not raise. A call takes about 50 ns; callers for which that
-    is too much for each bucket check ``on`` first.
+    The methods must return soon, must take no lock of ddl, and must not raise. A call takes about 50 ns. A caller for
+    which this is too much per bucket checks ``on`` first.
     """
 
     @property
     def on(self) -> bool:
-        """Return whether anybody listens.
+        """Return whether the events are used, for example written to a timeline.
 
-        It may change at any moment, so the other methods may be called even while it is False.
+        This value may change at any moment, so the other methods may be called even while it is False.
         """
 
     def submitted(self, entries: Sequence[Submitted], together: bool) -> None:
-        """Record that a user thread is about to submit ``entries``. ``together``: they are persistent requests."""
+        """Record that a user thread is about to submit ``entries``.
+
+        ``together`` is True if the entries are persistent requests.
+        """
 
     def decided(self, bucket: Bucket) -> None:
         """Record that the coordinator has decided on ``bucket``."""
 
     def completed(self, ran: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
-        """Record that a bucket has run. ``place`` is its place in the schedule; -1 if it was negotiated by itself."""
+        """Record that the bucket ``ran`` has run, from ``begun_ns`` to ``ended_ns``.
+
+        ``place`` is the bucket's place in the schedule, or -1 if the bucket did not belong to a schedule.
+        """
 
     def waited(self, since_ns: int, until_ns: int) -> None:
         """Record that a user thread has waited for an operation from ``since_ns`` to ``until_ns``."""
 
     def resumed(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
-        """Record that ``schedule`` is replayed from now on, beginning with the bucket at place ``start``."""
+        """Record that the schedule with the number ``schedule`` is replayed from now on, in ``epoch``.
+
+        ``buckets`` are the buckets of the schedule. Replay begins with the bucket at place ``start``.
+        """
 
     def frozen(self, epoch: int) -> None:
-        """Record that this rank launches no bucket of the schedule any more."""
+        """Record that a freeze has begun: this rank launches no more buckets of the schedule in ``epoch``."""
 
     def drained(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
-        """Record that this rank has run everything that any rank had launched before the freeze.
+        """Record that this rank has run all buckets that any rank had launched before the freeze.
 
-        Of the buckets that this rank held, ``valid`` were valid and ``void`` were void.
+        ``begun_ns`` is the time at which this drain began. Some buckets had been kept until it was known whether they
+        are valid: ``valid`` is the number of them that were valid, and ``void`` is the number that were void.
         """
 
     def left(self, epoch: int) -> None:
-        """Record that all tensors are negotiated from now on, in ``epoch``."""
+        """Record that replay has ended: from now on, in ``epoch``, all tensors are negotiated."""
 
 
 class NoEvents:
-    """Events to which nobody listens."""
+    """A listener that ignores all events."""
 
     on = False
 

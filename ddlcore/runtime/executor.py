@@ -1,7 +1,7 @@
-"""Runs one bucket: copies its tensors into transport memory where necessary, calls the transport, writes the results.
+"""Runs one bucket: copies its tensors into transport memory if necessary, calls the transport, writes the results.
 
-Averaging, scaling, casting and fusion happen here, except where the transport's capabilities say that the transport
-itself does them.
+This module averages, scales, casts and fuses tensors, unless the transport's capabilities say that the transport does
+this.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Deliver = Callable[[], list[Outcome | None]]
 class Later:
     """A bucket that is queued on a device and may turn out void.
 
-    ``deliver`` is called when the bucket is known to be valid. There are two ways to know that. Either ``event`` shows
-    that the device completed the bucket before this rank froze. Or ``told`` is True, which means: the host of every
-    member has said that it launched this bucket with real data. Then every earlier bucket of the same process set is
-    valid too.
+    Call ``deliver`` only when the bucket is known to be valid. There are two ways to know this. First, ``event`` shows
+    that the device completed the bucket before this rank froze. Second, ``told`` is True: then the host of every member
+    has said that it launched this bucket with real data. In the second case, every earlier bucket of the same process
+    set is valid too.
     """
 
     event: Event
@@ -53,7 +53,8 @@ class Later:
 class Staged:
     """A function that delivers the results of a bucket.
 
-    If the bucket turns out void, ``void`` is called instead and undoes what running it has changed.
+    If the bucket turns out void, ``void()`` is called, and this function is not. ``void()`` undoes the changes that
+    running the bucket made.
     """
 
     def __init__(self, deliver: Deliver, void: Callable[[], None]) -> None:
@@ -72,7 +73,10 @@ PREPARED_LIMIT = 4096
 
 
 class Unserved(TransportError):
-    """The transport cannot do this operation, on any of the ranks. The operation fails and the job continues."""
+    """Raised if a transport or a compressor cannot do an operation. The operation fails, and the job continues.
+
+    Every rank raises it for the same operation.
+    """
 
 
 def divisor_of(communicator: Communicator, bucket: Bucket) -> int:
@@ -81,14 +85,17 @@ def divisor_of(communicator: Communicator, bucket: Bucket) -> int:
 
 
 def reducescatter_rows(rows: int, size: int) -> list[int]:
-    """Return how many of ``rows`` each of ``size`` ranks gets: the first ``rows % size`` ranks get one row more."""
+    """Return the number of rows that each of ``size`` ranks gets if ``rows`` rows are divided among them.
+
+    The first ``rows % size`` ranks get one row more than the others.
+    """
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
 class HostExecutor:
-    """The part of a rank that runs buckets whose tensors are in host memory. Only the thread that runs buckets uses it.
+    """Runs buckets whose tensors are in host memory. Only the thread that runs buckets uses this object.
 
-    ``compressor(name)`` returns the compressor of that name.
+    ``compressor(name)`` returns the compressor that has this name.
     """
 
     def __init__(
@@ -115,7 +122,10 @@ class HostExecutor:
     def execute_on_host(
         self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
-        """Run a negotiated bucket together with the other ranks and return its outcomes, see ``Dispatcher.execute``."""
+        """Run a negotiated bucket together with the other ranks, and return one outcome for each entry.
+
+        ``specs`` are the specs of the bucket's tensors. An entry is None if this rank has joined.
+        """
         if bucket.kind is Kind.BARRIER:
             _finish(self._sets.communicator(bucket.set_id).transport.barrier())
             return [None]
@@ -125,7 +135,11 @@ class HostExecutor:
         return self._run[bucket.kind](self._sets.communicator(bucket.set_id), bucket, entries, specs)
 
     def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun:
-        """Return a function that runs a bucket of a schedule each time it is launched, see ``Dispatcher.replay``."""
+        """Return a function that runs the bucket ``planned`` of a schedule.
+
+        ``Dispatcher.replay`` calls that function each time the bucket is launched. ``specs`` are the specs of the
+        bucket's tensors.
+        """
         communicator = self._sets.communicator(planned.set_id)
         if planned.negotiated:
             return partial(self._run_negotiated_slot, communicator, specs)
@@ -149,7 +163,10 @@ class HostExecutor:
     def _run_packed(
         self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
     ) -> Deliver:
-        """Run a bucket whose results stay in transport memory until it is known to be valid."""
+        """Run a bucket of a schedule, and return the function that delivers its results.
+
+        The results stay in transport memory until the bucket is known to be valid. ``use`` names the fusion buffer.
+        """
         planned = launch.planned
         entries: Sequence[Entry | None] = launch.entries if launch.entries is not None else [None] * len(specs)
         for entry in entries:
@@ -173,9 +190,9 @@ class HostExecutor:
         return deliver
 
     def _atomic(self, communicator: Communicator, specs: Sequence[Spec]) -> Prepared | None:
-        """Return a prepared in-place allreduce that writes nothing unless all ranks take part with real data.
+        """Return a prepared atomic allreduce: it writes no result unless all ranks take part with real data.
 
-        Returns None if the transport cannot do that for tensors with these specs.
+        Return None if the transport cannot do an atomic allreduce for tensors with ``specs``.
         """
         spec = specs[0]
         op, postscale = reduction(spec, len(communicator.ranks))
@@ -200,8 +217,8 @@ class HostExecutor:
     ) -> Staged:
         """Run an allreduce with a compressor whose encoded values cannot be added.
 
-        Each rank decodes and adds one share of the values, and then all exchange the results. Raises Unserved unless
-        the reduction is a sum or an average.
+        Each rank decodes and adds one share of the values, and then all ranks exchange the results. ``use`` names the
+        fusion buffer. Raises Unserved if the reduction is neither a sum nor an average.
         """
         op, postscale = reduction(specs[0], divisor)
         name = specs[0].compressor
@@ -243,7 +260,10 @@ class HostExecutor:
     # --- allreduce
 
     def _traveling(self, spec: Spec, size: int) -> Compressor:
-        """Return the compressor that encodes the tensors of ``size`` ranks for the transport and decodes the result."""
+        """Return the compressor that encodes tensors with ``spec`` for the transport and decodes the result.
+
+        ``size`` is the number of ranks that take part.
+        """
         compressor = self._compressor(spec.compressor)
         if is_exact(spec, size) and compressor.wire_dtype(spec.dtype) is spec.dtype:
             return Exact(self._kernels, spec, size)
@@ -271,7 +291,8 @@ class HostExecutor:
     def _pair(self, entry: Entry | None, spec: Spec, op: ReduceOp) -> tuple[Buffer, Buffer]:
         """Return the source and the target of one tensor.
 
-        If this rank has no entry for it, both are the same dummy memory, whose values do not change the result.
+        If ``entry`` is None, this rank does not have the tensor. Then source and target are the same dummy memory,
+        whose values do not change the result of the operation.
         """
         if entry is not None:
             assert entry.source is not None and entry.target is not None
@@ -330,7 +351,11 @@ class HostExecutor:
         op: ReduceOp,
         use: str,
     ) -> list[Buffer]:
-        """Encode the sources into one buffer, reduce it in place, and return its parts, one for each tensor."""
+        """Encode the sources into one fusion buffer, reduce that buffer in place, and return its parts.
+
+        There is one part for each tensor. ``pairs`` contains the source and the target of each tensor, ``scales`` says
+        where values are scaled, and ``use`` names the fusion buffer.
+        """
         begun_ns = now_ns()
         wire = compressor.wire_dtype(pairs[0][0].dtype)
         words = compressor.words if isinstance(compressor, Exact) else 1
@@ -353,11 +378,11 @@ class HostExecutor:
     # --- the other collectives
 
     def _rows(self, communicator: Communicator, kind: Kind, entry: Entry | None) -> tuple[tuple[int, ...], ...]:
-        """Exchange with the other ranks how many rows of a ragged tensor each of them sends, and return all rows.
+        """Exchange the numbers of rows of a ragged tensor with the other ranks, and return the numbers of all ranks.
 
-        Item [r] is what rank r announces: the number of its rows (allgather), or how many go to each rank (alltoall).
-        A rank that takes part with dummy data, and has no ``entry``, announces none. For other kinds of collectives,
-        nothing is exchanged and the result is empty.
+        Item [r] of the result is from rank r. It is (rows,) for an allgather, and the number of rows for each rank for
+        an alltoall. A rank that takes part with dummy data has no ``entry`` and announces 0 rows. For other kinds of
+        collectives, nothing is exchanged and the result is empty.
         """
         if not kind.is_ragged:
             return ()
@@ -370,7 +395,7 @@ class HostExecutor:
         _finish(communicator.transport.allgatherv(source, target, (columns,) * size))
         told = view(target.address, target.nbytes).cast("q").tolist()
         rows = tuple(tuple(told[r * columns : (r + 1) * columns]) for r in range(size))
-        # From these numbers follows how much memory is read and written below, so they are not simply believed.
+        # The code below reads and writes as much memory as these numbers say, so they are checked first.
         if rows[me] != tuple(mine) or min(told) < 0:
             raise TransportError(f"the transport delivered wrong sizes: {rows} where this rank announced {mine}")
         return rows
@@ -454,7 +479,10 @@ class HostExecutor:
 
 
 def prepared(known: dict[Any, Prepared], key: object, transport: Transport, plan: Plan) -> Prepared:
-    """Return the prepared operation that ``known`` holds under ``key``. If there is none, prepare ``plan`` first."""
+    """Return the prepared operation that ``known`` contains under ``key``.
+
+    If there is none, ``transport`` prepares ``plan``, and the prepared operation is stored in ``known``.
+    """
     found = known.get(key)
     if found is None:
         if len(known) >= PREPARED_LIMIT:  # shapes that are never used again must not fill the memory
@@ -466,9 +494,10 @@ def prepared(known: dict[Any, Prepared], key: object, transport: Transport, plan
 def _scaling(
     compressor: Compressor, capabilities: Capabilities | None, spec: Spec, size: int, joined: bool = False
 ) -> Scaling:
-    """Return where the values of a reduction are scaled, as the function ``scaling`` does, but with one difference.
+    """Return where the values of a reduction are scaled: before, inside or after the transport.
 
-    An exact sum of integers is scaled and divided only when it is decoded, so that it is rounded only once.
+    An exact sum of integers is divided only when it is decoded, so that it is rounded only once. In all other cases the
+    function ``scaling`` decides. ``size`` is the number of ranks; ``joined`` says that some of them may have joined.
     """
     if isinstance(compressor, Exact):
         return Scaling(spec.prescale, spec.postscale)
@@ -498,7 +527,7 @@ def _outcome(bucket: Bucket, i: int, target: Buffer) -> Outcome:
 
 
 def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:
-    """Return consecutive parts of ``fused`` with the given numbers of elements."""
+    """Return consecutive parts of the buffer ``fused``. Part i has ``counts[i]`` elements."""
     parts, address = [], fused.address
     for count in counts:
         parts.append(Buffer(address, count, fused.dtype, (count,), owner=fused.owner))
@@ -512,9 +541,9 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
 
 
 class AtomicAllreduce:
-    """A function that runs an allreduce of gradients in replay, in place.
+    """A function that runs an atomic allreduce in replay, in place.
 
-    It writes the results on all ranks, or on none.
+    Either all ranks get the results, or the tensors of all ranks stay unchanged. In the second case the bucket is void.
     """
 
     __slots__ = ("_prepared", "done", "resumable")
@@ -532,10 +561,10 @@ class AtomicAllreduce:
         return self.done if self._prepared.run_atomic(sources, targets, True) else void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
-        """Run the bucket in several tries, and return its deliver function.
+        """Begin to run the bucket, or continue after an interruption. Return the bucket's deliver function.
 
-        This may be called again for the same launch, also on another thread. Returns None if ``operation``, for which
-        the calling thread waits, is over before the bucket could be entered.
+        This method may be called again for the same launch, also on another thread. ``operation`` is the operation for
+        which the calling thread waits. Return None if ``operation`` ended before the bucket could be entered.
         """
         assert launch.entries is not None
         sources, targets = _addresses(launch.entries)
@@ -551,7 +580,7 @@ class AtomicAllreduce:
 
 
 def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Wait until the source of each entry may be read, then return the addresses of all sources and of all targets."""
+    """Wait until the source of each entry may be read. Return the addresses of all sources and of all targets."""
     for entry in entries:
         if entry.source.wait is not None:
             entry.source.wait()
@@ -559,12 +588,12 @@ def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def void() -> list[Outcome | None]:
-    """Raise an error. This is the deliver function of an atomic allreduce that turned out void; nothing may call it."""
+    """Raise DdlInternalError. This is the deliver function of a void atomic allreduce, and must never be called."""
     raise DdlInternalError("a void bucket was about to be handed over; please report this")
 
 
 def same(outcomes: list[Outcome | None]) -> list[Outcome | None]:
-    """Return ``outcomes``. This is the deliver function of a bucket whose results are already where they belong."""
+    """Return ``outcomes``. This is the deliver function of a bucket whose results are already in the target memory."""
     return outcomes
 
 

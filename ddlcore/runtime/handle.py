@@ -1,4 +1,4 @@
-"""Defines the object that a caller holds while its operation is in flight."""
+"""Defines the handle: the object that an asynchronous call returns, and by which the caller waits for its operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _OPEN: Final[Any] = object()  # stands for an outcome that does not exist yet
 
 
 class Handle:
-    """An operation in flight. Any thread may call ``wait`` and ``poll``, also after the operation has ended."""
+    """The handle of one operation. Any thread may call ``wait`` and ``poll``, also after the operation has ended.
+
+    The operation has ``entries`` tensors. ``finish`` makes the result of ``wait`` from the outcomes of these tensors.
+    """
 
     __slots__ = (
         "_completion",
@@ -48,8 +51,9 @@ class Handle:
     def then(self, call: Callable[[], None]) -> None:
         """Have ``call`` called once when the operation has ended, with or without an error.
 
-        If it has ended already, ``call`` is called immediately. Otherwise it runs on the thread that ends the
-        operation, with no lock held, so it must be short and must not raise. A handle keeps only one such function.
+        If the operation has ended already, ``call`` is called immediately. Otherwise the thread that ends the operation
+        calls ``call``, and holds no lock then. So ``call`` must be short and must not raise. A handle keeps only one
+        such function.
         """
         with self._completion.lock:
             if self._left > 0:
@@ -58,7 +62,7 @@ class Handle:
         call()
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise at once, without waiting."""
+        """Return whether the operation has ended, so that ``wait`` would not have to wait."""
         self._waiter.polled(self._left > 0)
         if self._left > 0:
             return False
@@ -68,10 +72,11 @@ class Handle:
     def wait(self) -> Any:
         """Wait until all ranks have taken part, and return the result. Raises the operation's error if it failed.
 
-        PeerLost, MismatchError, Closed and related errors are described in ``ddlcore.errors``. The wait has no deadline
-        of its own: it ends when the operation or the job ends. If a signal handler raises an exception, that ends the
-        wait but not the operation, and ``wait`` may be called again. Raises ReentrantCall in a signal handler or a
-        finalizer that has interrupted the thread in the work for which it would wait.
+        PeerLost, MismatchError, Closed and related errors are described in ``ddlcore.errors``. The wait has no time
+        limit: it ends when the operation or the job ends. If a signal handler raises an exception, that exception ends
+        the wait but not the operation, and ``wait`` may be called again. Raises ReentrantCall if a signal handler or a
+        finalizer calls ``wait`` after it has interrupted the work of ddl on the same thread: the thread would wait for
+        itself.
         """
         if self._left > 0:
             self._waiter.wait(self)
@@ -100,9 +105,10 @@ class Handle:
         return self._error
 
     def over(self) -> Callable[[], None] | None:
-        """Return the function given to ``then`` if it must be called now, otherwise None. It is returned only once.
+        """Return the function that was given to ``then`` if the operation has ended. Otherwise return None.
 
-        The caller holds the completion's lock, and calls the function after it has released that lock.
+        The function is returned only once; later calls return None. The caller holds the completion's lock, and calls
+        the function after it has released that lock.
         """
         if self._left > 0:
             return None
@@ -110,10 +116,10 @@ class Handle:
         return then
 
     def pass_on(self, queue: deque[Any]) -> None:
-        """Put the callable that ``over`` would return into ``queue``, from where the caller takes it out and calls it.
+        """Append the function that ``over`` would return, if any, to ``queue``. The caller later calls it.
 
-        If a signal handler interrupts this method, it may be called again: the callable is then in ``queue`` or still
-        in the handle, and never lost.
+        A signal handler may interrupt this method. Then the method may be called again: the function is in ``queue`` or
+        still in the handle, and is never lost.
         """
         then, put = self._then, queue.append
         if self._left > 0 or then is None:
@@ -122,7 +128,7 @@ class Handle:
         put(then)
 
     def refuse(self, error: BaseException) -> None:
-        """End an operation that could not be submitted at all: threads that wait for it get ``error``.
+        """End an operation that could not be submitted. Threads that wait for the operation raise ``error``.
 
         Any thread may call this.
         """
@@ -134,7 +140,7 @@ class Handle:
             then()
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """Store the ``outcome`` of the entry with this number; a repeated call for the same entry has no effect.
+        """Store the ``outcome`` of entry ``number`` of this handle. A repeated call for the same entry has no effect.
 
         ``index`` is the coordinator's index of the bucket, or -1 in replay. The caller holds the completion's lock and
         calls ``announce`` afterwards.
@@ -150,7 +156,7 @@ class Handle:
         self._left -= 1
 
     def fail(self, error: BaseException) -> None:
-        """End the operation with ``error``, unless it has ended.
+        """End the operation with ``error``, unless the operation has already ended.
 
         The caller holds the completion's lock and calls ``announce`` afterwards.
         """

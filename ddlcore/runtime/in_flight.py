@@ -1,7 +1,8 @@
-"""Keeps what is in flight on devices and needs the host later: buckets that may turn out void, and memory in use.
+"""Keeps the buckets that are in flight on devices and may turn out void. Also makes the devices release unused memory.
 
-A bucket stays here until the hosts have told each other that all of them launched it with real data. If a user thread
-waits for the bucket before that, or if the hosts cannot tell each other, it stays until the device has completed it.
+A bucket is usually kept until the hosts have told each other that all of them launched the bucket with real data. In
+two cases, the bucket is kept until the device has completed it: a user thread already waits for the bucket, or the
+hosts cannot tell each other.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ SLICE_S = 0.0005  # the length of one wait, after which a bucket that has become
 
 
 class Untidy(Protocol):
-    """The devices of a rank, as an object that knows whether they keep memory which must be released later."""
+    """The devices of a rank, seen only as objects that can release memory which is no longer used."""
 
     @property
     def untidy(self) -> bool:
-        """Return whether memory is kept that ``tidy`` must release."""
+        """Return whether there is memory that ``tidy`` must release later."""
 
     def tidy(self) -> None:
-        """Release memory that devices no longer use, and store in ``untidy`` whether they still keep more.
+        """Release the memory that devices no longer use. If more memory must be released later, ``untidy`` stays True.
 
-        Raises if the work on a device was aborted, because an event after aborted work proves nothing.
+        Raises an error if the work on a device was aborted: then an event does not prove that the memory is unused.
         """
 
 
 class NoDevices:
-    """The devices of a rank that uses none."""
+    """The replacement for the devices of a rank that uses no devices."""
 
     untidy = False
 
@@ -42,7 +43,7 @@ class NoDevices:
 
 
 class DevicesInFlight:
-    """The buckets of one rank that are in flight on devices. Only the engine changes them."""
+    """The buckets of one rank that are in flight on devices. Only the engine calls methods that change this object."""
 
     def __init__(self, completion: Completion, meter: Meter, devices: Untidy) -> None:
         self._devices = devices
@@ -51,28 +52,32 @@ class DevicesInFlight:
         self._buckets: deque[tuple[Launch[Entry], Later]] = deque()  # in the order in which they were queued
 
     def add(self, launch: Launch[Entry], later: Later) -> None:
-        """Add ``launch``, a bucket that is queued on a device and may turn out void; ``later`` delivers its results."""
+        """Add the bucket ``launch``, which is queued on a device. ``later`` can deliver the bucket's results."""
         self._buckets.append((launch, later))
 
     def look_s(self) -> float | None:
-        """Return for how many seconds the engine may sleep before it calls ``is_due`` again; None: without limit."""
+        """Return for how many seconds the engine may sleep before it calls ``is_due`` again.
+
+        Return None if the engine may sleep without a limit.
+        """
         return LOOK_S if self._buckets or self._devices.untidy else None
 
     def is_due(self, slept: bool, stopped: bool) -> bool:
         """Return whether ``landed`` must be called now.
 
-        ``slept`` says that the engine has slept for the whole of ``look_s``, ``stopped`` that it is going to end.
+        ``slept`` says that the engine has slept for the whole time that ``look_s`` returned. ``stopped`` says that the
+        engine is going to end.
         """
         if not self._buckets:
             return slept and self._devices.untidy
         return slept or stopped or self._completion.wanted or _is_done(self._buckets[0][1])
 
     def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
-        """Remove the buckets that devices have completed, and return them in order. Release memory as well.
+        """Remove the buckets that devices have completed, and return them in order. Also make devices release memory.
 
-        If a thread waits for something on a device and nothing is complete, first wait a moment for the last bucket.
-        Raises DeviceError if a device has failed and no bucket was completed before that. Raises what ``Untidy.tidy``
-        raises.
+        If a thread waits for an operation on a device and no bucket is complete, first wait up to SLICE_S seconds for
+        the last bucket. Raises DeviceError if a device has failed and no bucket was completed before the failure. Also
+        raises the error of ``Untidy.tidy``.
         """
         done: list[tuple[Launch[Entry], Deliver]] = []
         if self._buckets and self._completion.wanted and not _is_done(self._buckets[0][1]):
@@ -90,9 +95,9 @@ class DevicesInFlight:
         return done
 
     def through(self, launch: Launch[Entry]) -> list[tuple[Launch[Entry], Deliver]]:
-        """Remove the buckets of ``launch``'s process set up to and with ``launch``, and return them in order.
+        """Remove the buckets of ``launch``'s process set up to and including ``launch``, and return them in order.
 
-        It does not matter whether the device has completed them.
+        Buckets that the device has not yet completed are removed and returned too.
         """
         valid: list[tuple[Launch[Entry], Deliver]] = []
         others: deque[tuple[Launch[Entry], Later]] = deque()
@@ -105,7 +110,7 @@ class DevicesInFlight:
         return valid
 
     def all(self) -> list[tuple[Launch[Entry], Deliver]]:
-        """Remove and return all buckets, whether the device has completed them or not."""
+        """Remove all buckets and return them, including those that the device has not completed."""
         buckets, self._buckets = self._buckets, deque()
         return [(launch, later.deliver) for launch, later in buckets]
 
@@ -114,7 +119,7 @@ class DevicesInFlight:
 
 
 def _is_done(later: Later) -> bool:
-    """Return whether the device has reached the bucket's event, or has failed before it."""
+    """Return whether the device has completed the bucket, or has failed before that."""
     try:
         return later.event.done()
     except Exception:  # ``landed`` raises it

@@ -1,4 +1,4 @@
-"""Decides which reductions of integers are computed exactly, and how their values are sent."""
+"""Decides which reductions of integers are computed without overflow, and encodes the integers of these reductions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 
 def is_exact(spec: Spec, size: int) -> bool:
-    """Return whether the reduction of ``spec`` must add integers without overflow, as averages and scaled sums must.
+    """Return whether the reduction that ``spec`` describes must add integers without overflow.
 
-    The mean of int64 values is an int64, however large their sum is. A plain sum may wrap around, as in every
-    framework. An average over one rank (``size`` is 1) without scaling needs no addition.
+    This is True for averages and scaled sums of integers: the mean of int64 values fits into an int64 even if their sum
+    does not. It is False for a plain sum, which may wrap around, as in every framework. If ``size`` is 1, an average
+    that has no scale factors is not exact either, because nothing is added.
     """
     if not spec.dtype.is_integer:
         return False
@@ -22,10 +23,10 @@ def is_exact(spec: Spec, size: int) -> bool:
 
 
 class Exact(Compressor):
-    """A compressor that sends each integer as one int64, or as two if the integer itself has 64 bits.
+    """A compressor that encodes each integer as one int64, or as two int64 if the integer itself has 64 bits.
 
-    So every transport that can add int64 adds the integers exactly. The sum is divided only once, after all levels of a
-    transport have added, and the result is truncated toward zero.
+    So every transport that can add int64 values adds the integers without overflow. The sum is divided only once, after
+    all levels of a transport have added, and the result is truncated toward zero.
     """
 
     name = "exact"

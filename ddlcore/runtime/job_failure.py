@@ -1,4 +1,4 @@
-"""Keeps the reason why a job has ended, and makes from it an error for each operation that ends with the job."""
+"""Keeps the reason why a job has ended. Each operation that ends with the job gets an error with this reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddlcore.runtime.reentry import Lock
 
 
 class JobFailure:
-    """The reason why the job has ended. If several reasons are given, the first one counts."""
+    """The reason why the job has ended. If several reasons are given, only the first reason is used."""
 
     def __init__(self) -> None:
         self._given = threading.Event()
@@ -17,7 +17,10 @@ class JobFailure:
         self._lock = Lock()
 
     def give(self, make: Callable[[str], BaseException]) -> bool:
-        """Set the reason, and return whether it is the first one. ``make(during)`` makes the error for an operation."""
+        """Set the reason, and return True if no reason was set before. Otherwise change nothing and return False.
+
+        ``make(during)`` must return the error for the operation that the text ``during`` names.
+        """
         with self._lock:
             if self._make is not None:
                 return False

@@ -1,4 +1,4 @@
-"""Counts and times what one rank does while it runs. It knows only names and numbers, and never waits."""
+"""Counts and times the work of one rank while it runs. This module knows only names and numbers, and never waits."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ class Stats(TypedDict):
     In an elastic job, the counts go on from one world to the next.
 
     - ``control_messages``: messages to and from the coordinator. A step in the steady state adds none.
-    - ``commit_messages``: messages to other hosts, by which this rank said that it had launched a bucket on a device.
-      0 if all data is in host memory, or on one host, where shared memory tells this.
-    - ``pulse_messages``: messages that told the launcher about this rank or its parameters, if the launcher asked for
-      them. They do not count as control messages.
-    - ``stall_messages``: messages about waits that last too long, sent on a timer of their own. They do not count as
-      control messages.
-    - ``steps``: launched periods of a schedule. Before a schedule is found, nothing is counted.
+    - ``commit_messages``: messages to other hosts which say that this rank has launched a bucket on a device. This
+      count is 0 if all data is in host memory. It is also 0 if all ranks are on one host, because they use shared
+      memory for this.
+    - ``pulse_messages``: messages to the launcher about the state of this rank or its parameters, if the launcher asked
+      for such messages. They do not count as control messages.
+    - ``stall_messages``: messages about waits that last too long. They are sent by a timer, and do not count as control
+      messages.
+    - ``steps``: launched periods of a schedule. A period is one pass through the schedule. Before a schedule is found,
+      steps are not counted.
     - ``buckets_negotiated``: buckets that the coordinator decided and this rank ran.
-    - ``buckets_replayed``: delivered buckets of a schedule. Those whose sizes are negotiated in each step are included.
+    - ``buckets_replayed``: completed buckets of a schedule, including the buckets whose sizes are negotiated in each
+      step.
     - ``buckets_void``: buckets that were launched in vain and ran again later.
     - ``divergences``: how often this rank asked to leave replay.
     - ``bytes``: by operation, the bytes of this rank's tensors in delivered buckets, as the user gave them. This does
@@ -106,7 +109,8 @@ def added(before: Stats, now: Stats) -> Stats:
 class Meter:
     """The counters of one rank, see ``Stats``.
 
-    Each is written by one thread at a time, without a lock, so a reader may see the last bucket half counted.
+    Only one thread at a time writes a counter, without a lock. So a reader may see that the last bucket is counted in
+    some counters and not yet in others.
     """
 
     __slots__ = (
@@ -179,7 +183,7 @@ class Meter:
 
 
 class _WithFormerKeys(dict[str, Any]):
-    """Statistics that can also be read by the keys of earlier versions, with a warning."""
+    """A dict of statistics that also accepts the keys of earlier versions, and then warns the user."""
 
     def __missing__(self, key: str) -> Any:
         if key not in _FORMER_KEYS:

@@ -1,4 +1,4 @@
-"""Holds a rank's messages to the coordinator until the control thread sends them."""
+"""Stores a rank's messages to the coordinator until the control thread sends them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddlcore.messages import ToCoordinator
 
 
 class Outbox:
-    """The messages of one rank that wait to be sent, in order. Any thread may add a message, without ever waiting."""
+    """The messages of one rank that are not yet sent, in order. Any thread may add a message, and does not wait."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """Create an empty outbox. ``wake`` must make the control thread call ``taken`` soon."""
@@ -22,6 +22,6 @@ class Outbox:
         self.wake()
 
     def taken(self) -> Iterator[ToCoordinator]:
-        """Remove and yield the messages in order, including those that are added while this runs."""
+        """Remove the messages and yield them in order, including messages that are added during the iteration."""
         while self._messages:
             yield self._messages.popleft()

@@ -1,4 +1,4 @@
-"""Defines the result that a bucket leaves for each of its entries."""
+"""Defines the outcome: the result that running a bucket gives to one entry of the bucket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddlcore.contracts.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result that a bucket left for one entry. It has no ``memory`` if the result is in the caller's memory."""
+    """The result of a bucket for one of its entries. ``memory`` is None if the result is in the caller's memory."""
 
     memory: Memory | None = None  # the result of kinds whose size is known only after negotiation
     rows: tuple[tuple[int, ...], ...] = ()  # for ragged kinds: the rows of each member

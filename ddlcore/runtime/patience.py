@@ -1,4 +1,4 @@
-"""States after what time a stall is reported and ends the job; the coordinator and the waiting rank both use it."""
+"""Defines the time limits for stalls. The coordinator and the waiting rank use the same limits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ LEAST_ANSWER_S = 0.5
 
 @dataclass(frozen=True)
 class Patience:
-    """The times after which a stall is reported and ends the job; 0 means never.
+    """The time limits for stalls.
 
-    ``stacks`` says whether to show where the ranks that others wait for are in their code. ``evicts``: the job is elastic,
-    and goes on without the ranks that do not answer.
+    A stall is reported after ``warning_s`` seconds and ends the job after ``shutdown_s`` seconds; 0 means never.
+    ``stacks`` says whether the report contains the Python stacks of the ranks for which other ranks wait. ``evicts``
+    says that the job is elastic, so it goes on without the ranks that do not answer.
     """
 
     warning_s: float = 60.0
@@ -23,6 +24,6 @@ class Patience:
 
     @property
     def answer_s(self) -> float:
-        """Return within how many seconds a rank must answer before it counts as silent."""
+        """Return the number of seconds within which a rank must answer; after that the rank counts as silent."""
         least_s = min((limit_s for limit_s in (self.warning_s, self.shutdown_s) if limit_s > 0), default=0.0)
         return min(ANSWER_S, max(LEAST_ANSWER_S, least_s / 2))

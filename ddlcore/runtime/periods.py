@@ -1,7 +1,8 @@
 """Finds the period of a training loop: the multiset of tensors that is requested again and again, in any order.
 
-It is told which tensors were decided, in the order in which they became ready on the slowest rank, and returns the
-period when it has seen enough repetitions. It uses no thread, no lock and no clock.
+The caller reports each tensor that the coordinator decided on, in the order in which the tensors became ready on the
+slowest rank. When there were enough repetitions, the period is returned. This module uses no thread, no lock and no
+clock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ MOST_CANDIDATES = 16
 class TensorKey(NamedTuple):
     """The identity of a tensor from step to step. A call without a name is recognized by its spec.
 
-    This is a tuple, not a dataclass: it is hashed and compared thousands of times per step, which a tuple does in C.
+    This class is a tuple, not a dataclass, because keys are hashed and compared thousands of times per step, and a
+    tuple does that in C.
     """
 
     set_id: int
@@ -34,7 +36,7 @@ class TensorKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """One tensor that was decided once: its key, and in which bucket it ran."""
+    """One decision to run one tensor: the key of the tensor, and the bucket in which the tensor ran."""
 
     key: TensorKey
     bucket: int  # the index of the bucket in which it ran
@@ -42,10 +44,10 @@ class Occurrence:
 
 
 def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
-    """Cut ``period`` into segments of tensors that do not depend on each other.
+    """Cut ``period`` into segments, and return them. The tensors of a segment do not depend on each other.
 
-    A tensor begins a new segment if at least one rank asked for it only after it had seen the end of a tensor of the
-    present segment.
+    A tensor begins a new segment if its operation may depend on the result of a tensor of the present segment. This is
+    so if at least one rank saw that result before it asked for this tensor.
     """
     cut: list[list[Occurrence]] = []
     first = -1  # the earliest bucket of the present segment
@@ -60,7 +62,7 @@ def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
 
 @dataclass
 class _Candidate:
-    """The contents of a window that may turn out to be the period."""
+    """The contents of a window (see PeriodDetector) that may turn out to be the period."""
 
     content: Counter[TensorKey]
     length: int  # the number of occurrences in the window
@@ -68,13 +70,14 @@ class _Candidate:
 
 
 class PeriodDetector:
-    """An object that watches what is decided in negotiation, and finds the period.
+    """Watches which tensors are decided in negotiation, and finds the period.
 
-    The occurrences since the last period or repetition are a window. A named tensor that occurs a second time closes
-    the window. A period is proven when ``needed`` windows have had its contents and one more complete window has them.
-    A window that has no tensor of a candidate (an evaluation) neither proves nor refutes that candidate; nor does a
-    window that contains all of its tensors and others (a metric every few steps). If no tensor has a name, the period
-    is the shortest sequence that is repeated exactly.
+    A window is the list of tensors that were decided since the last period or repetition. A named tensor that occurs a
+    second time ends the window. The contents of an ended window are a candidate for the period. If ``needed`` windows
+    have had exactly these contents, the candidate is proven, and the next window with them is the period. If a window
+    has no tensor of a candidate (for example an evaluation), it neither proves nor refutes that candidate. The same is
+    true for a window that contains all tensors of the candidate and further ones (for example a metric every few
+    steps). If no tensor has a name, the period is the shortest sequence that is repeated exactly.
     """
 
     def __init__(self, needed: int = LEAST_CLEAN) -> None:
@@ -90,13 +93,13 @@ class PeriodDetector:
         self._ends: dict[TensorKey, deque[int]] = {}  # for each key, where in the history its latest calls end
 
     def pause(self) -> None:
-        """Drop the present window, because a schedule is replayed from now on. The proof of other periods is kept."""
+        """Drop the present window, because a schedule is replayed from now on. Keep the candidates and their proof."""
         self._begin([])
         self._partial = True
         self._forget_sequence()
 
     def reset(self) -> None:
-        """Drop all proof, because the loop did something else than repeat itself."""
+        """Drop all candidates and their proof, because the loop did not repeat itself."""
         self.pause()
         self._candidates = []
 
@@ -107,18 +110,19 @@ class PeriodDetector:
             self._ends = {}
 
     def divergence(self, held: int) -> None:
-        """Ask for more proof next time, because a schedule that did not fit was left after ``held`` periods.
+        """Require more repetitions before the next period is proven, because a schedule that did not fit was left.
 
-        If the schedule was replayed for long before that, ask for the least proof again.
+        ``held`` is the number of periods for which that schedule was replayed. If this number is large, the lowest
+        number of repetitions is required again instead.
         """
         long = held >= HELD_LONG * self.needed
         self.needed = LEAST_CLEAN if long else min(2 * self.needed, MOST_CLEAN)
         self.reset()
 
     def observe(self, occurrence: Occurrence) -> list[Occurrence] | None:
-        """Take one occurrence into account. If a proven period ends with it, return that period; otherwise None.
+        """Add one occurrence to the window. If a proven period ends with it, return that period; otherwise None.
 
-        The next period begins with the next occurrence.
+        The next period then begins with the next occurrence.
         """
         key = occurrence.key
         if key.name and key in self._names:
@@ -142,7 +146,10 @@ class PeriodDetector:
         return found
 
     def _begin(self, window: list[Occurrence]) -> None:
-        """Begin a new window with the occurrences in ``window``, which are the end of the present one."""
+        """Replace the present window by a new one, which contains only ``window``.
+
+        ``window`` contains the last occurrences of the present window, or nothing.
+        """
         dropped = len(self._window) - len(window)
         self._cuts = [cut - dropped for cut in self._cuts if cut >= dropped] if window else []
         self._window = window
@@ -158,7 +165,7 @@ class PeriodDetector:
             self._names.add(occurrence.key)
 
     def _is_proven(self) -> bool:
-        """Return whether the window is exactly one proven period."""
+        """Return whether the contents of the window are equal to a candidate that is proven."""
         proven = [
             candidate
             for candidate in self._candidates
@@ -180,10 +187,11 @@ class PeriodDetector:
         self._begin([])
 
     def _nameless(self, key: TensorKey) -> list[Occurrence] | None:
-        """Return the shortest sequence that the history ends with ``needed`` + 1 times in a row; None if there is none.
+        """Add a call with ``key`` to the history of calls without names, and return the period if one is proven.
 
-        Its repetitions all end with a call of the same key, so only those lengths are tried that lead back to an
-        earlier call with ``key``, the latest first.
+        A period is proven if the history ends with ``needed`` + 1 repetitions of it in a row. If there are several such
+        periods, return the shortest; if there is none, return None. Each repetition must end with a call with the same
+        ``key``. So only the distances to earlier calls with ``key`` are tried as lengths, the shortest first.
         """
         self._history += self._numbers.setdefault(key, len(self._numbers).to_bytes(WIDTH, "little"))
         end = len(self._history)
@@ -201,9 +209,9 @@ class PeriodDetector:
         return None
 
     def _repeats(self, nbytes: int) -> bool:
-        """Return whether the last ``nbytes`` bytes occur ``needed`` + 1 times in a row at the end of the history.
+        """Return whether the history ends with ``needed`` + 1 repetitions of its last ``nbytes`` bytes.
 
-        That is so if this part of the history equals itself shifted by ``nbytes``.
+        The repetitions exist if this end of the history equals itself shifted by ``nbytes``.
         """
         begin = len(self._history) - (self.needed + 1) * nbytes
         if begin < 0:

@@ -1,4 +1,4 @@
-"""Holds the process sets of one rank's job, and opens a communicator for each of them."""
+"""Keeps the process sets of one rank's job, and opens a communicator for each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("ddl")
 
 @dataclass(frozen=True)
 class Communicator:
-    """An open transport for the host tensors of one process set, seen from one rank."""
+    """The open transport by which one rank reduces the tensors of one process set that are in host memory."""
 
     set_id: int
     ranks: tuple[int, ...]  # the members' ranks in the world
@@ -33,7 +33,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Opener:
-    """The values and functions that are needed to open a communicator; job.py provides them."""
+    """The values and functions that are needed to open a communicator. job.py provides them."""
 
     rank: int
     members: tuple[Member, ...]  # the members of the world
@@ -66,13 +66,17 @@ class Opener:
         return Communicator(set_id, ranks, context.rank, transport, FusionBuffers(transport), route)
 
     def part(self, name: str) -> str:
-        """Return the name of the part of the store that belongs to ``name`` in this generation of communicators."""
+        """Return ``name`` with the number of this generation of communicators appended.
+
+        The result names a part of the store. A generation begins each time all communicators are opened anew. Each
+        generation needs keys that were not used before.
+        """
         return f"{name}.{self.generation}" if self.generation else name
 
     def context(self, ranks: tuple[int, ...], part: str, name: str) -> Context:
-        """Return the context with which a transport for ``ranks`` is opened. Its store begins all keys with ``part``.
+        """Return the context with which a transport for the ranks ``ranks`` is opened.
 
-        ``name`` describes the communicator in messages.
+        All keys in the context's store begin with ``part``. ``name`` describes the communicator in messages.
         """
         return Context(
             ranks.index(self.rank),
@@ -87,7 +91,10 @@ class Opener:
 
 
 class Beside(Protocol):
-    """An object that holds what the same process sets have open for devices; see runtime/device/routes.py."""
+    """The object that keeps the transports of the process sets for tensors on devices.
+
+    See runtime/device/routes.py.
+    """
 
     def remove(self, set_id: int) -> None: ...
 
@@ -105,7 +112,7 @@ class Beside(Protocol):
 
 
 def abort_all(transports: Sequence[Transport]) -> None:
-    """Abort all transports in parallel, so that one whose abort takes long does not delay the others."""
+    """Abort all transports in parallel, so that a slow abort of one transport does not delay the other aborts."""
     beside = []
     for transport in transports[1:]:
         thread = threading.Thread(target=transport.abort, name="ddl-abort", daemon=True)
@@ -124,7 +131,8 @@ def abort_all(transports: Sequence[Transport]) -> None:
 class ProcessSets:
     """The process sets that exist, with their communicators.
 
-    The engine's thread opens and closes communicators. Any thread may ask for members, or abort.
+    Only the engine's thread opens and closes communicators. Any thread may call the methods that return information,
+    and ``abort``.
     """
 
     def __init__(self, opener: Opener) -> None:
@@ -169,7 +177,7 @@ class ProcessSets:
             communicator.transport.close()
 
     def reopen(self, opener: Opener) -> None:
-        """Close every communicator and open it anew with ``opener``, in the same order on every rank.
+        """Close every communicator and open it again with ``opener``, in the same order on every rank.
 
         Only the engine's thread may call this.
         """
@@ -193,7 +201,7 @@ class ProcessSets:
         return {set_id: list(ranks) for set_id, ranks in sorted(self._members.items())}
 
     def routes(self) -> dict[int, str]:
-        """Return the transport of each process set of which this rank is a member, and why it was chosen.
+        """Return a text for each process set that this rank belongs to: its transport, and why this was chosen.
 
         Any thread may call this, because it takes no lock.
         """
@@ -203,7 +211,7 @@ class ProcessSets:
         return {set_id: "; ".join(filter(None, (text, told.get(set_id)))) for set_id, text in own.items()}
 
     def transports(self, set_id: int) -> frozenset[str]:
-        """Return the names of all transports that process set ``set_id`` uses, also on devices.
+        """Return the names of all transports that process set ``set_id`` uses, for host memory and for devices.
 
         Any thread may call this.
         """
@@ -217,9 +225,10 @@ class ProcessSets:
         return communicator
 
     def context(self, part: str) -> Context:
-        """Return the context for a communicator of all ranks of the world, with its own part of the store.
+        """Return the context for a communicator of all ranks of the world. Any thread may call this.
 
-        Any thread may call this.
+        The communicator uses only keys of the store that begin with ``part``. ``part`` also describes the communicator
+        in messages.
         """
         return self._opener.context(tuple(range(len(self._opener.members))), part, part)
 
@@ -235,7 +244,7 @@ class ProcessSets:
             self.beside.abort()
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Close every communicator, but first wait for work on devices, at most ``patience_s`` seconds.
+        """Wait for the work on devices, at most ``patience_s`` seconds, and then close every communicator.
 
         Only the engine's thread may call this.
         """

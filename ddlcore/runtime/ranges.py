@@ -1,4 +1,4 @@
-"""Shows buckets by name in the profiler of a framework, while the user wants that."""
+"""Shows buckets by name in the profiler of a framework, if the user wants this."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Ranges = Callable[[str], AbstractContextManager[object]]
 def in_use(adapters: Iterable[tuple[str, Callable[[], Adapter]]]) -> list[Adapter]:
     """Return the adapters of those modules that this process has imported.
 
-    Each of ``adapters`` is the name of a module and a function that builds the adapter.
+    Each item of ``adapters`` is a pair: the name of a module, and a function that builds the adapter for this module.
     """
     return [build() for module, build in adapters if module in sys.modules]
 
 
 def ranges_of(adapters: Sequence[Adapter]) -> Ranges:
-    """Return a function that opens a named range in the profiler of every adapter, if that profiler may be running.
+    """Return a function that opens a range with a given name in the profiler of each adapter's framework.
 
-    A framework may not know whether its own profiler runs. Its range is then opened in addition to those of the others,
-    so that another framework's profiler also shows the bucket.
+    The function opens it only in profilers that may be running. Some frameworks do not know whether their own profiler
+    runs, so one bucket may get a range in several profilers.
     """
 
     def ranges(name: str) -> AbstractContextManager[object]:
@@ -46,6 +46,9 @@ def _all(ranges: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
 
 
 def title(what: Bucket | Planned) -> str:
-    """Return the name of a bucket in a profiler, such as "ddl ALLREDUCE gradient.0.weight +7"."""
+    """Return the text by which a profiler shows a bucket, such as "ddl ALLREDUCE gradient.0.weight +7".
+
+    "+7" means that the bucket contains seven more tensors.
+    """
     kind, names = Kind(what.kind).name, what.names
     return f"ddl {kind} {names[0] if names else ''}{f' +{len(names) - 1}' if len(names) > 1 else ''}".rstrip()

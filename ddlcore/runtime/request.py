@@ -1,4 +1,4 @@
-"""Describes the operation on one tensor on this rank, from the call until its handle is done."""
+"""Defines the entry: the description of an operation on one tensor on this rank. It exists until the operation ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ DECIDED = 2  # in a negotiated bucket
 class Entry:
     """A request of this rank for one tensor.
 
-    ``number`` is its position in its handle, because the handle of a grouped call has several entries.
+    ``number`` is the entry's position among the entries of its handle: a grouped call has one handle and several
+    entries.
     """
 
     __slots__ = (
@@ -66,11 +67,14 @@ class Entry:
         self.stamp = -1  # the last bucket whose end the user's code had seen before this call
 
     def move(self, source: Buffer, target: Buffer | None) -> None:
-        """Use other memory of the same layout for the tensor; see contracts.framework.TensorEntry."""
+        """Replace the memory of the tensor by other memory of the same layout; see contracts.framework.TensorEntry."""
         self.source, self.target = source, target
 
     def locate(self, address_of: Callable[[Any], int]) -> None:
-        """Set the addresses of source and target to ``address_of(owner)``; see contracts.framework.TensorEntry."""
+        """Set the address of the source and of the target: each gets the address ``address_of(owner)`` of its owner.
+
+        See contracts.framework.TensorEntry.
+        """
         for buffer in (self.source, self.target):
             if buffer is not None and buffer.owner is not None:
                 buffer.address = address_of(buffer.owner)
@@ -80,12 +84,13 @@ class Entry:
 
 
 class PersistentRequest(Entry):
-    """An allreduce that is started anew in each step. It is entry and handle in one, and is described only once.
+    """An allreduce that is started anew in each step, and described only once. It is both entry and handle.
 
-    ``TensorQueue.start_request`` starts it, and it is idle again when its tensor holds the result. It owns its buffer
-    objects (usually one, since it works in place), which say where the tensor is in memory this time. ``starts`` counts
-    how often the request was started. It changes at the moment of the start, so a caller that is interrupted can see
-    whether the request was started. ``error`` stays until the next start, so that an interrupt cannot lose it.
+    ``TensorQueue.start_request`` starts the request. The request is idle again when its tensor contains the result. The
+    buffer objects ``source`` and ``target`` belong to the request, and say where the tensor is in memory in this step.
+    They are usually the same object, because the request works in place. ``starts`` counts how often the request was
+    started. This count changes exactly at the start, so a caller that was interrupted can see whether the request was
+    started. ``error`` is kept until the next start, so that an interrupt cannot lose it.
     """
 
     __slots__ = (
@@ -129,7 +134,7 @@ class PersistentRequest(Entry):
         self.slot = -1
 
     def set_target(self, address: int, owner: object) -> None:
-        """Make the following starts write their result to the memory at ``address``, which ``owner`` keeps alive.
+        """Set the memory for the result of the next starts: it is at ``address``, and ``owner`` keeps it alive.
 
         See contracts.framework.PersistentRequest.
         """
@@ -138,18 +143,21 @@ class PersistentRequest(Entry):
         target.owner = owner
 
     def release_target(self) -> None:
-        """Drop the reference to the owner of the target's memory. Called after a start has ended."""
+        """Drop the reference to the owner of the target's memory. This is called when the operation has ended."""
         self.target.owner = None
 
     def mark_ready(self, event: int, stream: int, order: int) -> None:
-        """Record the device event after which the tensor's values are complete; see Buffer.mark_ready."""
+        """Record the device event after which the tensor's values are complete.
+
+        See Buffer.mark_ready for the parameters.
+        """
         source = self.source
         source.event = event
         source.stream = stream
         source.order = order
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise at once, without waiting."""
+        """Return whether the operation has ended, so that ``wait`` would not have to wait."""
         self.waiter.polled(self.state != IDLE)
         if self.state != IDLE:
             return False
@@ -157,7 +165,7 @@ class PersistentRequest(Entry):
         return True
 
     def wait(self) -> None:
-        """Wait until the tensor holds the result. Raises the operation's error if it failed, see Handle.wait."""
+        """Wait until the tensor contains the result. Raises the operation's error if it failed, see Handle.wait."""
         if self.state != IDLE:
             self.waiter.wait(self)
         self.completion.observe(self.index)
@@ -165,18 +173,18 @@ class PersistentRequest(Entry):
             raise self.error.with_traceback(None)
 
     def arrive(self) -> Event | None:
-        """Wait as ``wait`` does, and return None.
+        """Wait as ``wait`` does, and return None, because the tensor is in host memory and has no event.
 
-        On a device this returns an event after which further work must be ordered. In host memory there is no such
+        For a tensor on a device, FencedPersistentRequest.arrive returns an event; later work must be ordered after that
         event.
         """
         self.wait()
         return None
 
     def succeeded(self) -> bool:
-        """Return whether a schedule's bucket has completed this request without an error.
+        """Return whether a bucket of a schedule has completed this request without an error.
 
-        Then ``wait`` would return at once and do nothing else.
+        In that case the caller need not call ``wait``, because ``wait`` would only return.
         """
         return self.state == IDLE and self.error is None and self.index < 0
 
@@ -192,13 +200,17 @@ class PersistentRequest(Entry):
         """Do nothing: unlike a Handle, a persistent request has no function that must be called at its end."""
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """Complete the operation. The caller holds the completion's lock and calls ``announce`` afterwards."""
+        """Complete the operation. ``index`` is the coordinator's index of the bucket, or -1 in replay.
+
+        ``number`` and ``outcome`` are not used. The caller holds the completion's lock and calls ``announce``
+        afterwards.
+        """
         self.index = index
         self.source.owner = None  # the tensor is the user's again
         self.state = IDLE
 
     def fail(self, error: BaseException) -> None:
-        """End the operation with ``error``, if it is in flight.
+        """End the operation with ``error`` if the operation is in flight.
 
         The caller holds the completion's lock and calls ``announce`` afterwards.
         """

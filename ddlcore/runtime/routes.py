@@ -1,4 +1,7 @@
-"""Decides which transport serves a process set, and why. The decision depends only on the function's arguments."""
+"""Chooses the transport for a process set's tensors in host memory, and says why it was chosen.
+
+The choice depends only on the arguments of the functions.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,29 @@ HOST = "cpu"
 
 
 class Offers(Protocol):
-    """An object that looks up the installed transports. The registry of ``plug`` implements it."""
+    """An object that looks up the installed transports. The registry of ``plug`` implements this protocol."""
 
     @property
     def transports(self) -> Mapping[str, TransportProvider]:
         """Return all transports by name."""
 
     def transport(self, name: str) -> TransportProvider:
-        """Return the transport of that name.
+        """Return the transport with the name ``name``.
 
-        Raises PluginError if it is not installed, with the command that installs it if that is known.
+        Raises PluginError if that transport is not installed. The message contains the command that installs it, if
+        this command is known.
         """
 
     def missing(self, provider: TransportProvider) -> str:
-        """Return why the transport of ``provider`` cannot be used here; empty if it can."""
+        """Return why the transport of ``provider`` cannot be used in this process; "" if it can be used."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A chosen transport, and the reason why it was chosen."""
+    """A chosen transport, and the reason why it was chosen.
+
+    ``provider`` describes the transport. If it is composed of two other transports, ``parts`` are the routes of these.
+    """
 
     provider: TransportProvider
     reason: str
@@ -43,7 +50,7 @@ class Route:
 
     @property
     def name(self) -> str:
-        """Return the name of the route, as a user would write it after ``--backend``."""
+        """Return the name of the route. A user can write this name after ``--backend`` to choose the same route."""
         own = "+".join(part.name for part in self.parts) or self.provider.name
         return ",".join([own, *(f"{kind.name.lower()}={route.name}" for kind, route in self.kinds.items())])
 
@@ -59,7 +66,7 @@ class Route:
 
     @property
     def launcher(self) -> str:
-        """Return the name of the launcher that must have started the ranks; empty if any launcher is suitable.
+        """Return the name of the launcher that must have started the ranks; "" if any launcher is suitable.
 
         Raises ValueError if the route's transports require different launchers.
         """
@@ -72,11 +79,12 @@ class Route:
 
 
 def choose_route(backend: str, members: Sequence[Member], offers: Offers, launcher: str = "") -> Route:
-    """Return the route for ``members``. ``parse_backend`` describes ``backend``.
+    """Return the route for the ranks ``members``. See ``parse_backend`` for the forms of ``backend``.
 
-    ``launcher`` is the name of the launcher that started the ranks; ``auto`` skips transports that need another
-    launcher. The following errors have a message of one line: ValueError if ``backend`` is invalid, PluginError if it
-    names a transport that is not installed, and TransportError if it cannot serve these ranks.
+    ``offers`` looks up the installed transports. ``launcher`` is the name of the launcher that started the ranks.
+    ``auto`` skips transports that need another launcher. Each error has a message of one line. Raises ValueError if
+    ``backend`` is invalid, PluginError if ``backend`` names a transport that is not installed, and TransportError if no
+    transport that ``backend`` allows can serve these ranks.
     """
     wanted = parse_backend(backend)
     for choice in (wanted.default, *wanted.kinds.values()):
@@ -201,7 +209,10 @@ class _Chooser:
 
 
 def asked_for_devices(backend: str, kind: str, offers: Offers) -> str:
-    """Return the transport that ``backend`` names for devices of this kind; ``auto`` if it names none."""
+    """Return the name of the transport for devices of ``kind`` that the user has chosen in ``backend``.
+
+    Return ``auto`` if ``backend`` names no transport for such devices.
+    """
     names = parse_backend(backend).default.names
     named = [offers.transport(name) for name in names if name != AUTO]
     return next((one.name for one in named if HOST not in one.devices and kind in one.devices), AUTO)

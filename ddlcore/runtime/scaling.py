@@ -1,10 +1,13 @@
 """Decides where a reduction on the host is scaled: before the transport, by the transport, or after it.
 
-The largest float16 is 65504. If the transport scales, it does so in float32, before it rounds. If it does not, an
-average in float16 is divided before the transport, as on the queues of devices: adding two gradients of 40000 first and
-dividing later would give infinity. Dividing first costs the last bits of values near the smallest float16. An average
-in bfloat16 or of integers is divided after the transport: bfloat16 has the range of float32, and integers would be
-truncated before they are added.
+If the transport scales, it does so in float32, before it rounds. If it does not scale, the element type decides:
+
+An average in float16 is divided before the transport, as in reductions on devices. The largest float16 is 65504, so
+adding two gradients of 40000 first and dividing later would give infinity. Dividing first loses the last bits of values
+near the smallest float16.
+
+An average in bfloat16 or of integers is divided after the transport: bfloat16 has the range of float32, and integers
+would be truncated before they are added.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from ddlcore.types import DType, ReduceOp
 
 @dataclass(frozen=True)
 class Scaling:
-    """The factors of a reduction: ``encode`` before the transport, ``decode`` after it, ``inside`` within it.
+    """The factors of a reduction.
 
-    ``inside`` is the transport's factor before the reduction and its factor after it; None if it applies none.
+    Values are multiplied by ``encode`` before the transport and by ``decode`` after the transport. ``inside`` is a pair
+    of factors that the transport applies: one before the reduction and one after it. ``inside`` is None if the
+    transport applies no factors.
     """
 
     encode: float
@@ -29,7 +34,7 @@ class Scaling:
 
 
 def reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
-    """Return the operation that the transport does for ``spec``, and the factor to apply after it.
+    """Return the operation that the transport must do for ``spec``, and the factor that is applied to its result.
 
     An average over ``size`` ranks is a sum that is divided by ``size``.
     """
@@ -39,11 +44,12 @@ def reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
 
 
 def scaling(capabilities: Capabilities | None, spec: Spec, wire: DType, size: int, joined: bool = False) -> Scaling:
-    """Return the factors of the reduction ``spec`` over ``size`` ranks, whose values are sent as ``wire``.
+    """Return the factors for the reduction that ``spec`` describes, over ``size`` ranks.
 
-    ``capabilities`` are those of a transport that can be given a Plan, otherwise None. ``joined`` says that some of the
-    ranks may have joined. Such a rank contributes the identity element, which the transport must not multiply by the
-    factor before the reduction.
+    ``wire`` is the type in which the values are sent. ``capabilities`` are those of the transport if the transport runs
+    the reduction by a Plan; otherwise None. ``joined`` says that some of the ranks may have joined. A rank that has
+    joined contributes the identity element of the reduction. The transport must not multiply this element by the factor
+    before the reduction.
     """
     _, after = reduction(spec, size)
     if capabilities is not None and capabilities.vectored and capabilities.scales:

@@ -1,7 +1,7 @@
-"""Lays out a period as a schedule, and tracks how far one rank is in it: what may be launched and what has been.
+"""Arranges the tensors of a period as a schedule, and tracks which buckets of the schedule one rank has launched.
 
-This module uses no thread, no lock and no clock; its callers hold their own lock. docs/design explains why all ranks
-can safely leave a schedule.
+A period is the part of a training loop that repeats. This module uses no thread, no lock and no clock; its callers use
+a lock of their own. docs/design explains why all ranks can safely leave a schedule.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ def arrange(
     params: Mapping[str, float],
     compression: str = "none",
 ) -> Arranged | None:
-    """Return the schedule of ``period``, which is in ready order; None if the period cannot be replayed.
+    """Return the schedule with the number ``number`` for the tensors of ``period``, or None if it cannot be replayed.
 
-    ``compression`` is the compressor for those tensors that leave the choice to the setting, see
-    ``Spec.compressor_by``.
+    ``period`` contains the tensors in the order in which they became ready. ``policy`` and its parameters ``params``
+    decide which tensors share a bucket. ``compression`` is the compressor for those tensors whose compressor is chosen
+    by the job's setting, see ``Spec.compressor_by``.
 
-    Tensors that depend on each other never share a bucket: if at least one rank asked for y only after x had ended
-    there, y is in another bucket than x, after it.
+    Tensors that depend on each other never share a bucket. If at least one rank asked for y only after x had ended on
+    that rank, the bucket of y is after the bucket of x.
     """
     if any(spec_of(one.key.spec).kind in _NEVER for one in period):
         return None
@@ -68,10 +69,10 @@ def _lay_out(
     params: Mapping[str, float],
     compression: str,
 ) -> list[Planned]:
-    """Return the buckets of one segment, whose tensors do not depend on each other.
+    """Return the buckets of one segment. A segment contains tensors that do not depend on each other.
 
-    The buckets are sorted by their last tensors in ready order, because a bucket cannot start before its last tensor is
-    ready.
+    The tensors of ``segment`` are in the order in which they become ready. The buckets are sorted by the positions of
+    their last tensors in this order, because a bucket cannot start before its last tensor is ready.
     """
     specs = [spec_of(one.key.spec) for one in segment]
     fusable = [i for i, spec in enumerate(specs) if spec.kind is Kind.ALLREDUCE]
@@ -95,11 +96,11 @@ def _lay_out(
 
 
 def _committed(buckets: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
-    """Among the buckets of one segment, mark each process set's last bucket on devices, and return all buckets.
+    """Mark the last device bucket of each process set in ``buckets`` by ``commit``, and return all buckets.
 
-    What the user does next may depend on the marked bucket. So the hosts tell each other after it that all of them have
-    launched it and the earlier ones. A bucket that is staged on the host does not count as one on devices: the hosts
-    exchange no such message after it, so the device buckets before it would not be covered.
+    ``buckets`` are those of one segment. The user's next operation may depend on the marked bucket. So after that
+    bucket, the hosts tell each other that all of them have launched it and all earlier buckets. A bucket that is staged
+    on the host is never marked, because no such message follows it.
     """
     places = [spec_of(one.specs[0]).device for one in buckets]
     on_devices = [place != CPU.kind and not place.endswith(ON_HOST) for place in places]
@@ -116,10 +117,10 @@ def _compressed(planned: Planned, spec_of: Callable[[bytes], Spec], compression:
 
 
 def _undivided(params: Mapping[str, float]) -> dict[str, float]:
-    """Return the layout parameters that lead to large buckets.
+    """Return a copy of ``params``, changed so that the buckets become large.
 
-    They are for tensors whose communication would take CPU cores from the computation. For such tensors nothing is
-    gained by beginning early with small buckets.
+    Large buckets are for tensors whose communication would take CPU cores from the computation. For such tensors, an
+    early start with small buckets has no advantage.
     """
     fusion_bytes = params["fusion_bytes"]
     return {**params, "fusion_bytes": fusion_bytes and max(fusion_bytes, UNDIVIDED_BYTES), "first_bucket_bytes": 0.0}
@@ -133,7 +134,11 @@ def _ready(one: Occurrence, spec: Spec, compression: str) -> Ready:
 
 
 class Schedule:
-    """What a rank needs to know from an Arranged message, computed once."""
+    """The contents of a message Arranged, in the form that a rank needs for replay. It is computed once.
+
+    ``mine`` says for each bucket whether this rank takes part. ``named`` and ``anonymous`` are tables that find the
+    slot of a tensor: by its name, or by its spec if its call has no name.
+    """
 
     def __init__(self, arranged: Arranged, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         self.number = arranged.schedule
@@ -151,7 +156,7 @@ class Schedule:
 
 
 class Offer(Enum):
-    """The result of offering an entry to a schedule."""
+    """The result of ``Replay.offer``: whether the schedule has taken the entry, and if not, why."""
 
     TAKEN = 0  # the entry is in its slot, or waits for the slot to be free
     ALIEN = 1  # the schedule has no slot for it: the coordinator must be asked
@@ -159,7 +164,7 @@ class Offer(Enum):
 
 
 class Position(Generic[T]):
-    """One bucket of a schedule on this rank: the entries in its slots, and the function that runs it."""
+    """One bucket of a schedule on this rank: the entries in its slots, and the function that runs the bucket."""
 
     __slots__ = (
         "entries",
@@ -190,11 +195,12 @@ class Position(Generic[T]):
 
 @dataclass(slots=True, eq=False)  # made for each bucket: a frozen dataclass would take three times as long
 class Launch(Generic[T]):
-    """One launch of a bucket during replay. It never changes after it was made.
+    """One launch of a bucket during replay. The object never changes.
 
-    ``entries`` is None if this rank takes part with dummy memory, because replay is being left and the bucket's result
-    will be thrown away. A negotiated slot keeps its entries also then, if it has them, because their sizes were
-    negotiated.
+    ``place`` is the number of the bucket, counted on through all periods. If ``entries`` is None, this rank takes part
+    with dummy memory: all ranks are leaving replay, and the bucket's result will be dropped. There is one exception: if
+    this rank has submitted the entries of a negotiated slot, the launch contains them even then, because their sizes
+    were negotiated.
     """
 
     place: int
@@ -209,13 +215,18 @@ class Launch(Generic[T]):
 
 
 class Replay(Generic[T]):
-    """The progress of one rank in a schedule, from a Resume to the Drain that ends it. ``T``: the type of an entry."""
+    """The progress of one rank in a schedule, from the message Resume to the message Drain.
+
+    The place of a bucket is a number that is counted on through all periods: place = number of the period * number of
+    buckets in the schedule + position in the schedule. ``T`` is the type of an entry.
+    """
 
     def __init__(self, schedule: Schedule, start: int, after: Mapping[int, int], until: int = -1) -> None:
-        """Begin at place ``start``, but skip the buckets of each process set up to its place in ``after``.
+        """Begin at place ``start``.
 
-        Those have run already. ``until`` is the place at which all ranks stop, see Resume. If it is given, ``turned``
-        becomes True whenever a period ends.
+        ``after`` contains, for each process set, the last place that has already run; buckets up to that place are
+        skipped. ``until`` is the place before which all ranks stop, or -1 if there is no such place. If ``until`` is
+        given, ``turned`` becomes True whenever a period ends.
         """
         self.schedule = schedule
         self.frozen = False
@@ -244,9 +255,10 @@ class Replay(Generic[T]):
             self._turn[key] = done
 
     def slot(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
-        """Return the bucket and the slot that the named tensor has in every period.
+        """Return the slot of the tensor ``name``: the position of its bucket, and the slot's number in that bucket.
 
-        Returns None if the schedule has no slot for this name and spec, or if the slot is negotiated.
+        The slot is the same in every period. Return None if the schedule has no slot for this name and spec, or if the
+        slot is negotiated.
         """
         found = self.schedule.named.get((set_id, name))
         if found is None or found[2] != spec or self.schedule.buckets[found[0]].negotiated:
@@ -254,9 +266,10 @@ class Replay(Generic[T]):
         return self.positions[found[0]], found[1]
 
     def offer(self, set_id: int, name: str, anonymous: bool, spec: bytes, entry: T) -> Offer:
-        """Put an entry into its slot, if the schedule has one for it, and return what was done.
+        """Put ``entry`` into its slot, if the schedule has a slot for it. Return whether the schedule has taken it.
 
-        An anonymous entry waits for a slot if there is one for its spec that is not free yet.
+        ``anonymous`` says that the call had no name. Such an entry may use any slot for its ``spec``. If no such slot
+        is free, the entry waits for one.
         """
         if anonymous:
             places = self.schedule.anonymous.get((set_id, spec))
@@ -276,9 +289,10 @@ class Replay(Generic[T]):
         return Offer.TAKEN
 
     def _refill(self, set_id: int, spec: bytes) -> None:
-        """Put the waiting anonymous entries of one spec into the slots of this spec, in turn, until a slot is not free.
+        """Put the waiting entries of unnamed calls with ``spec`` into the slots for ``spec``.
 
-        The entries that are left wait for the next period.
+        The slots are filled in their order in the schedule, until the next slot is not free. The remaining entries wait
+        for the next period.
         """
         queue = self._queues.get((set_id, spec))
         places = self.schedule.anonymous[set_id, spec]
@@ -296,32 +310,36 @@ class Replay(Generic[T]):
             queue.popleft()
 
     def refill(self) -> None:
-        """Put waiting anonymous entries into the slots that launches have freed."""
+        """Put the waiting entries of unnamed calls into the slots that are free again after a launch."""
         for key, queue in self._queues.items():
             if queue:
                 self._refill(*key)
 
     @property
     def queued(self) -> bool:
-        """Return whether an anonymous entry waits for a slot. Then ``refill`` must be called after the next launch."""
+        """Return whether an entry of an unnamed call waits for a slot.
+
+        In that case ``refill`` must be called after the next launch.
+        """
         return bool(self._queues) and any(self._queues.values())
 
     def holds(self, entry: T) -> bool:
-        """Return whether the schedule has taken ``entry`` and not launched it yet."""
+        """Return whether ``entry`` is in a slot, or waits for a slot."""
         return any(entry is one for position in self.positions for one in position.entries) or any(
             entry is one for queue in self._queues.values() for one in queue
         )
 
     def put(self, position: Position[T], i: int, entry: T) -> None:
-        """Put an entry into slot ``i`` of ``position``, which must be free."""
+        """Put ``entry`` into slot ``i`` of ``position``. The slot must be free."""
         position.entries[i] = entry
         position.missing -= 1
         self.filled += 1
 
     def fill(self, bucket: Bucket, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
-        """Fill a negotiated slot with its negotiated bucket, and return True.
+        """Put the negotiated ``bucket`` and its ``entries`` into a negotiated slot for it, and return True.
 
-        Returns False, and does nothing, if no negotiated slot of this schedule is for ``bucket``.
+        If this schedule has no negotiated slot for ``bucket``, do nothing and return False. ``anonymous`` says that the
+        call had no name; then the slot is found by ``spec``.
         """
         if anonymous:
             places = [position for position, _ in self.schedule.anonymous.get((bucket.set_id, spec), ())]
@@ -332,7 +350,7 @@ class Replay(Generic[T]):
         if not negotiated_slots:
             return False
         # Take the first slot with the fewest waiting buckets: negotiation may be a period ahead of launching, so the
-        # slot that is next in order may already hold the bucket of the present period.
+        # slot that is next in order may already contain the bucket of the present period.
         size = len(self.positions)
         ahead = sorted(
             negotiated_slots, key=lambda place: (len(self.negotiated_slots.get(place, ())), (place - self.next) % size)
@@ -342,26 +360,26 @@ class Replay(Generic[T]):
 
     @property
     def place(self) -> int:
-        """Return the place of the next bucket."""
+        """Return the place of the next bucket to launch."""
         return self.next
 
     @property
     def periods(self) -> int:
-        """Return how many periods of the schedule have ended since the Resume."""
+        """Return how many periods (passes through the schedule) have ended since the message Resume."""
         size = len(self.positions)
         return self.next // size - self._start // size
 
     @property
     def filled_negotiated_slots(self) -> bool:
-        """Return whether a filled negotiated slot has not been launched yet."""
+        """Return whether there is a filled negotiated slot that has not been launched yet."""
         return bool(self.negotiated_slots) and any(self.negotiated_slots.values())
 
     def waits(self) -> bool:
-        """Return whether an entry in a slot, or a filled negotiated slot, has not been launched yet."""
+        """Return whether there is an entry in a slot, or a filled negotiated slot, that has not been launched yet."""
         return self.filled > 0 or any(self.negotiated_slots.values())
 
     def ready(self) -> bool:
-        """Return whether the next bucket can be launched: it has all its entries, and this replay is not frozen."""
+        """Return whether the next bucket can be launched: all its slots are filled, and this replay is not frozen."""
         if self.frozen:
             return False
         return self.current.missing == 0 or bool(
@@ -371,7 +389,7 @@ class Replay(Generic[T]):
     def launch(self, number: int = -1) -> Launch[T]:
         """Launch the next bucket in order and return it. Call this only if ``ready`` returns True.
 
-        ``number`` is the number of the launch. The bucket counts as launched from now on.
+        ``number`` is the number of the launch, counted over all schedules.
         """
         launch, fresh, self.next, self.current, self.paused, turn_at = self.step(number)
         position = launch.position
@@ -391,12 +409,13 @@ class Replay(Generic[T]):
     def step(
         self, number: int, alone: T | None = None
     ) -> tuple[Launch[T], list[T | None], int, Position[T], bool, int]:
-        """Return the next launch and everything that ``launch`` would change, but change nothing.
+        """Return the next launch and all values that ``launch`` would change, but change nothing.
 
-        ``TensorQueue`` makes these changes together with others. Returns a tuple of six: the launch; the new, empty
-        slots of its position, or an empty list if the slots do not change; the next place; the position of that place;
-        whether the replay pauses there; and the place at which the new period ends, or -1 if no period has ended.
-        ``alone`` is the entry of a bucket that has only one slot, which is still empty.
+        ``TensorQueue`` stores these values together with other changes. If the bucket has only one slot and that slot
+        is still empty, ``alone`` is its entry. The result is a tuple of six items: the launch; the new, empty slots of
+        its position, or an empty list if the slots do not change; the next place; the position of the next place;
+        whether the replay pauses at the next place; and the place at which the new period ends, or -1 if no period has
+        ended.
         """
         position = self.current
         place = self.next
@@ -420,14 +439,17 @@ class Replay(Generic[T]):
         self.negotiated_slots[position.index].popleft()
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
-        """Stop launching, and return pairs of a process set and the place of its bucket that was launched last."""
+        """Stop launching. Return, for each process set, a pair: its id and the place of its last launched bucket.
+
+        The place is -1 if no bucket of the process set was launched.
+        """
         self.frozen = True
         return tuple(sorted(self.launched.items()))
 
     def drain(self, highest: Mapping[int, int]) -> list[Launch[T]]:
         """Return, in order, the launches in which this rank must still take part with dummy memory.
 
-        ``highest`` holds, by process set, the last place that at least one rank has launched.
+        ``highest`` contains, by process set, the last place that any rank has launched.
         """
         dummies: list[Launch[T]] = []
         until = max(highest.values(), default=-1)
@@ -443,7 +465,7 @@ class Replay(Generic[T]):
         return dummies
 
     def _is_behind(self, index: int) -> bool:
-        """Return whether the bucket with this index has already run in the present period."""
+        """Return whether the bucket with position ``index`` in the schedule has already run in the present period."""
         place = self.next - self.next % len(self.positions) + index
         return place < self.next or place <= self._after.get(self.positions[index].planned.set_id, -1)
 
@@ -451,10 +473,10 @@ class Replay(Generic[T]):
         return (place // len(self.positions) + 1) * len(self.positions)
 
     def _from(self, place: int) -> tuple[int, Position[T], bool]:
-        """Return the first place, beginning with ``place``, that this rank must run, and the position of that place.
+        """Find the next bucket that this rank must run, at ``place`` or later.
 
-        The third value is True if the replay pauses there. A rank must run the buckets of its own process sets, except
-        for those that have run before the Resume.
+        Return its place, its position, and a flag. If the flag is True, the replay pauses at the returned place. A rank
+        must run the buckets of its own process sets, except for those that had already run before the message Resume.
         """
         size = len(self.positions)
         while True:

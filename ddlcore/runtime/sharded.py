@@ -1,9 +1,10 @@
-"""Runs an allreduce of encoded values that cannot be added: each rank decodes and adds one shard of every tensor.
+"""Runs an allreduce of encoded values that cannot be added: each rank decodes and adds one piece of every tensor.
 
-Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each of them to the
-rank that adds it (alltoallv). That rank decodes the pieces, adds them in float32 (float64 tensors in float64) in the
-order of ranks, and encodes the sum; all ranks then gather the sums (allgatherv). Only transport memory changes before
-``Summed`` is called. The compressor's state is committed when the bucket is known to be valid or void.
+Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each piece to the
+rank that must add this piece (alltoallv). That rank decodes the pieces of all ranks, adds them in the order of ranks,
+and encodes the sum. The addition is in float32, or in float64 for float64 tensors. Then all ranks gather the sums
+(allgatherv). Until the returned ``Summed`` object is called, only transport memory changes. The compressor's state is
+committed when it is known whether the bucket is valid or void.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 @dataclass(frozen=True)
 class _Piece:
-    """The part of a tensor that one rank adds, in elements."""
+    """The part of a tensor that one rank adds. All numbers are in elements."""
 
     begin: int
     count: int
@@ -33,7 +34,7 @@ class _Piece:
 
 
 class Sharder:
-    """The part that runs allreduces whose encoded values cannot be added. Only the thread that runs buckets uses it."""
+    """Runs allreduces whose encoded values cannot be added. Only the thread that runs buckets uses this object."""
 
     def __init__(self, kernels: Kernels, meter: Meter, finish: Callable[[Work], None]) -> None:
         self._kernels, self._meter, self._finish = kernels, meter, finish
@@ -50,10 +51,11 @@ class Sharder:
         use: str,
         postscale: float,
     ) -> Summed:
-        """Take part in the allreduce, and return an object whose call writes the sums into the entries' targets.
+        """Take part in the allreduce. Return an object whose call writes the sums into the entries' targets.
 
-        If this rank has no entry for a tensor, it contributes zeros. ``use`` names the buffer that holds the sums until
-        the returned object is called.
+        If this rank has no entry for a tensor, it contributes zeros. ``counts`` are the numbers of elements of the
+        tensors. ``use`` names the fusion buffer that contains the sums until the returned object is called.
+        ``postscale`` is the factor by which the sums are multiplied when they are written into the targets.
         """
         size, me, dtype = len(communicator.ranks), communicator.rank, specs[0].dtype
         wire = compressor.wire_dtype(dtype)
@@ -88,10 +90,9 @@ class Sharder:
             encode_once(summed.compressor, nothing, part, 1.0)
 
     def _add(self, summed: Summed, came: Sequence[Buffer], mine: Buffer, me: int, dtype: DType) -> None:
-        """Decode what every rank has sent in ``came``, add it, and write the encoded sums to ``mine``.
+        """Decode and add the pieces that all ranks have sent to this rank, and write the encoded sums into ``mine``.
 
-        These are the pieces that rank ``me`` of the process set, this rank, must add: one of each tensor from each
-        rank.
+        ``came[r]`` contains one piece of each tensor from rank r. ``me`` is this rank's number in the process set.
         """
         sums = DType.F64 if dtype is DType.F64 else DType.F32
         at = 0
@@ -119,7 +120,7 @@ class Sharder:
         summed.compressor.encode(name, source, target, scale)
 
     def settle(self, compressor: Compressor, names: Sequence[str], valid: bool) -> None:
-        """Tell the compressor whether what was encoded under ``names`` is valid."""
+        """Tell the compressor whether a bucket is valid (not void). Its values were encoded under ``names``."""
         for name in names:
             if (id(compressor), name) in self._open:
                 self._open.discard((id(compressor), name))
@@ -127,7 +128,7 @@ class Sharder:
 
 
 class Summed:
-    """A bucket whose encoded sums are in transport memory. Calling the object writes them into the tensors."""
+    """A bucket whose encoded sums are in transport memory. Calling this object writes the sums into the tensors."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class Summed:
         self._sharder, self._postscale, self._meter = sharder, postscale, meter
 
     def __call__(self) -> list[None]:
-        """Decode the sums into the targets. Call this when the bucket is known to be valid."""
+        """Decode the sums into the targets of the entries. Call this only when the bucket is known to be valid."""
         begun_ns = now_ns()
         parts = iter(self.parts)
         for rank in range(len(self.pieces[0])):
@@ -179,7 +180,11 @@ def _pieces(count: int, size: int, dtype: DType, compressor: Compressor) -> list
 
 
 def _walk(pieces: Sequence[Sequence[_Piece]], whole: Buffer, ranks: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
-    """Yield (rank, tensor's index, encoded piece) for every non-empty piece in ``whole``, in the order of memory."""
+    """Yield a tuple (rank, index of the tensor, buffer of the encoded piece) for each non-empty piece in ``whole``.
+
+    The tuples are in the order in which the pieces are in memory. ``pieces[i][rank]`` describes the piece of tensor i
+    that ``rank`` adds.
+    """
     order = [(rank, i, tensor[rank]) for rank in ranks for i, tensor in enumerate(pieces) if tensor[rank].count]
     begins = accumulate((piece.encoded for _, _, piece in order), initial=0)
     for (rank, i, piece), begin in zip(order, begins):

@@ -1,4 +1,7 @@
-"""Holds the operations that were submitted and have not completed: where user threads hand them to ddl's threads."""
+"""The tensor queue: stores the operations that user threads have submitted, until these operations have completed.
+
+User threads put operations into the queue. The control thread and the engine process these operations.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,19 @@ GONE = -1  # value of ``running``: a signal handler interrupted the thread that 
 
 
 class TensorQueue:
-    """The submitted entries by (process set, name), and during replay the schedule whose slots these entries fill.
+    """The submitted entries, by process set and name. During replay, this object also fills the slots of the schedule.
 
-    Any thread may submit entries. The control thread takes requests out and sends them to the coordinator. The engine
-    launches buckets. One lock protects the whole state, so a freeze and a launch exclude each other.
+    Any thread may submit entries. The control thread sends requests for these entries to the coordinator. The engine
+    launches buckets, which contain these entries. One lock protects the whole state, so a freeze and a launch never
+    happen at the same time.
 
     A signal handler may raise an exception in the middle of any call that a user thread makes here. CPython runs signal
     handlers only at the beginning of a function, after a call, and where a loop jumps back. Each method therefore has
     three parts. First it does everything that calls a function. Then it changes the state by a sequence of plain
-    stores; only the last of them may be a call, and only of a C function. If work is still to be done after that, the
-    method sets ``behind`` before this work begins. If the method is interrupted then, the next thread that takes the
-    lock finishes the work (``catch_up``). The control thread takes the lock at least once a second.
+    stores; only the last of them may be a call, and only of a C function. If work is still to be done after these
+    stores, the method sets ``behind`` before this work begins. If a signal handler interrupts this work, the next
+    thread that takes the lock finishes the work (``catch_up``). The control thread takes the lock at least once a
+    second.
     """
 
     def __init__(
@@ -105,12 +110,12 @@ class TensorQueue:
 
         Raises InvalidArgument (a ValueError) if a name is already in flight, the job's error after the job has ended,
         and ReentrantCall if the calling thread is inside another call of ddl. If a signal handler raises an exception
-        during the call, that exception passes through; then ``Handle.submitted`` tells whether the entries were
+        during this call, the caller gets that exception. ``Handle.submitted`` then says whether the entries were
         submitted.
 
-        An entry of an unnamed call, whose name is ANONYMOUS without a number, gets its number here. ``waits``: the
-        caller will wait for the operation next. Then it either runs a ready bucket itself or wakes the engine, so this
-        call need not wake the engine.
+        The entries of an unnamed call have the name ANONYMOUS without a number. They get a number here. ``waits`` says
+        that the caller will wait for the operation next. That wait runs a ready bucket or wakes the engine, so this
+        method does not wake the engine.
         """
         self.lock.refuse("an operation")
         if self._events.on:
@@ -142,9 +147,10 @@ class TensorQueue:
             raise
 
     def _name(self, entries: Sequence[Entry]) -> int:
-        """Number the entries of an unnamed call, and return the new count of unnamed calls in their process set.
+        """Write the number of an unnamed call into the names of its entries, and return the new count of such calls.
 
-        If the call has a name, change nothing and return -1. The caller must store the returned count.
+        Unnamed calls are counted per process set. The caller must store the returned count in ``_anonymous``. If the
+        call has a name, change nothing and return -1.
         """
         first = entries[0]
         if not first.name.startswith(ANONYMOUS) or first.name[len(ANONYMOUS) :][:1] not in ("", "["):
@@ -155,7 +161,7 @@ class TensorQueue:
         return ordinal + 1
 
     def name(self, entries: Sequence[Entry]) -> None:
-        """Give the entries of an unnamed call their number now; for a caller that submits them later."""
+        """Write the number of an unnamed call into the names of its entries. The caller submits these entries later."""
         self.lock.refuse("an operation")
         with self.lock:
             ordinal = self._name(entries)
@@ -165,16 +171,17 @@ class TensorQueue:
     def start_request(self, entry: PersistentRequest, address: int, owner: object, waits: bool = False) -> None:
         """Start the persistent request ``entry`` on the tensor at ``address``, whose memory ``owner`` keeps alive.
 
-        ``submit`` describes ``waits`` and the exceptions. This method is called once per tensor and step; in replay it
-        only fills the slot of the request.
+        ``waits`` has the same meaning as in ``submit``, and the exceptions are the same. This method is called once per
+        tensor and step. In replay it only fills the slot of the request.
         """
         self.start_all(((entry, address, owner),), waits)
 
     def start_all(self, started: Sequence[tuple[PersistentRequest, int, object]], waits: bool = True) -> None:
-        """Start several persistent requests, each given as (entry, address, owner), as ``start_request`` starts one.
+        """Start several persistent requests. Each item of ``started`` has the arguments of ``start_request``.
 
-        If one of them is refused, raise its error; the requests before it in ``started`` have been started then. If a
-        signal handler raises an exception, ``PersistentRequest.starts`` tells which requests have been started.
+        If a request cannot be started, raise its error. The requests before it in ``started`` have then been started,
+        and the requests after it have not. ``waits`` says that the caller will wait for the requests next. If a signal
+        handler raises an exception, ``PersistentRequest.starts`` says which requests have been started.
         """
         if self.lock.held():
             raise reentrant("an operation")
@@ -224,9 +231,9 @@ class TensorQueue:
             raise refusal
 
     def _start_anew(self, entry: PersistentRequest, address: int, owner: object, waits: bool) -> None:
-        """Start a persistent request for which it is not enough to fill a known slot; it may have no slot at all.
+        """Start a persistent request in the slow way, because its slot in the present replay is not known or not free.
 
-        Raises an error if the job has ended or if the name is in flight.
+        The request may also have no slot. Raises an error if the job has ended, or if the name is in flight.
         """
         if self._refusal is not None:
             raise self._refusal()
@@ -244,9 +251,9 @@ class TensorQueue:
         self._place_all(waits)
 
     def _place_all(self, waits: bool) -> None:
-        """Put each entry of ``_placing`` into its slot, or among the entries for the next request.
+        """Put each entry of ``_placing`` into its slot, or else into ``_unsent``, from which the next request is made.
 
-        If this is interrupted, ``catch_up`` continues with the rest.
+        If a signal handler interrupts this method, ``catch_up`` later places the remaining entries.
         """
         observed = self._completion.observed
         for entry in self._placing:
@@ -258,9 +265,10 @@ class TensorQueue:
         self.behind = False
 
     def catch_up(self) -> None:
-        """Finish what interrupted calls left undone, and give slots that a launch freed to waiting anonymous entries.
+        """Finish the work of interrupted calls, and put waiting entries of unnamed calls into slots that became free.
 
-        Also do the work that ``launch`` leaves at the end of a period. The caller holds the lock.
+        Also do the work that ``launch`` leaves undone at the end of a period (one pass through the schedule). The
+        caller holds the lock.
         """
         replay = self._replay
         for entry in self._placing:
@@ -285,13 +293,13 @@ class TensorQueue:
         self.behind = False
 
     def _interrupted(self) -> None:
-        """Record that an exception ended a call, and wake the control thread to finish what the call left undone."""
+        """Record that an exception ended a call, and wake the control thread, which finishes the work of that call."""
         self.behind = True  # first: if the thread is interrupted again after this line, the flag is already set
         if self._refusal is None:  # otherwise this may be a forked child, which has no control thread
             self._wake()
 
     def retire(self, entries: Iterable[PersistentRequest]) -> None:
-        """Forget those of ``entries`` that are idle. A forgotten request may nevertheless be started again."""
+        """Forget those requests of ``entries`` that are idle. A forgotten request may be started again later."""
         self.lock.refuse("an operation")
         with self.lock:
             for entry in entries:
@@ -320,9 +328,10 @@ class TensorQueue:
             del self._persistent[key]
 
     def _place(self, entry: Entry, waits: bool = False) -> None:
-        """Put ``entry`` into its slot of the schedule that is replayed, or else among the entries for the next request.
+        """Put ``entry`` into its slot of the schedule, or into ``_unsent`` if the schedule has no slot for it now.
 
-        ``waits``: the caller will wait next, so the engine need not be woken for a bucket that is ready.
+        The next request is made from ``_unsent``. ``waits`` says that the caller will wait next. Then the engine is not
+        woken for a bucket that is ready, because the wait runs the bucket or wakes the engine.
         """
         replay = self._replay
         if replay is None or replay.frozen:
@@ -353,11 +362,11 @@ class TensorQueue:
             self._waits_since_s = time.monotonic()
 
     def check_stall(self, since_s: float) -> float:
-        """Ask the coordinator to end the replay if a user thread probably waits for what cannot happen in replay.
+        """Ask the coordinator to end the replay if the calling user thread would otherwise probably wait forever.
 
-        The user thread has waited since ``since_s``. Replay is ended if tensors have waited in slots for longer than
-        usual while the next bucket is not ready and no bucket is running. Returns after how many seconds at most the
-        caller should call this again.
+        The user thread has waited since ``since_s``. The replay is ended under three conditions: tensors have waited in
+        slots for longer than usual, the next bucket is not ready, and no bucket is running. Return a number of seconds:
+        the caller should call this method again after at most this time.
         """
         if self.lock.held():
             return WATCH_S  # a finalizer polls while its thread is in another call
@@ -379,18 +388,18 @@ class TensorQueue:
     def leave(self, epoch: int, slow: bool = False) -> None:
         """Ask the coordinator to end the replay of ``epoch``. Any thread may call this.
 
-        ``slow``: perhaps a rank is only slow, so the schedule may still be the right one.
+        ``slow`` says that the cause may be a slow rank, so the schedule may still fit.
         """
         self._meter.divergences += 1
         self.flight.note("leave", epoch=epoch, slow=slow)
         self._outbox.say(Leave(epoch, "a bucket waits for tensors that do not come", slow))
 
     def anonymous(self, set_id: int) -> str:
-        """Count one more unnamed call and return its name, which contains its number within the process set.
+        """Count one more unnamed call in the process set, and return a name that contains the number of this call.
 
-        One count for all kinds of operations lets the coordinator see that two ranks ask for different operations. The
-        public operations do not call this, but leave the numbering to ``submit``: so a call is not counted if a signal
-        handler prevents its submission.
+        All kinds of operations share one count. So the coordinator can see that two ranks ask for different operations.
+        The public operations do not call this method, because ``submit`` numbers their calls. So a call is not counted
+        if a signal handler prevents its submission.
         """
         with self.lock:
             ordinal = self._anonymous.get(set_id, 0)
@@ -398,9 +407,9 @@ class TensorQueue:
             return f"{ANONYMOUS}{self._generation}.{ordinal}"
 
     def next_generation(self) -> None:
-        """Begin the numbering of unnamed calls anew, because all ranks have joined.
+        """Number unnamed calls from 0 again, because all ranks have joined.
 
-        Some ranks had made fewer calls than others before they joined, so only a new count is the same on all ranks.
+        Before they joined, some ranks had made fewer calls than others. So the old counts differ between ranks.
         """
         with self.lock:
             self._generation += 1
@@ -409,9 +418,10 @@ class TensorQueue:
     # --- the control thread
 
     def take_request(self) -> Request | None:
-        """Return a request for all unsent entries; None if there are none or no request may be sent now.
+        """Return a Request for all entries that were not yet requested. Return None if there is no such entry.
 
-        No request may be sent while the last one is unanswered, nor between a freeze and the next epoch.
+        Also return None if no request may be sent now: the last request is unanswered, or a freeze has begun and the
+        next epoch has not.
         """
         with self.lock:
             if self.behind:
@@ -425,7 +435,10 @@ class TensorQueue:
             return Request(self._epoch, self._serial, asks)
 
     def take_pause(self) -> Paused | None:
-        """Return the Paused message, once, when this rank has reached the place where it must stop; otherwise None."""
+        """Return the message Paused if this rank has reached the place where it must stop; otherwise None.
+
+        The message is returned only once.
+        """
         if self._pause is None:
             return None
         with self.lock:
@@ -433,7 +446,10 @@ class TensorQueue:
             return None if self.frozen else pause
 
     def answered(self, serial: int) -> None:
-        """Record that request ``serial`` has been answered. If it is the last request, the next one may be sent."""
+        """Record that the request with number ``serial`` has been answered.
+
+        If it is the newest request, the next request may be sent now.
+        """
         with self.lock:
             if serial == self._serial:
                 self._unanswered = False
@@ -441,8 +457,8 @@ class TensorQueue:
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
         """Return the entries of a negotiated bucket in the order of ``names``, and remove them from the tensor queue.
 
-        A persistent request is not removed; its state changes to DECIDED. An entry is None if this rank has not
-        submitted that tensor because it has joined.
+        A persistent request is returned too, but stays in the tensor queue, and its state changes to DECIDED. An entry
+        is None if this rank has not submitted that tensor because it has joined.
         """
         with self.lock:
             if self.behind:
@@ -465,18 +481,21 @@ class TensorQueue:
         return entry
 
     def learn(self, arranged: Arranged) -> None:
-        """Keep a schedule that a Resume may name from now on. It replaces an older schedule with the same number."""
+        """Store the schedule ``arranged``, so that a message Resume may name it from now on.
+
+        ``arranged`` replaces an older schedule with the same number.
+        """
         self._usual_s.pop(arranged.schedule, None)
         self._schedules[arranged.schedule] = arranged
 
     def planned(self, schedule: int) -> Sequence[Planned]:
-        """Return the buckets of schedule number ``schedule``, which ``learn`` has kept."""
+        """Return the buckets of the schedule with the number ``schedule``, which ``learn`` has stored."""
         return self._schedules[schedule].buckets
 
     def fill(self, bucket: Bucket) -> bool:
-        """Fill a negotiated slot of the schedule that is replayed with the negotiated ``bucket``.
+        """Put the negotiated ``bucket`` into its negotiated slot of the schedule that is replayed, and return True.
 
-        Returns False if that schedule has no such slot, or if no schedule is replayed now.
+        Return False if the schedule has no slot for ``bucket``, or if no schedule is replayed now.
         """
         with self.lock:
             if self.behind:
@@ -496,9 +515,9 @@ class TensorQueue:
             return True
 
     def freeze(self, epoch: int) -> Frozen | None:
-        """Stop all launches of ``epoch``, and return the Frozen message, which says how far this rank has launched.
+        """Stop all launches of ``epoch``, and return the message Frozen, which says how far this rank has launched.
 
-        Returns None if this rank has not entered the epoch yet. ``resume`` returns the message in that case.
+        Return None if this rank has not entered ``epoch`` yet. In that case ``resume`` later returns the message.
         """
         with self.lock:
             if self.behind:
@@ -520,24 +539,25 @@ class TensorQueue:
         return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
 
     def steps(self) -> int:
-        """Return how many periods this rank has launched since the job began, over all schedules.
+        """Return how many periods (passes through a schedule) this rank has launched since the job began.
 
-        Any thread may call this at any moment, because it takes no lock.
+        The periods of all schedules are counted. Any thread may call this at any moment, because it takes no lock.
         """
         steps, replay = self._steps, self._replay
         return steps + (replay.periods if replay is not None else 0)
 
     def _end_replay(self) -> None:
-        """End the present replay, if there is one, and add its periods to those that ``steps`` counts."""
+        """End the present replay, if there is one, and add the number of its periods to ``_steps``."""
         periods = self._replay.periods if self._replay is not None else 0
         self._steps += periods  # no call before the next line, because ``steps`` takes no lock
         self._replay = self._open = None
 
     def stuck(self) -> int | None:
-        """Return the epoch that this rank should leave because an entry has been in a slot for too long; else None.
+        """Return the epoch that this rank should leave, because an entry has been in a slot for too long; else None.
 
-        After such a time somebody may be waiting for the entry: code outside ddl, or a peer, while the engine of this
-        rank is still in an earlier collective. Because the caller then asks to leave, the epoch is returned only once.
+        Code outside ddl may be waiting for the result of such an entry. Or a peer may be waiting for it, while this
+        rank's engine is still in an earlier collective. The epoch is returned only once, because the caller then asks
+        to leave it.
         """
         with self.lock:
             if self.behind:
@@ -554,7 +574,7 @@ class TensorQueue:
             return self.stopped_waiting()
 
     def under_way(self) -> set[int]:
-        """Return the numbers of those launches that have neither been delivered nor put back."""
+        """Return the numbers of those launches that were neither delivered nor found to be void."""
         with self.lock:
             return set(self.launches)
 
@@ -569,7 +589,10 @@ class TensorQueue:
             return [(entry.name, entry.set_id) for entry in (*self._in_flight.values(), *busy)]
 
     def replay_status(self) -> ReplayStatus | None:
-        """Return at which bucket of the schedule this rank is. Return None if it replays none or has paused."""
+        """Return the place in the schedule that this rank has reached.
+
+        Return None if this rank replays no schedule, or if its replay has paused.
+        """
         with self.lock:
             replay = self._open
             if replay is None or (replay.paused and not self.launches):
@@ -583,10 +606,11 @@ class TensorQueue:
     # --- the engine
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> Frozen | None:
-        """Begin to replay the schedule that ``message`` names, and place all pending entries. The engine calls this.
+        """Begin to replay the schedule that ``message`` names. The engine calls this.
 
-        ``sets`` holds the ranks of each process set; ``rank`` is this rank. If a Freeze for this epoch arrived before
-        the epoch began here, return the answer to it, otherwise None.
+        Each pending entry is put into its slot, or else into the next request. ``sets`` contains the ranks of each
+        process set, and ``rank`` is this rank. If the message Freeze for this epoch arrived on this rank before the
+        epoch began, return the answer to Freeze; otherwise return None.
         """
         with self.lock:
             if self.behind:
@@ -611,7 +635,7 @@ class TensorQueue:
             return self._freeze() if self._freeze_at == message.epoch else None
 
     def discover(self, epoch: int) -> None:
-        """Return to negotiation, in ``epoch``: ask the coordinator anew for everything that is pending."""
+        """Return from replay to negotiation, in the new ``epoch``. All pending entries go into the next request."""
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -619,9 +643,9 @@ class TensorQueue:
             self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
-        """Enter ``epoch``, and place again everything that is pending, each entry in a slot or in the next request.
+        """Enter ``epoch``, and put each pending entry into its slot, or else into the next request.
 
-        All launches of earlier epochs have been judged valid or void before.
+        At this time it is already known which launches of earlier epochs are valid and which are void.
         """
         self._epoch = epoch
         self.frozen = False
@@ -647,10 +671,11 @@ class TensorQueue:
     ) -> Launch[Entry] | None:
         """Launch the next bucket of the schedule and return it. If that is impossible, return None and change nothing.
 
-        The caller holds the lock. Without ``alone``, the bucket must be ready. With ``alone``, that idle request must
-        be the only entry of the next bucket. It is started on the tensor at ``address``, as ``start_request`` does it,
-        and launched in one step; ``at_ns`` is the present time, which such a caller knows already. ``runner`` is the id
-        of the user thread that will run the bucket; such a bucket must be resumable. 0 means that the engine runs it.
+        The caller holds the lock. ``runner`` is the id of the user thread that will run the bucket, or 0 if the engine
+        will run it. A user thread can only run a bucket that is resumable. If ``alone`` is None, the bucket must be
+        ready. Otherwise the idle request ``alone`` must be the only entry of the next bucket. Then this method both
+        starts the request on the tensor at ``address``, whose memory ``owner`` keeps alive, and launches the bucket.
+        ``at_ns`` is the present time; it is only used with ``alone``.
         """
         replay = self._replay
         if replay is None:
@@ -687,8 +712,8 @@ class TensorQueue:
         # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
         # completely or not at all. ``own`` and ``running`` belong to the same sequence of stores. If they came later,
         # an interrupt in between would leave a launched bucket that no thread runs, and all peers would wait for it.
-        # The exception is a negotiated slot at the end, which only the engine's thread launches, and signal handlers do not
-        # run there.
+        # The exception is the negotiated slot at the end. Only the engine's thread launches negotiated slots, and
+        # signal handlers do not run on that thread.
         if alone is not None:
             alone.stamp = observed
             alone.state = PENDING
@@ -729,7 +754,10 @@ class TensorQueue:
         return launch
 
     def _turn(self, replay: Replay[Entry]) -> None:
-        """Record when a period ended on this rank, which happens only while a search times the periods."""
+        """Record the present time as the end of a period (one pass through the schedule) on this rank.
+
+        This is called only while a search for better settings measures the periods.
+        """
         turns_ns = [*self._turns_ns, now_ns()]
         self._turns_ns = turns_ns
         self._to_pause = replay.paused
@@ -757,32 +785,36 @@ class TensorQueue:
         return self._conflict and self._open is not None
 
     def stopped_waiting(self) -> int:
-        """Record that this rank asks to leave replay now, so that it asks only once, and return the epoch to leave.
+        """Record that this rank now asks to leave replay, and return the epoch that it leaves.
 
-        The caller holds the lock.
+        After this, the rank does not ask a second time for the same reason. The caller holds the lock.
         """
         self._waits_since_s = None
         self._conflict = False
         return self._epoch
 
     def drain(self, highest: Mapping[int, int]) -> list[Launch[Entry]]:
-        """Return the launches in which this rank must still take part, see ``Replay.drain``; none outside replay."""
+        """Return the launches in which this rank must still take part with dummy memory, before it leaves replay.
+
+        ``highest`` contains, by process set, the last place that any rank has launched. The list is empty outside
+        replay.
+        """
         with self.lock:
             if self.behind:
                 self.catch_up()
             return self._replay.drain(highest) if self._replay is not None else []
 
     def put_back(self, launch: Launch[Entry]) -> bool:
-        """Make the entries of ``launch``, a void bucket, pending again. Return False if the tensor queue is closed."""
+        """Make the entries of the void bucket ``launch`` pending again. Return False if the tensor queue is closed."""
         with self.lock:
             del self.launches[launch.number]
             return not self._closed
 
     def delivered(self, launch: Launch[Entry]) -> None:
-        """Record that a bucket has ended, with or without an error, so that the names of its entries may be used again.
+        """Record that a bucket has ended, with or without an error. The names of its entries may then be used again.
 
-        ``launch`` need not be in ``launches``: a negotiated slot that was drained is not. This takes no lock: only the
-        thread that runs buckets calls it, and no other thread removes these names.
+        A negotiated slot that was run in a drain is not in ``launches``; this is allowed. No lock is needed, because
+        only the thread that runs buckets calls this method, and no other thread removes these names.
         """
         in_flight = self._in_flight
         if in_flight:
@@ -790,12 +822,12 @@ class TensorQueue:
                 key = (entry.set_id, entry.name)
                 if in_flight.get(key) is entry:  # else a thread that was interrupted had already delivered it
                     in_flight.pop(key, None)
-        self.launches.pop(launch.number, None)  # last: ``close`` returns the entries in flight that no launch holds
+        self.launches.pop(launch.number, None)  # last: ``close`` returns the entries in flight that are in no launch
 
     # --- the end
 
     def close(self, refusal: Callable[[], BaseException]) -> list[Entry]:
-        """Accept no more entries, and return those that are pending and in no launched bucket.
+        """Accept no more entries. Return the pending entries that are in no launched bucket.
 
         From now on ``submit`` raises the exception that ``refusal()`` returns.
         """
@@ -816,9 +848,10 @@ class TensorQueue:
             return [entry for entry in in_flight if id(entry) not in launched]
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:
-        """Accept no more entries, but keep those that are pending: ``submit`` raises what ``refusal()`` returns.
+        """Accept no more entries: from now on ``submit`` raises the exception that ``refusal()`` returns.
 
-        Pending entries are kept because other ranks may rely on them for a bucket that was already decided.
+        Unlike ``close``, this method keeps the pending entries, because other ranks may need them for a bucket that was
+        already decided.
         """
         with self.lock:
             if self._refusal is None:
@@ -826,9 +859,9 @@ class TensorQueue:
             self._open = None
 
     def disown(self, refusal: Callable[[], BaseException]) -> None:
-        """Accept no entries in a forked child: ``submit`` raises what ``refusal()`` returns.
+        """Accept no entries in a forked child process: ``submit`` raises the exception that ``refusal()`` returns.
 
-        The locks are replaced, because the thread that held them may not exist in the child.
+        The lock is replaced, because a thread that held the old lock in the parent does not exist in the child.
         """
         self.lock = Lock()
         self.work = threading.Condition(self.lock)
@@ -838,8 +871,8 @@ class TensorQueue:
 
 
 def _ordinal(entry: Entry) -> int:
-    """Return the sort key by which pending entries are placed again: an unnamed call's number, or -1 if it has a name.
+    """Return the sort key for pending entries: the number of the unnamed call, or -1 if ``entry`` has a name.
 
-    So anonymous entries get their slots in the order of their calls.
+    So the entries of unnamed calls get their slots in the order of these calls.
     """
     return int(entry.name.rpartition(".")[2].partition("[")[0]) if entry.name.startswith(ANONYMOUS) else -1

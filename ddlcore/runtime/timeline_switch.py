@@ -1,4 +1,4 @@
-"""Turns the timeline of one rank's job on and off, passes events on to it, and collects the ranks' parts of it."""
+"""Turns the timeline of one rank's job on and off, passes events to it, and collects the parts of all ranks."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ log = logging.getLogger("ddl")
 
 
 def parts_beside(file: Path) -> Path:
-    """Return the directory to which the ranks write until their parts are merged into ``file``."""
+    """Return the directory in which the ranks write their parts, before the parts are merged into ``file``."""
     return file.with_name(file.name + ".ranks")
 
 
 class TimelineSwitch:
-    """An object that starts and ends the timeline of one rank, and receives the rank's Events.
+    """Starts and ends the timeline of one rank, and receives the rank's events (see runtime.events.Events).
 
-    User threads call ``begin`` and ``end``. Only one timeline can be recorded at a time; ``on`` tells whether one is
-    being recorded.
+    User threads call ``begin`` and ``end``. Only one timeline can be recorded at a time; ``on`` says whether a timeline
+    is being recorded.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class TimelineSwitch:
     ) -> None:
         """Create the switch. No timeline is recorded yet.
 
-        ``launched`` is the place of this process in the launch. ``ranks`` are the launched ranks that belong to this
-        world. ``facts`` are other facts on the job that each trace must contain.
+        ``clock`` reads the clock of the process that keeps the store; the trace uses it as the common clock of all
+        ranks. ``launched`` is this process's rank among all launched ranks, with their hosts. ``ranks`` are those of
+        the launched ranks that belong to this world. ``facts`` are other facts about the job that each trace must
+        contain.
         """
         self.on = False
         self._hooks: TraceHooks | None = None
@@ -112,9 +114,10 @@ class TimelineSwitch:
             self.on = True
 
     def end(self, patience_s: float) -> None:
-        """End the timeline. Unless the launcher merges the parts, rank 0 merges those that come within ``patience_s``.
+        """End the timeline.
 
-        The other ranks send their parts to rank 0.
+        If the launcher does not merge the parts, the other ranks send their parts to rank 0. Rank 0 waits at most
+        ``patience_s`` seconds for these parts, and merges the parts that have arrived.
         """
         self._lock.refuse("stop_timeline()")
         with self._lock:

@@ -1,4 +1,4 @@
-"""Decides how a user thread waits for an operation: it runs buckets itself if it can, and watches for stalls."""
+"""Makes a user thread wait for an operation. A waiting thread runs buckets itself if it can, and watches for stalls."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ class Waited(Protocol):
 
 
 class Helper(Protocol):
-    """An object that runs the buckets for which threads wait. The engine implements it."""
+    """An object that runs the buckets for which threads wait. The engine implements this protocol."""
 
     def progress(self, operation: Waited) -> None:
         """Run buckets that are ready, until ``operation`` has ended or no bucket is ready.
 
-        Does nothing if the calling thread may not run buckets now. Raises ReentrantCall on a thread that would wait for
-        itself.
+        Does nothing if the calling thread may not run buckets now. Raises ReentrantCall if the calling thread would
+        wait for itself.
         """
 
     def wake_for_device(self) -> None:
-        """Have the engine check the devices soon, because a thread waits for something on a device."""
+        """Have the engine check the devices soon, because a thread waits for an operation on a device."""
 
 
 class StallWatch(Protocol):
-    """An object that notices that an operation cannot end in replay. The tensor queue implements it."""
+    """An object that notices that an operation cannot end in replay. The tensor queue implements this protocol."""
 
     def check_stall(self, since_s: float) -> float:
         """Ask to leave replay if a wait that began at ``since_s`` probably cannot end otherwise.
 
-        Returns after how many seconds at most the caller should call this again.
+        Return a number of seconds: the caller should call this method again after at most this time.
         """
 
 
 class Waiter:
-    """The way in which the user threads of one job wait. All handles and persistent requests share one object.
+    """Makes the user threads of one job wait for operations. All handles and persistent requests share one object.
 
-    A waiting thread takes no shared lock; it blocks on a lock of its own. A threading.Condition cannot be used: it is
-    entered by Python code, so it would stay locked if a signal handler raised an exception there.
+    A waiting thread blocks on a lock of its own, not on a shared lock. A threading.Condition cannot be used: Python
+    code enters it, so the condition would stay locked if a signal handler raised an exception in that code.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Waiter:
         self._polled_since_s: float | None = None
 
     def wait(self, operation: Waited) -> None:
-        """Block until ``operation`` is over."""
+        """Wait until ``operation`` has ended. The calling thread first runs buckets itself, if it can."""
         since_s = time.monotonic()
         waiting = self.completion.waiting
         try:
@@ -93,7 +93,11 @@ class Waiter:
             self._events.waited(round(since_s * 1e9), round(until_s * 1e9))
 
     def wait_for_device(self, operation: Waited) -> None:
-        """Wait as ``wait`` does, for an operation that a device may complete before its host knows that it is valid."""
+        """Wait until ``operation`` has ended. Unlike ``wait``, first have the engine check the devices soon.
+
+        This is for an operation on a device: the device may complete the operation before the host knows that its
+        bucket is valid.
+        """
         mine = object()
         wanting = self.completion.wanting
         try:
@@ -104,9 +108,9 @@ class Waiter:
             wanting.pop(mine, None)
 
     def polled(self, pending: bool) -> None:
-        """Record that the user has asked whether an operation is over. ``pending`` says that it is still in flight.
+        """Record that the user has asked whether an operation has ended. ``pending`` says that it is still in flight.
 
-        A thread that asks repeatedly counts as a waiting thread, so this also watches for stalls.
+        A thread that asks repeatedly counts as a waiting thread, so this method also watches for stalls.
         """
         if not pending:
             self._polled_since_s = None

@@ -1,7 +1,7 @@
-"""The conformance kit: worlds of threads, and one suite of standard tests for each kind of plugin.
+"""The conformance kit: suites of standard tests for plugins, and worlds whose ranks are threads of one process.
 
-A plugin's test is a subclass of a suite. It says how to make the object that is tested, and pytest collects the
-standard tests:
+There is one suite for each kind of plugin. To test a plugin, write a subclass of the suite that returns the objects to
+test. pytest then collects the standard tests from the subclass:
 
     from ddlcore.testing import TransportSuite
 
@@ -9,10 +9,12 @@ standard tests:
         def make(self, size):
             return [MyTransport() for _ in range(size)]
 
-``ProcessSuite`` does the same with one process for each rank, for transports whose ranks cannot share a process. A test
-that needs a capability which the transport does not have is skipped, and the reason names the capability. A standard
-test that a subclass removes, or overrides without a reason, fails. Only the suites need pytest and hypothesis
-(the extra ``ddlcore[testing]``), so each name is imported when it is first used.
+``ProcessSuite`` runs the same tests with one process for each rank. Use it for a transport whose ranks cannot share a
+process. If a test needs a capability that the transport does not have, the test is skipped, and the reason names the
+capability. If a subclass removes a standard test, or overrides one without a reason, one test of the suite fails.
+
+Only the suites need pytest and hypothesis (the extra ``ddlcore[testing]``). So each name of this package is imported
+when it is first used.
 """
 
 from __future__ import annotations

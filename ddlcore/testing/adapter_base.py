@@ -1,4 +1,7 @@
-"""What the author of an adapter fills in, and the world of threads in which a standard test runs."""
+"""The base of the adapter suite: the attributes and methods that a plugin's author writes, and helpers for the tests.
+
+The ranks of a test are threads of one process.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ def _with_job(function: Callable[[int, int, Operations], None], operations: Oper
 class AdapterBase(StandardSuite):
     """The base of the adapter suite. A subclass sets ``adapter`` and overrides ``make`` and ``to_numpy``.
 
-    The other attributes and methods say what the framework cannot do, so that the tests that need it are skipped.
+    A subclass may also change the other attributes and methods, to say what the framework's tensors cannot do. The
+    tests that need such an ability are then skipped.
     """
 
     adapter: ClassVar[Adapter]
@@ -41,25 +45,25 @@ class AdapterBase(StandardSuite):
     deadline_s: ClassVar[float] = 60.0  # for the collectives of one test
 
     def make(self, array: oracle.Array) -> Tensor:
-        """Return a new row-major tensor with the array's shape, type and values.
+        """Return a new row-major tensor of the framework, with the shape, the element type and the values of ``array``.
 
-        The type may also be the bfloat16 of ml_dtypes.
+        The element type of ``array`` may be bfloat16 of the package ml_dtypes.
         """
         raise NotImplementedError(f"{type(self).__name__}.make(array) must return a tensor")
 
     def to_numpy(self, tensor: Tensor) -> oracle.Array:
-        """Return the current values of the tensor, in an array of the same shape and type."""
+        """Return a numpy array with the current values of ``tensor``, and with the same shape and element type."""
         raise NotImplementedError(f"{type(self).__name__}.to_numpy(tensor) must return an array")
 
     def permuted(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the same memory with its two axes exchanged.
+        """Return the transpose of ``tensor``, a matrix, as a tensor that uses the same memory.
 
         Return None if the framework has no such tensors.
         """
         return tensor.T
 
     def sliced(self, tensor: Tensor) -> Tensor:
-        """Return every second element as a tensor of the same memory.
+        """Return a tensor that consists of every second element of ``tensor`` and uses the same memory.
 
         Return None if the framework has no such tensors.
         """
@@ -85,10 +89,10 @@ class AdapterBase(StandardSuite):
         return oracle.values(dtype, int(np.prod(shape)), rank, seed=seed).reshape(shape)
 
     def same(self, tensor: Tensor, expected: oracle.Array, what: str, *, terms: int = 0) -> None:
-        """Raise AssertionError if the values differ from ``expected``.
+        """Raise AssertionError if the values of ``tensor`` differ from ``expected``.
 
-        ``terms``: how many floats were added or scaled, in any order; 0 means that every bit must agree. ``what`` names
-        the tensor in the message.
+        ``terms`` is the number of floats that were added or scaled, in any order, to compute one value. The more terms
+        there are, the more a value may differ. With 0, every bit must agree. The message begins with ``what``.
         """
         fault = oracle.difference(self.to_numpy(tensor), expected, terms=terms, exact=terms == 0)
         assert not fault, f"{what}: {fault}"

@@ -1,4 +1,4 @@
-"""Tests that an adapter describes a tensor's own memory, and makes tensors from memory, without copies."""
+"""Tests that an adapter describes the memory of a tensor, and makes tensors from memory, without a copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (2, 3, 4), (3, 0, 2
 
 
 def _seen(buffer: Buffer) -> oracle.Array:
-    """Return the memory that ``buffer`` describes as an array with the buffer's shape and strides, without a copy."""
+    """Return a numpy array over the memory that ``buffer`` describes, with the buffer's shape and strides.
+
+    Nothing is copied.
+    """
     flat = np.frombuffer(view(buffer.address, buffer.nbytes), oracle.numpy_dtype(buffer.dtype))
     if buffer.strides is None:
         return flat.reshape(buffer.shape)
@@ -29,11 +32,14 @@ def _seen(buffer: Buffer) -> oracle.Array:
 
 
 class AdapterMemory(AdapterBase):
-    """The tests of how an adapter turns tensors into buffers and memory into tensors."""
+    """The tests of the methods of an adapter that make buffers from tensors, and tensors from memory."""
 
     @DTYPES
     def test_a_tensor_is_described(self, dtype: DType) -> None:
-        """A buffer has the tensor's count, type, shape and row-major strides, and its address holds the values."""
+        """``buffer`` returns the tensor's count, type, shape and address, and a row-major layout.
+
+        The values of the tensor are in the memory at this address.
+        """
         self.needs(dtype)
         for shape, elementwise in product(SHAPES, (True, False)):
             buffer = self.adapter.buffer(self.make(self.values(dtype, shape)), elementwise=elementwise)
@@ -45,7 +51,11 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_no_copy_is_made(self, dtype: DType) -> None:
-        """A value that is written into the buffer appears in the tensor, and a second buffer has the same address."""
+        """``buffer`` describes the tensor's own memory, not a copy.
+
+        The test writes values to the memory of the buffer, and finds them in the tensor. A second call of ``buffer``
+        returns the same address.
+        """
         self.needs(dtype)
         tensor = self.make(self.values(dtype, (6, 7)))
         buffer = self.adapter.buffer(tensor, elementwise=True)
@@ -56,7 +66,10 @@ class AdapterMemory(AdapterBase):
         assert self.adapter.buffer(tensor, elementwise=False).address == buffer.address, "the address changed"
 
     def test_a_tensor_like_the_last_tells_its_address(self) -> None:
-        """``address`` returns the tensor's address if it differs from ``like`` only in the address; otherwise None."""
+        """``address(tensor, like)`` returns the tensor's address if only the address differs from that of ``like``.
+
+        If the tensor differs from ``like`` in its shape, type or strides, ``address`` returns None.
+        """
         dtypes = [dtype for dtype in DType if dtype in (DType.F32, DType.I64)]
         shapes = ((), (4,), (2, 2), (2, 3))
         tensors = [self.make(self.values(dtype, shape)) for dtype, shape in product(dtypes, shapes)]
@@ -69,7 +82,7 @@ class AdapterMemory(AdapterBase):
             assert self.adapter.address(other, like) == wanted, f"{buffer} asked for as {like}"
 
     def test_a_buffer_keeps_its_memory(self) -> None:
-        """The buffer's owner keeps the memory alive after the tensor is gone."""
+        """The owner of a buffer keeps the memory alive after the last other reference to the tensor is gone."""
         buffers = [
             self.adapter.buffer(self.make(self.values(DType.F64, (999,), i)), elementwise=True) for i in range(5)
         ]
@@ -82,7 +95,10 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_permuted_tensors_are_dense(self, dtype: DType) -> None:
-        """``buffer`` accepts a permuted tensor, with its strides, only if ``elementwise`` is true."""
+        """``buffer`` accepts a transposed tensor if ``elementwise`` is true, and returns the right strides.
+
+        If ``elementwise`` is false, ``buffer`` refuses such a tensor by a ValueError.
+        """
         self.needs(dtype)
         tensor = self.permuted(self.make(self.values(dtype, (3, 4))))
         if tensor is None:
@@ -98,7 +114,10 @@ class AdapterMemory(AdapterBase):
 
     @pytest.mark.parametrize("elementwise", [True, False])
     def test_tensors_with_gaps_are_refused(self, elementwise: bool) -> None:
-        """``buffer`` refuses a tensor with gaps by a ValueError that tells the user to make the tensor contiguous."""
+        """``buffer`` refuses a tensor with gaps between its elements by a ValueError.
+
+        The message tells the user to make the tensor contiguous.
+        """
         tensor = self.sliced(self.make(self.values(DType.F32, (8,))))
         if tensor is None:
             pytest.skip("the framework's tensors have no gaps")
@@ -112,7 +131,10 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_allocate(self, dtype: DType) -> None:
-        """``allocate`` makes a tensor of the same type: in the same shape and layout, or row-major in a given shape."""
+        """``allocate(like)`` returns a new tensor with the type, the shape and the memory layout of ``like``.
+
+        ``allocate(like, shape)`` returns a new row-major tensor with the type of ``like`` and the given shape.
+        """
         self.needs(dtype)
         like = self.make(self.values(dtype, (3, 4)))
         for tensor in (like, self.permuted(like)):
@@ -129,7 +151,10 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_adopt(self, dtype: DType) -> None:
-        """``adopt`` makes a tensor from memory, without a copy if the suite sets ``adopts``."""
+        """``adopt`` returns a tensor with the values that are in the given memory.
+
+        If the suite's attribute ``adopts`` is true, the tensor uses this memory, without a copy.
+        """
         self.needs(dtype)
         like = self.make(self.values(dtype, (1,)))
         for shape in SHAPES:
@@ -143,10 +168,10 @@ class AdapterMemory(AdapterBase):
                 assert address == memory.address, f"adopt copied {dtype.label}{list(shape)}"
 
     def test_adopted_memory_lives_with_its_tensor(self) -> None:
-        """Adopted memory is freed together with its tensor.
+        """The memory that was passed to ``adopt`` is freed when the tensor is freed, neither earlier nor later.
 
-        If it were freed earlier, other code could write into the tensor. If it were freed later or never, a training
-        run would fill the machine's memory.
+        If the memory were freed earlier, other code could write into the tensor. If the memory were freed later or
+        never, a training run would fill the machine's memory.
         """
         memory = Memory(4 * 999)
         tensor = self.adapter.adopt(memory, (999,), DType.F32, self.make(self.values(DType.F32, (1,))))
@@ -161,7 +186,7 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_copy(self, dtype: DType) -> None:
-        """``copy`` does what ``target[...] = source`` does, also if the two tensors have different layouts."""
+        """``copy(source, target)`` copies all values, also if the two tensors have different memory layouts."""
         self.needs(dtype)
         values = self.values(dtype, (4, 4), seed=1)
         source, target = self.make(values), self.make(self.values(dtype, (4, 4), seed=2))

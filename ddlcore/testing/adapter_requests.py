@@ -1,4 +1,7 @@
-"""Tests that persistent requests on the adapter's tensors keep the framework contract, in worlds of threads."""
+"""Tests that persistent requests on the adapter's tensors obey ``ddlcore.contracts.framework``.
+
+The ranks of a test are threads of one process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ STEPS = 12  # enough for a schedule to be arranged and replayed
 
 
 class _Beside(Companion):
-    """A companion that counts how often it was closed."""
+    """An object that belongs to one job (see ``Companion``), and counts how often the job has closed it."""
 
     def __init__(self, job: JobService) -> None:
         super().__init__(job)
@@ -31,17 +34,17 @@ class _Beside(Companion):
 
 
 class AdapterRequests(AdapterBase):
-    """The tests of what an adapter uses of ``ddlcore.contracts.framework`` if it starts operations itself."""
+    """The tests of ``ddlcore.contracts.framework``, which a framework's package uses to start operations itself."""
 
     def start(self, job: JobService, request: PersistentRequest, tensor: Any) -> None:
-        """Start ``request`` on ``tensor`` as an adapter does.
+        """Start ``request`` on ``tensor``, in the same way as a framework's package does.
 
-        The request gets the tensor's address, and the tensor as the owner of the memory.
+        The request gets the address of the tensor, and the tensor itself as the owner of the memory.
         """
         job.start_request(request, self.where(tensor, request), tensor)
 
     def where(self, tensor: Any, request: PersistentRequest) -> int:
-        """Return the address of ``tensor``, which has the same layout as the tensor for which ``request`` was made."""
+        """Return the address of ``tensor``, on which ``request`` will be started."""
         address = self.adapter.address(tensor, request.source)
         return self.adapter.buffer(tensor, elementwise=True).address if address is None else address
 
@@ -49,9 +52,9 @@ class AdapterRequests(AdapterBase):
         return oracle.reduce([self.values(DType.F32, shape, r, step) for r in range(size)], Sum)
 
     def test_a_persistent_request_is_started_in_each_step(self) -> None:
-        """A persistent request reduces in place the tensor on which it is started, and counts its starts.
+        """A persistent request reduces the tensor on which it is started, and writes the result into this tensor.
 
-        After ``wait`` it is no longer in flight.
+        The request counts its starts. After ``wait`` has returned, the request is no longer in flight.
         """
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -73,9 +76,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_a_request_writes_to_its_target(self) -> None:
-        """After ``set_target`` a request writes its result to that memory, and its tensor keeps its values.
+        """After ``set_target(address, owner)``, a request writes its result to this address.
 
-        After ``release_target`` the request no longer keeps the memory alive.
+        The tensor on which the request is started keeps its values. After ``release_target``, the request no longer
+        keeps the memory of the result alive.
         """
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -98,7 +102,7 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_requests_are_started_together(self) -> None:
-        """``start_all`` starts several requests with one call, with ``waits`` true and with ``waits`` false."""
+        """``start_all`` starts several requests by one call, both with ``waits=True`` and with ``waits=False``."""
         shapes = ((3,), (2, 2), (), (0,), (40,))
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -119,9 +123,9 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_a_failed_request_can_be_started_again(self) -> None:
-        """If the ranks pass different texts as ``part_of``, every ``wait`` raises MismatchError.
+        """A request that has failed can be started again, and the job and its other requests still work.
 
-        The request can then be started again, and the job and its other requests go on.
+        The request fails because each rank passes a different text as ``part_of``: every ``wait`` raises MismatchError.
         """
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -144,9 +148,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_a_request_in_flight_is_not_started_again(self) -> None:
-        """To start a request that is in flight raises ValueError and starts nothing.
+        """If a request is in flight, another start of this request raises ValueError.
 
-        If ``start_all`` raises it, the requests before that request have been started, and those after it have not.
+        If a request in flight is passed to ``start_all``, the requests before it in the list are started, and the
+        requests after it are not started.
         """
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -167,9 +172,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_names_pair_the_calls(self) -> None:
-        """Calls without a name are paired across the ranks by their order, and a request with a call of the same name.
+        """Calls without a name are paired across the ranks by their order.
 
-        ``next_ordinal`` counts in the same way on each rank.
+        A persistent request on one rank is paired with a call of a verb on another rank if both have the same name.
+        ``next_ordinal`` returns 0, 1, 2 and so on for each text that is passed to it.
         """
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -193,9 +199,10 @@ class AdapterRequests(AdapterBase):
         self.on_ranks(play)
 
     def test_a_closed_job_starts_nothing(self) -> None:
-        """After ``shutdown`` a start raises NotInitialized, and the companions are closed.
+        """After ``JobService.shutdown``, a start of a request raises NotInitialized.
 
-        A peer's operation that needs this rank raises the reason.
+        The job has then also closed its companions. If another rank starts an operation, its ``wait`` raises an error
+        whose message contains the reason that was passed to ``shutdown``.
         """
 
         def play(rank: int, size: int, operations: Operations) -> None:

@@ -1,4 +1,7 @@
-"""Tests that every verb on the adapter's tensors gives the oracle's values, in worlds of threads."""
+"""Tests that every verb (allreduce, allgather and so on) returns the right values for the adapter's tensors.
+
+``ddlcore.testing.oracle`` computes the right values with numpy. The ranks of a test are threads of one process.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ def _reduced(arrays: list[oracle.Array], op: ReduceOp, prescale: float = 1.0, po
 
 
 class AdapterVerbs(AdapterBase):
-    """The tests of what the verbs of ``Operations(adapter)`` return."""
+    """The tests of the verbs of ``Operations(adapter)``, such as ``allreduce_async``."""
 
     @DTYPES
     def test_allreduce(self, dtype: DType) -> None:
-        """allreduce gives the right values with every op and for all shapes, with many operations in flight at once.
+        """allreduce returns the right values for every op and for all shapes, and does not change its inputs.
 
-        Among the shapes are a scalar and empty tensors. The inputs are not changed.
+        Many operations are in flight at the same time. The shapes include a scalar and empty tensors.
         """
         self.needs(dtype)
         ops = [Sum, Min, Max, Product] + [Average] * (dtype is not DType.BOOL)
@@ -49,7 +52,10 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_allreduce_in_place(self) -> None:
-        """With ``output=tensor`` the tensor itself is returned and holds the result, also if it is permuted."""
+        """With ``output=tensor``, allreduce writes the result into ``tensor`` and returns this tensor.
+
+        The same holds for a transposed tensor.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             tensor = self.make(self.values(DType.F32, (4, 5), rank))
@@ -66,7 +72,7 @@ class AdapterVerbs(AdapterBase):
 
     @pytest.mark.parametrize("dtype", [DType.I32, DType.BF16, DType.F32, DType.F64], ids=lambda dtype: dtype.label)
     def test_scales(self, dtype: DType) -> None:
-        """``prescale_factor`` scales before the reduction and ``postscale_factor`` after it."""
+        """allreduce multiplies the inputs by ``prescale_factor``, and the result by ``postscale_factor``."""
         self.needs(dtype)
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -93,7 +99,10 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_grouped_allreduce(self) -> None:
-        """A grouped allreduce takes tensors of several types and shapes, and returns the results in their order."""
+        """A grouped allreduce accepts tensors of several types and shapes.
+
+        The call returns the results in the order of the tensors.
+        """
         kinds = [(dtype, shape) for dtype in (DType.F32, DType.I64, DType.F64) for shape in ((3,), (2, 2))]
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -107,7 +116,10 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_allgather(self, dtype: DType) -> None:
-        """allgather, alone and grouped, joins tensors that differ in their first dimension; rank 0 gives no rows."""
+        """allgather concatenates tensors whose first dimensions differ from rank to rank; rank 0 passes no rows.
+
+        The same holds for a grouped allgather.
+        """
         self.needs(dtype)
 
         def part(rank: int, seed: int = 0) -> oracle.Array:
@@ -124,7 +136,10 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_broadcast(self, dtype: DType) -> None:
-        """Every rank can be the root of a broadcast, which returns a new tensor or works in place."""
+        """broadcast works with every rank as the root.
+
+        The call returns a new tensor. With ``output=tensor``, broadcast writes into ``tensor`` and returns this tensor.
+        """
         self.needs(dtype)
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -143,7 +158,10 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_alltoall(self, dtype: DType) -> None:
-        """alltoall returns the output and the received splits, for uneven splits, zero splits and equal parts."""
+        """alltoall returns the output and the received splits: how many rows came from each rank.
+
+        The verb is tested with splits that differ, with splits of 0, and without splits, that is with equal parts.
+        """
         self.needs(dtype)
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -164,7 +182,11 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_reducescatter(self, dtype: DType) -> None:
-        """reducescatter, alone and grouped, divides seven rows so that the first ranks get one row more."""
+        """reducescatter divides the rows of the result among the ranks.
+
+        If the rows cannot be divided evenly, each of the first ranks gets one row more. The same holds for a grouped
+        reducescatter. The test uses seven rows.
+        """
         self.needs(dtype)
 
         def part(rank: int, size: int, op: ReduceOp, seed: int = 0) -> oracle.Array:
@@ -187,7 +209,10 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_objects(self) -> None:
-        """Any picklable object can be broadcast from one rank to all, and gathered from all ranks."""
+        """``broadcast_object`` sends a picklable object of one rank to all ranks.
+
+        ``allgather_object`` returns the objects of all ranks.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             thing = {"rank": rank, "tensor": [1.5] * rank}
@@ -199,7 +224,10 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_bad_tensors_are_refused_at_the_call(self) -> None:
-        """A tensor with gaps and a tensor of an unsupported type raise ValueError, and the job continues."""
+        """A verb raises ValueError for a tensor with gaps, and for a tensor of an unsupported type.
+
+        After these errors, the job still works.
+        """
 
         def play(rank: int, size: int, operations: Operations) -> None:
             gaps = self.sliced(self.make(self.values(DType.F32, (8,), rank)))

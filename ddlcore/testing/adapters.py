@@ -1,6 +1,6 @@
 """The conformance suite of adapters.
 
-A plugin's test is a subclass that sets ``adapter`` and has ``make`` and ``to_numpy``.
+To test an adapter, write a subclass that sets ``adapter`` and overrides ``make`` and ``to_numpy``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ __all__ = ["AdapterSuite"]
 
 
 class AdapterSuite(AdapterMemory, AdapterVerbs, AdapterRequests):
-    """The adapter suite; see AdapterBase for what a subclass must write and what it may set.
+    """The suite of tests that every adapter must pass.
+
+    AdapterBase lists the methods that a subclass must write, and the attributes that a subclass may set.
 
     >>> class TestMine(AdapterSuite):
     ...     adapter = MyAdapter()

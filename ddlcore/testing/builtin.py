@@ -1,6 +1,7 @@
-"""The suites of built-in plugins for which the kit's own suite does not know enough.
+"""The suites of those built-in plugins that the kit cannot test without more information.
 
-They add an error bound, a way to make tensors, or an environment with stand-ins for programs.
+Such a suite adds a bound for errors, a way to make tensors, or an environment with stand-ins for programs. A stand-in
+is a script that replaces a program in a test.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ wait
 
 
 class NumpySuite(AdapterSuite):
-    """The suite of the numpy adapter, whose tensors are the arrays that the oracle uses."""
+    """The suite of the numpy adapter. Its tensors are numpy arrays, as in ``ddlcore.testing.oracle``."""
 
     adapter = NumpyAdapter()
 
@@ -52,14 +53,14 @@ class NumpySuite(AdapterSuite):
 
 
 class Fp16Suite(CompressorSuite):
-    """The suite of float16 compression, whose error is at most half a unit in the last place of float16."""
+    """The suite of float16 compression. The error of a value is at most 2^-11 of the largest value."""
 
     compressor = Fp16Compression
     error = 2.0**-11
 
 
 class Bf16Suite(CompressorSuite):
-    """The suite of bfloat16 compression, whose error is at most half a unit in the last place of bfloat16."""
+    """The suite of bfloat16 compression. The error of a value is at most 2^-8 of the largest value."""
 
     compressor = Bf16Compression
     error = 2.0**-8
@@ -68,7 +69,8 @@ class Bf16Suite(CompressorSuite):
 class HierarchicalSuite(ComposedSuite):
     """The suite of the hierarchical transport, with the ``threads`` transport both within each host and across hosts.
 
-    In the layout of three ranks, one host has fewer ranks than the other.
+    The hosts are only numbers: all ranks are threads of one process. In the world of three ranks, one host has two
+    ranks and the other host has one.
     """
 
     layouts: ClassVar[Mapping[int, Sequence[int]]] = {3: (0, 0, 1), 4: (0, 1, 0, 1)}
@@ -93,7 +95,10 @@ class SshSuite(LauncherSuite):
 
 
 class SrunSuite(LauncherSuite):
-    """The suite of the srun launcher, with a batch script's environment and a stand-in for srun."""
+    """The suite of the srun launcher, with the environment of a batch script, and with a stand-in for srun.
+
+    The stand-in runs the tasks on this machine.
+    """
 
     runs_here = True
 
@@ -106,7 +111,10 @@ class SrunSuite(LauncherSuite):
 
 
 def with_stand_in(folder: Path, name: str, text: str) -> str:
-    """Write ``text`` into an executable script called ``name``, and return a PATH that finds it first."""
+    """Write ``text`` into an executable script called ``name``, and return a value of PATH with which it is found.
+
+    The script is in the directory ``bin`` of ``folder``. PATH lists this directory before all others.
+    """
     script = folder / "bin" / name
     script.parent.mkdir(exist_ok=True)
     script.write_text(text)

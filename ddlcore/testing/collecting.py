@@ -1,6 +1,7 @@
-"""A pytest plugin that deselects standard tests which a transport's capabilities rule out, so that none is skipped.
+"""A pytest plugin that deselects the standard tests for which a transport lacks a capability.
 
-``pytest -p ddlcore.testing.collecting``, for suites whose ``offers`` says what their transport can do.
+Without this plugin, such tests are collected and skipped. Use ``pytest -p ddlcore.testing.collecting``. The plugin
+affects only suites that set ``offers``, the capabilities of their transport.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["pytest_collection_modifyitems", "ruled_out"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that are ruled out, and report them to pytest as deselected."""
+    """Remove the tests for which ``ruled_out`` returns true from ``items``, and report them to pytest as deselected."""
     gone = [item for item in items if ruled_out(item)]
     if gone:
         config.hook.pytest_deselected(items=gone)
@@ -22,17 +23,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def ruled_out(item: pytest.Item) -> bool:
-    """Return whether a standard test needs a capability that its suite's ``offers`` lacks.
+    """Return whether the standard test ``item`` needs a capability that is false in the ``offers`` of its suite.
 
-    A test of a suite that leaves ``offers`` at None is never ruled out: it runs, and skips itself if a capability is
-    missing.
+    If ``offers`` is None, the result is always False: the test runs, and skips itself if the transport lacks the
+    capability.
     """
     offers = getattr(getattr(item, "cls", None), "offers", None)
     return offers is not None and not all(getattr(offers, one) for one in _needed(item))
 
 
 def _needed(item: Any) -> Iterator[str]:
-    """Yield the capabilities that ``only_where`` has recorded on the test and on the parameters it is called with."""
+    """Yield the names of the capabilities that the test ``item`` needs.
+
+    The names are in the attribute ``only_where`` of the test's function and of the parameters of the test.
+    """
     called_with = item.callspec.params.values() if hasattr(item, "callspec") else ()
     for one in (item.function, *called_with):
         yield from getattr(one, "only_where", ())

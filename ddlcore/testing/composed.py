@@ -1,4 +1,7 @@
-"""The transport suite for a transport across hosts, composed with one within each host, for any layout of ranks."""
+"""The suite for a transport across hosts, which is tested as a part of a hierarchical transport.
+
+A subclass chooses the layouts: which rank is on which host.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ __all__ = ["ComposedSuite"]
 
 
 class ComposedSuite(TransportSuite):
-    """The suite that tests a transport as the part across hosts of a hierarchical transport.
+    """The suite that tests the transport across hosts in a hierarchical transport.
 
-    Write ``cross`` and ``layouts``.
+    A subclass overrides ``cross`` and sets ``layouts``.
     """
 
     __test__ = False  # only subclasses are tests
@@ -30,11 +33,11 @@ class ComposedSuite(TransportSuite):
         cls.sizes = tuple(cls.layouts)
 
     def cross(self) -> Transport:
-        """Return a new transport across hosts for one rank. It is not opened yet."""
+        """Return a new instance of the transport to test, for one rank. The instance is not opened yet."""
         raise NotImplementedError(f"{type(self).__name__}.cross() must return the transport to test")
 
     def local(self) -> Transport:
-        """Return a new transport within a host, for one rank."""
+        """Return a new transport for one rank, which connects it with the ranks of its host; by default ``threads``."""
         return ThreadsTransport()
 
     def make(self, size: int) -> Sequence[Transport]:

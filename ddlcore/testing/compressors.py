@@ -1,4 +1,4 @@
-"""The conformance suite of compressors. A plugin's test is a subclass that sets ``compressor``."""
+"""The conformance suite of compressors. To test a compressor, write a subclass that sets ``compressor``."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class CompressorSuite(StandardSuite):
     # --- used by the standard tests
 
     def encoded(self, compressor: Compressor, source: Area, scale: float = 1.0, name: str = "t") -> Area:
-        """Return what ``compressor`` makes of ``source``, multiplied by ``scale``, for the tensor called ``name``.
+        """Encode ``source`` by ``compressor``, and return the encoded values.
 
-        Also check that ``encode`` has changed neither ``source`` nor memory outside the target.
+        ``compressor`` gets the factor ``scale`` and the tensor's name ``name``. Raises AssertionError if ``encode`` has
+        changed ``source`` or memory outside its target.
         """
         before = source.array.copy()
         wire = compressor.wire_dtype(source.buffer.dtype)
@@ -63,9 +64,9 @@ class CompressorSuite(StandardSuite):
         return target
 
     def allowed(self, compressor: Compressor, values: oracle.Array, terms: int = 1) -> float:
-        """Return the greatest absolute error that a result of ``terms`` added values may have.
+        """Return the greatest absolute error that a result may have if it was added from ``terms`` values.
 
-        ``values`` are the exact results. Their type and the largest of them decide how large the error may be.
+        ``values`` are the exact results. The allowed error depends on their type and on the largest of them.
         """
         dtype = DType.of(values.dtype.name)
         if not values.size or not dtype.is_float:
@@ -82,14 +83,15 @@ class CompressorSuite(StandardSuite):
     # --- the standard tests
 
     def test_it_has_a_name(self) -> None:
-        """A compressor has the name by which verbs select it."""
+        """The attribute ``name`` of a compressor is not empty. A verb selects the compressor by this name."""
         assert self.make().name, f"{type(self).compressor.__name__}.name is empty"
 
     @DTYPES
     def test_nothing_travels_wider(self, dtype: DType) -> None:
-        """The wire type is at most as wide as the tensor's type, and only floats have another wire type.
+        """The wire type, in which values are sent, has at most as many bytes as the tensor's type.
 
-        A tensor of 1001 elements never takes more bytes encoded.
+        Only floats may have a wire type that differs from the tensor's type. An encoded tensor of 1001 elements has at
+        most as many bytes as the tensor itself.
         """
         wire = self.make().wire_dtype(dtype)
         assert isinstance(wire, DType), f"wire_dtype gave {wire!r}"
@@ -102,10 +104,10 @@ class CompressorSuite(StandardSuite):
 
     @DTYPES
     def test_there_and_back(self, dtype: DType) -> None:
-        """``decode`` gives back what was encoded, for every type and for odd counts.
+        """``decode`` returns the values that were passed to ``encode``, for every type and for odd counts.
 
-        The values are bit for bit the same if the wire type is the tensor's type, and otherwise within the allowed
-        error.
+        If the wire type is the tensor's type, every bit is the same. If the types differ, the error is at most the
+        result of ``allowed``.
         """
         for count in (0, 1, 7, 1001):
             compressor = self.make()
@@ -118,7 +120,7 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_scales_apply(self, dtype: DType) -> None:
-        """``scale`` multiplies the values, both in encode and in decode."""
+        """``encode`` and ``decode`` both multiply the values by their argument ``scale``."""
         values = oracle.values(dtype, 1001, 0)
         compressor = self.make()
         halves = self.decoded(compressor, self.encoded(compressor, Area(values), scale=0.5), dtype, 1001)
@@ -129,7 +131,10 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_encoded_values_add_up(self, dtype: DType) -> None:
-        """If ``summable`` is true, the sum of three ranks' encoded values decodes to about the sum of their values."""
+        """If ``summable`` is true, encoded values of several ranks can be added before they are decoded.
+
+        The test adds the encoded values of three ranks. The decoded sum is nearly the sum of the ranks' values.
+        """
         compressors = [self.make() for _ in range(3)]
         if not compressors[0].summable:
             pytest.skip("not summable: shards are decoded before they are added")
@@ -145,7 +150,10 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_a_void_bucket_leaves_no_trace(self, dtype: DType) -> None:
-        """``commit(valid=False)`` restores the state before the encode: encoding again gives the same bytes."""
+        """``commit(name, False)`` restores the state that the compressor had before the last ``encode`` of this tensor.
+
+        So if the same values are encoded again, the result is the same.
+        """
         first, second = (Area(oracle.values(dtype, 500, 0, seed=seed)) for seed in (1, 2))
         compressor = self.make()
         self.encoded(compressor, first)
@@ -158,7 +166,7 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_names_do_not_meet(self, dtype: DType) -> None:
-        """The state that is kept for one tensor does not affect another tensor."""
+        """The state that a compressor keeps for one tensor does not affect a tensor with another name."""
         first, second = (Area(oracle.values(dtype, 300, 0, seed=seed)) for seed in (1, 2))
         alone, both = self.make(), self.make()
         expected = self.encoded(alone, second, name="b").array

@@ -1,4 +1,7 @@
-"""The conformance suite of device runtimes. A plugin's test is a subclass that sets ``runtime`` and ``device``."""
+"""The conformance suite of device runtimes.
+
+To test a device runtime, write a subclass that sets ``runtime`` and ``device``.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,8 @@ Cast = tuple[DType, DType]
 class DeviceSuite(StandardSuite):
     """The tests that every device runtime must pass.
 
-    A subclass sets ``runtime`` (the class) and ``device`` (on which to test).
-
-    A test is skipped if the device does not exist here; ``absent`` returns the reason.
+    A subclass sets ``runtime``, the class to test, and ``device``, the device on which the tests run. If this machine
+    does not have the device, all tests are skipped; ``absent`` returns the reason.
     """
 
     runtime: ClassVar[type[DeviceRuntime]]
@@ -46,16 +48,17 @@ class DeviceSuite(StandardSuite):
     patience_s: ClassVar[float] = 60.0  # how long to wait for what one test has queued
 
     def absent(self) -> str:
-        """Return why nothing can be tested here. The result is empty if the device exists."""
+        """Return the reason why the tests cannot run on this machine; "" if the machine has the device."""
         return "" if type(self).runtime.count() > self.device.index else f"there is no device {self.device} here"
 
     # --- used by the standard tests
 
     @contextmanager
     def queue(self) -> Iterator[Queue]:
-        """Return a context manager that opens the device and yields a new queue of it. At its end, both are closed.
+        """Return a context manager that opens the device, and yields a new queue of this device.
 
-        Skips the test if the device does not exist here.
+        At the end of the context, the queue and the device are closed. If this machine does not have the device, the
+        test is skipped.
         """
         if self.absent():
             pytest.skip(self.absent())
@@ -69,11 +72,17 @@ class DeviceSuite(StandardSuite):
             runtime.close()
 
     def reach(self, queue: Queue) -> None:
-        """Wait until everything that was enqueued on ``queue`` has run."""
+        """Wait until all calls that were enqueued on ``queue`` have run.
+
+        Raises AssertionError after ``patience_s`` seconds.
+        """
         assert queue.record().wait(self.patience_s), f"not done after {self.patience_s:g} s"
 
     def put(self, queue: Queue, array: oracle.Array, offset: int = 0) -> Memory:
-        """Return device memory that holds the bytes of ``array``, from the offset ``offset`` on."""
+        """Copy ``array`` into new device memory, and return this memory.
+
+        The copy begins ``offset`` bytes after the beginning of the memory.
+        """
         memory, pinned = queue.runtime.allocate(array.nbytes + offset + 16), queue.runtime.pinned(array.nbytes + 1)
         view(pinned.address, array.nbytes)[:] = array.tobytes()
         queue.copy(pinned.address, memory.address + offset, array.nbytes)
@@ -81,16 +90,20 @@ class DeviceSuite(StandardSuite):
         return memory
 
     def get(self, queue: Queue, address: int, dtype: DType, count: int) -> oracle.Array:
-        """Return a copy of the elements at ``address`` in device memory, after everything enqueued so far has run."""
+        """Wait until all calls that were enqueued so far have run, and return a copy of an array in device memory.
+
+        The array has ``count`` elements of the type ``dtype`` and begins at ``address``.
+        """
         pinned = queue.runtime.pinned(count * dtype.itemsize + 1)
         queue.copy(address, pinned.address, count * dtype.itemsize)
         self.reach(queue)
         return np.frombuffer(bytes(view(pinned.address, count * dtype.itemsize)), oracle.numpy_dtype(dtype)).copy()
 
     def bucket(self, queue: Queue, dtype: DType, seed: int = 0) -> tuple[list[oracle.Array], list[Memory], list[int]]:
-        """Return the tensors of a bucket, the device memory that holds each tensor, and the tensors' addresses in it.
+        """Make the tensors of a bucket, and copy each tensor into device memory of its own.
 
-        The tensors have COUNTS elements, and begin at different alignments, as far as their type allows that.
+        Return (the values of each tensor, the memory of each tensor, the address of each tensor). Tensor i has
+        COUNTS[i] elements. The addresses of the tensors have different alignments, as far as their type allows that.
         """
         arrays = [oracle.values(dtype, count, i, seed=seed) for i, count in enumerate(COUNTS)]
         offsets = [i * dtype.itemsize % 16 for i in range(len(COUNTS))]
@@ -100,7 +113,10 @@ class DeviceSuite(StandardSuite):
     # --- the device
 
     def test_what_there_is_is_counted(self) -> None:
-        """The device can be opened; the device index ``count()`` raises DeviceError with a message of one line."""
+        """The suite's device can be opened.
+
+        The device with the index ``count()`` does not exist: to open it raises DeviceError with a message of one line.
+        """
         with self.queue() as queue:
             assert queue.runtime.device == self.device
             assert queue.runtime.identity
@@ -110,12 +126,15 @@ class DeviceSuite(StandardSuite):
         assert "\n" not in str(caught.value)
 
     def test_one_device_has_one_identity(self) -> None:
-        """Every runtime that opens a device reports the same identity."""
+        """If two runtimes open the same device, both report the same ``identity``."""
         with self.queue() as one, self.queue() as other:
             assert one.runtime.identity == other.runtime.identity
 
     def test_memory_is_aligned(self) -> None:
-        """Allocated memory is aligned to 512 bytes, whatever its size, and no two allocations overlap."""
+        """``allocate`` returns memory whose address is a multiple of 512, for every size.
+
+        No two pieces of memory overlap.
+        """
         with self.queue() as queue:
             held = [queue.runtime.allocate(nbytes) for nbytes in (1, 100, 512, 4097)]
             assert all(memory.address % 512 == 0 for memory in held)
@@ -125,7 +144,10 @@ class DeviceSuite(StandardSuite):
     # --- queues and events
 
     def test_bytes_come_back(self) -> None:
-        """Bytes are copied from pinned memory to the device, on it, and back; a copy of 0 bytes does nothing."""
+        """``copy`` copies bytes from pinned host memory to the device, within the device, and back to the host.
+
+        A copy of 0 bytes does nothing.
+        """
         with self.queue() as queue:
             array = oracle.values(DType.U8, 100_001, 0)
             first = self.put(queue, array)
@@ -135,10 +157,10 @@ class DeviceSuite(StandardSuite):
             assert not oracle.difference(self.get(queue, second.address, DType.U8, array.size), array)
 
     def test_a_queue_runs_in_order(self) -> None:
-        """Copies run in the order of their calls.
+        """The copies of one queue run one after the other, in the order of their calls.
 
-        Each of a hundred copies moves the bytes by one place, so the last position is right only if none of them
-        overlapped.
+        Each of a hundred copies moves the bytes by one place. So the bytes are in the right place at the end only if no
+        two copies ran at the same time.
         """
         with self.queue() as queue:
             array = oracle.values(DType.U8, 128, 0)
@@ -148,7 +170,10 @@ class DeviceSuite(StandardSuite):
             assert not oracle.difference(self.get(queue, held[0].address + 100, DType.U8, 28), array[:28])
 
     def test_events_are_done_in_order(self) -> None:
-        """When an event is done, all earlier events of its queue are done; each event has its own handle."""
+        """When an event is done, all earlier events of the same queue are done.
+
+        Each event has a handle of its own.
+        """
         with self.queue() as queue:
             source, target = queue.runtime.allocate(1 << 20), queue.runtime.allocate(1 << 20)
             events: list[Event] = []
@@ -162,9 +187,10 @@ class DeviceSuite(StandardSuite):
             assert all(event.wait(0.0) for event in events)
 
     def test_queues_wait_for_one_another(self) -> None:
-        """Two queues copy the same data in turn, and every copy sees the result of the copy before it.
+        """A queue can wait for an event of another queue, while the host does not wait.
 
-        The queues wait for each other's events; the host never waits.
+        Two queues copy the same data in turn. Each copy reads the result of the previous copy, which ran on the other
+        queue.
         """
         with self.queue() as one, self.queue() as other:
             array = oracle.values(DType.F32, 50_000, 0)
@@ -176,7 +202,7 @@ class DeviceSuite(StandardSuite):
             assert not oracle.difference(self.get(other, held[-1].address, DType.F32, array.size), array)
 
     def test_a_closed_queue_stays_closed(self) -> None:
-        """``close`` waits for everything that was enqueued, and may be called again."""
+        """``Queue.close`` waits until all enqueued calls have run. A second call of ``close`` does no harm."""
         with self.queue() as queue:
             array = oracle.values(DType.U8, 4096, 0)
             held, pinned = self.put(queue, array), queue.runtime.pinned(4096)
@@ -192,7 +218,8 @@ class DeviceSuite(StandardSuite):
     def test_tensors_are_packed_and_unpacked(self, dtype: DType, again: bool) -> None:
         """Tensors at any alignment are packed without gaps, and unpacked to tensors at any alignment.
 
-        In the case ``arranged``, a packer and an unpacker that were made once are used repeatedly, with new addresses.
+        In the case ``once``, the queue's ``kernels`` are called. In the case ``arranged``, one packer and one unpacker
+        are used twice, with new addresses each time.
         """
         with self.queue() as queue:
             pack = queue.packer(COUNTS, dtype, dtype, 1.0) if again else None
@@ -217,9 +244,9 @@ class DeviceSuite(StandardSuite):
 
     @NUMBERS
     def test_values_are_scaled_on_the_way(self, dtype: DType) -> None:
-        """``pack`` scales floats in their own type, and 16-bit floats in float32.
+        """``pack`` multiplies the values by a factor: floats in their own type, but 16-bit floats in float32.
 
-        It scales integers in float64, and truncates the results.
+        Integers are multiplied in float64, and the products are truncated.
         """
         with self.queue() as queue:
             arrays, held, sources = self.bucket(queue, dtype)
@@ -232,7 +259,7 @@ class DeviceSuite(StandardSuite):
     @pytest.mark.parametrize("wide", [DType.F32, DType.F64], ids=lambda dtype: dtype.label)
     @pytest.mark.parametrize("half", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)
     def test_values_are_cast_on_the_way(self, wide: DType, half: DType) -> None:
-        """``pack`` and ``unpack`` cast as numpy does: to nearest, and ties to even."""
+        """``pack`` and ``unpack`` convert floats as numpy does: they round to the nearest value, and ties to even."""
         if (wide, half) not in self.casts:
             pytest.skip(f"{wide.label} is not cast to {half.label} here")
         with self.queue() as queue:
@@ -251,9 +278,9 @@ class DeviceSuite(StandardSuite):
     @OPS
     @DTYPES
     def test_values_are_reduced(self, dtype: DType, op: ReduceOp) -> None:
-        """``reduce`` combines the sources in their order, and can write the result into one of them.
+        """``reduce`` combines the source arrays in their order, and may write the result into a source array.
 
-        16-bit floats are combined in float32 and rounded once.
+        16-bit floats are combined in float32, and only the result is rounded to 16 bits.
         """
         with self.queue() as queue:
             arrays = [oracle.values(dtype, 1001, rank) for rank in range(3)]
@@ -267,7 +294,10 @@ class DeviceSuite(StandardSuite):
     @OPS
     @DTYPES
     def test_an_identity_changes_nothing(self, dtype: DType, op: ReduceOp) -> None:
-        """Reducing values with the identity element of the op leaves them unchanged."""
+        """``fill_identity`` writes the identity element of ``op`` into memory.
+
+        A reduction of values with the identity element leaves the values unchanged.
+        """
         with self.queue() as queue:
             array = oracle.values(dtype, 77, 0)
             memory, nothing = self.put(queue, array), queue.runtime.allocate(77 * dtype.itemsize)
@@ -276,7 +306,7 @@ class DeviceSuite(StandardSuite):
             assert memory and not oracle.difference(oracle.reduce([array, found], op), array)
 
     def test_what_is_passed_is_read_at_once(self) -> None:
-        """The lists of addresses and counts may be changed by the caller as soon as a call returns."""
+        """As soon as a call returns, the caller may change the lists of addresses and counts that it has passed."""
         with self.queue() as queue:
             arrays, held, sources = self.bucket(queue, DType.F32)
             counts = list(COUNTS)

@@ -1,4 +1,4 @@
-"""The conformance suite of fusion policies. A plugin's test is a subclass that overrides ``make``."""
+"""The conformance suite of fusion policies. To test a policy, write a subclass that overrides ``make``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlcore.testing.standard import StandardSuite
 
 __all__ = ["FusionSuite"]
 
-# Lists are short, so that a failing example is readable as it was found: making it smaller takes many seconds.
+# Lists are short, so that a failing example can be read as it is. To let hypothesis shrink it would take many seconds.
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 TENSORS = st.lists(
     st.builds(
@@ -35,13 +35,10 @@ PARAMS = st.builds(
 
 
 class FusionSuite(StandardSuite):
-    """The tests that every fusion policy must pass, whatever it optimizes.
-
-    A subclass overrides ``make``, which creates the policy.
-    """
+    """The tests that every fusion policy must pass. A subclass overrides ``make``, which creates the policy."""
 
     def make(self) -> FusionPolicy:
-        """Return a new policy."""
+        """Return a new object of the fusion policy to test."""
         raise NotImplementedError(f"{type(self).__name__}.make() must return the policy to test")
 
     def test_every_tensor_is_placed_once(self) -> None:
@@ -58,7 +55,7 @@ class FusionSuite(StandardSuite):
         placed()
 
     def test_keys_never_share_a_bucket(self) -> None:
-        """A bucket holds tensors of one key, because a collective has one type, one op and one process set."""
+        """All tensors of a bucket have the same key, because a collective has one type, one op and one process set."""
         policy = self.make()
 
         @EXAMPLES
@@ -73,7 +70,7 @@ class FusionSuite(StandardSuite):
     def test_the_limit_is_kept(self) -> None:
         """A bucket of several tensors has at most ``fusion_bytes`` bytes.
 
-        If that is 0, every tensor has its own bucket.
+        If ``fusion_bytes`` is 0, every tensor has its own bucket.
         """
         policy = self.make()
 
@@ -88,7 +85,10 @@ class FusionSuite(StandardSuite):
         limited()
 
     def test_the_same_tensors_give_the_same_buckets(self) -> None:
-        """The buckets depend only on the arguments, not on earlier calls or the object, and no argument is changed."""
+        """The same arguments of ``arrange`` give the same buckets, also after other calls and from another object.
+
+        ``arrange`` does not change its arguments.
+        """
         policy = self.make()
 
         @EXAMPLES

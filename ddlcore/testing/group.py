@@ -1,4 +1,7 @@
-"""One communicator whose ranks are threads of this process, with guard bytes around the memory that it writes."""
+"""Runs collectives of one communicator, whose ranks are threads of this process, and checks the results.
+
+Guard bytes before and after each tensor show whether a transport writes outside the tensor's memory.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ ABORT_S = 10.0  # the contract allows 1 s; a busy machine needs more
 
 
 class Area:
-    """An array with guard bytes before and after it.
+    """A copy of an array, with guard bytes before and after it in memory.
 
-    ``offset`` (in elements) moves the array away from the beginning of a cache line.
+    The copy begins ``offset`` elements after the beginning of a cache line. ``buffer`` describes its memory.
     """
 
     def __init__(self, array: Array, offset: int = 0) -> None:
@@ -46,7 +49,7 @@ class Area:
         self.buffer = Buffer(address, array.size, DType.of(array.dtype.name), (array.size,), owner=self._raw)
 
     def damage(self) -> str:
-        """Return which of the guard bytes around the memory were overwritten, in words. Empty if all are intact."""
+        """Return a text that says whether guard bytes before or behind the memory were overwritten; "" if none were."""
         for name, guard in (("before", self._raw[: self._begin]), ("behind", self._raw[self._end :])):
             if (guard != GUARD_VALUE).any():
                 return f"bytes {name} the memory were written over"
@@ -55,7 +58,11 @@ class Area:
 
 @dataclass(repr=False)
 class Case:
-    """One collective on every rank, with the expected results. If ``targets`` is None, it runs in place."""
+    """One collective with the inputs and the expected results of every rank.
+
+    ``call`` starts the collective on one rank. ``sources`` and ``targets`` are the memory of each rank; if ``targets``
+    is None, the collective writes its results into the sources.
+    """
 
     label: str
     call: Call
@@ -78,10 +85,10 @@ class Case:
         exact: bool = True,
         offsets: tuple[int, int] = (0, 0),
     ) -> Case:
-        """Return a case from the arrays of each rank. Before the call, the targets are full of garbage.
+        """Return a case whose inputs are copies of the arrays ``sources``, one array for each rank.
 
-        ``offsets`` says for the sources and for the targets how many elements after the beginning of a cache line they
-        begin.
+        Unless ``in_place`` is true, each rank also gets a target, which is filled with garbage. The sources begin
+        ``offsets[0]`` elements after the beginning of a cache line, and the targets ``offsets[1]`` elements.
         """
         areas = [Area(source, offsets[0]) for source in sources]
         garbage = [np.frombuffer(b"\x5b" * e.nbytes, np.uint8).view(e.dtype) for e in expected]
@@ -93,16 +100,19 @@ class Case:
         return f"<{self.label}>"
 
     def memory(self, rank: int) -> tuple[Area, Area]:
-        """Return the source and the target of this rank. In place, both are the same area."""
+        """Return the source and the target of ``rank``. If the case runs in place, both are the same area."""
         return self.sources[rank], (self.targets or self.sources)[rank]
 
     def run(self, rank: int, transport: Transport) -> None:
-        """Run this rank's part of the collective, and wait until it is complete."""
+        """Run the collective on ``rank`` by ``transport``, and wait until it is complete on this rank."""
         source, target = self.memory(rank)
         finish(self.call(transport, source.buffer, target.buffer))
 
     def check(self) -> None:
-        """Raise AssertionError, which names case, rank and element, if the memory of a rank is not as expected."""
+        """Raise AssertionError if a result is wrong, a source was changed, or guard bytes were overwritten.
+
+        The message names the case, the rank and the element.
+        """
         for rank, expected in enumerate(self.expected):
             source, target = self.memory(rank)
             faults = [difference(target.array, expected, terms=self.terms, exact=self.exact), target.damage()]
@@ -114,7 +124,7 @@ class Case:
 
 
 class Group:
-    """Transports of n ranks, each used by its own thread from open to close."""
+    """The transports of all ranks of one communicator. Each transport is used by a thread of its own."""
 
     def __init__(
         self,
@@ -138,7 +148,7 @@ class Group:
         ]
 
     def open(self) -> None:
-        """Open the transport of every rank. If one fails, close all of them and raise its error."""
+        """Open the transport of every rank. If one cannot be opened, close all transports and raise the error."""
         try:
             self.run(lambda rank, transport: transport.open(self._contexts[rank]))
         except BaseException:
@@ -152,21 +162,22 @@ class Group:
     def run(self, function: Callable[[int, Transport], T], deadline_s: float | None = None) -> list[T]:
         """Call ``function(rank, transport)`` on every rank, and return the results in the order of the ranks.
 
-        If the calls do not end within ``deadline_s``, abort the transports. See ``Ranks.run`` for the errors.
+        If the calls do not end within ``deadline_s`` seconds, abort all transports. If ``deadline_s`` is None, the
+        deadline of the group is used. ``Ranks.run`` describes the errors that are raised.
         """
         return self.ranks.run(
             lambda rank: function(rank, self.transports[rank]), deadline_s or self.deadline_s, self.abort
         )
 
     def abort(self) -> None:
-        """Call every rank's abort, each from a thread of its own.
+        """Call ``abort`` of every rank's transport, each from a thread of its own.
 
-        Raises AssertionError if an abort does not return in time, and otherwise the first error that an abort raised.
+        Raises AssertionError if a call of ``abort`` does not return within 10 s. If a call raises an error, the first
+        such error is raised here.
         """
         assert not self._hangs, "an earlier abort did not return"
-        # Each abort has its own thread, because abort must work while the rank's thread is blocked inside a collective,
-        # and because an abort that hangs must not keep the others from being called: their ranks could not be freed
-        # then.
+        # Each abort has its own thread, because abort must work while the rank's thread is blocked inside a collective.
+        # Also, if one abort hangs, the aborts of the other ranks must still be called, to release those ranks.
         errors: list[Exception] = []
         threads = [
             threading.Thread(target=_call, args=(transport.abort, errors), name=f"abort-{rank}", daemon=True)
@@ -185,18 +196,18 @@ class Group:
             raise errors[0]
 
     def close(self) -> None:
-        """Close the transport of every rank, and end the threads. No rank waits for another rank's close.
+        """Close the transport of every rank, and end the threads of the ranks.
 
-        If a rank hangs in an earlier call, no transport is closed.
+        The transports are closed at the same time. If a rank hangs in an earlier call, no transport is closed.
         """
         if not self.ranks.stuck:
             self.run(lambda rank, transport: transport.close())
         self.ranks.close()
 
     def discard(self) -> None:
-        """Abort and close the group, whatever its state is.
+        """Abort and close the group after a failure, in any state of the group.
 
-        Errors are ignored, because the failure that led to this call is the one to report.
+        Errors are ignored, because the caller reports the failure that happened before this call.
         """
         with suppress(Exception):
             self.abort()
@@ -206,9 +217,9 @@ class Group:
 
 
 def finish(work: Work, deadline_s: float = 3600.0) -> None:
-    """Wait until ``work`` is complete. Raises AssertionError after ``deadline_s``.
+    """Wait until ``work`` is complete. Raise AssertionError if it is not complete after ``deadline_s`` seconds.
 
-    Normally the group's own deadline ends a test much earlier.
+    The default is one hour, because the deadline of the group normally ends a test much earlier.
     """
     until_s = time.monotonic() + deadline_s
     while not work.wait(0.1):

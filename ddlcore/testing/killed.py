@@ -1,4 +1,7 @@
-"""Tests that a transport releases its other ranks when one is killed: ranks are processes, and one gets SIGKILL."""
+"""Tests that the other ranks of a transport do not hang after one rank was killed by SIGKILL.
+
+Each rank is a process.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,20 @@ CLOSE_S = 40.0  # for the close of all survivors, on a busy machine
 
 
 class KilledSuite(StandardSuite):
-    """The suite that kills one rank of a transport, and requires that the other ranks are released.
+    """The suite that kills one rank of a transport, and checks that the other ranks do not hang.
 
-    A subclass sets ``target``, which names the transport, and the ``settings`` that the transport gets.
+    A subclass sets ``target``, which names the class of the transport, and ``settings``, the settings of the transport.
     """
 
     target: ClassVar[str] = ""  # "module:Class" of the transport
-    why_not: ClassVar[str] = ""  # why none of its ranks can be killed alone
+    why_not: ClassVar[str] = ""  # the reason why the test must be skipped; "" if the test can run
     settings: ClassVar[Mapping[str, str | int | float | bool]] = {}
 
     def test_survivors_of_a_killed_rank_are_released(self) -> None:
-        """When one of three ranks is killed in an allreduce, abort ends each survivor's call, and close returns."""
+        """After one of three ranks was killed during an allreduce, the other two ranks do not hang.
+
+        ``abort`` ends the pending call of each surviving rank, and ``close`` returns.
+        """
         if self.why_not:
             pytest.skip(self.why_not)
         processes = RankProcesses(SIZE, self.target, ProcessSuite.command, ProcessSuite.environ())

@@ -1,4 +1,4 @@
-"""The conformance suite of launchers. A plugin's test is a subclass that overrides ``make``."""
+"""The conformance suite of launchers. To test a launcher, write a subclass that overrides ``make``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ pathlib.Path(sys.argv[1], uuid.uuid4().hex).write_text(f"{number} {task}")
 class LauncherSuite(StandardSuite):
     """The tests that every launcher must pass. A subclass overrides ``make``, which creates the launcher.
 
-    If the launcher works only within an allocation, the subclass also sets ``surroundings``, the environment of one.
+    If the launcher works only within an allocation of a batch system, the subclass also overrides ``surroundings``,
+    which returns the environment of such an allocation.
 
     >>> class TestMine(LauncherSuite):
     ...     def make(self):
@@ -52,29 +53,30 @@ class LauncherSuite(StandardSuite):
     runs_here: ClassVar[bool] = False  # whether the commands can be executed on this machine, with ``surroundings``
 
     def make(self) -> Launcher:
-        """Return a new launcher."""
+        """Return a new object of the launcher to test."""
         raise NotImplementedError(f"{type(self).__name__}.make() must return the launcher to test")
 
     def settings(self) -> Settings:
-        """Return the settings for ``plan.settings``: the defaults of the core's and of the plugins' settings."""
+        """Return the value of ``StartPlan.settings``: the default settings of the core and of all plugins."""
         from ddlcore.plug.settings import settings_of
 
         return settings_of({})[0]
 
     def surroundings(self, folder: Path) -> Mapping[str, str]:
-        """Return the environment in which the launcher works.
+        """Return the environment variables with which the launcher works.
 
-        The method may write stand-ins for the programs that the launcher calls into ``folder``, if PATH then finds
-        them.
+        An override may write scripts into ``folder`` that replace the programs of the launcher's commands, such as
+        srun. PATH in the returned environment must then contain the directory of these scripts.
         """
         return {"PATH": _path(os.environ)}
 
     # --- used by the standard tests
 
     def plan(self, folder: Path, agents: int, program: Sequence[str] = PROGRAM) -> StartPlan:
-        """Return a plan of ``agents`` agents, one for each host.
+        """Return a plan for ``agents`` agents on as many hosts. Each agent starts two ranks.
 
-        If the launcher starts one agent for each rank, the plan has twice as many agents, of one rank each.
+        If the launcher starts one agent for each rank, the plan has twice as many agents, and each starts one rank.
+        ``program`` is the command line of an agent.
         """
         each = 2 if self.provider is not None and self.provider.per_rank else 1
         places = [self.hosts[i // each % len(self.hosts)] for i in range(agents * each)]
@@ -89,7 +91,7 @@ class LauncherSuite(StandardSuite):
         )
 
     def commands(self, plan: StartPlan) -> list[StartCommand]:
-        """Return the commands that a new launcher makes from ``plan``."""
+        """Return the commands that a new object of the launcher returns for ``plan``."""
         return list(self.make().commands(plan))
 
     # --- the standard tests
@@ -105,9 +107,10 @@ class LauncherSuite(StandardSuite):
                 assert command.argv and all(isinstance(word, str) for word in command.argv), f"argv {command.argv}"
 
     def test_commands_carry_the_program(self, tmp_path: Path) -> None:
-        """Each command contains the agent's command line, as separate arguments, or as one quoted argument for a shell.
+        """Each command contains the agent's command line ``plan.program``.
 
-        If the command's task is "public", the words of ``plan.public`` and the agent's index follow the program.
+        The words of the command line are separate arguments, or one argument that is quoted for a shell. If the
+        command's task is "public", the words of ``plan.public`` and the agent's index follow these words.
         """
         plan = self.plan(tmp_path, len(self.hosts))
         for command in self.commands(plan):
@@ -120,15 +123,18 @@ class LauncherSuite(StandardSuite):
             )
 
     def test_nothing_secret_stands_in_arguments(self, tmp_path: Path) -> None:
-        """No command's arguments, which all users can list, contain the value of a secret variable."""
+        """The arguments of a command do not contain secrets, because all users of a machine can list the arguments.
+
+        The test looks for the values of variables such as DDL_AGENT.
+        """
         for command in self.commands(self.plan(tmp_path, len(self.hosts))):
             shown = [name for name, value in SECRETS.items() if any(value in word for word in command.argv)]
             assert not shown, f"the value of {', '.join(shown)} stands in {shlex.join(command.argv)}"
 
     def test_several_agents_of_a_command_are_told_apart(self, tmp_path: Path) -> None:
-        """A command that starts several agents names an environment variable in which each agent finds its number.
+        """If a command starts several agents, its ``number`` names a variable from which each agent reads its number.
 
-        Such a command cannot have a public task, because each agent would need its own arguments.
+        The ``task`` of such a command is not "public", because each agent would need arguments of its own.
         """
         for command in self.commands(self.plan(tmp_path, len(self.hosts))):
             if len(command.agents) > 1:
@@ -136,7 +142,10 @@ class LauncherSuite(StandardSuite):
                 assert command.task != "public", "a command that starts several agents cannot give a public task"
 
     def test_the_same_plan_gives_the_same_commands(self, tmp_path: Path) -> None:
-        """The commands depend only on the plan, not on earlier calls or on the object, and the plan is not changed."""
+        """The same plan gives the same commands, also in a second call and from another object of the launcher.
+
+        ``commands`` does not change the plan.
+        """
         plan = self.plan(tmp_path, len(self.hosts))
         launcher = self.make()
         first = list(launcher.commands(plan))
@@ -145,14 +154,17 @@ class LauncherSuite(StandardSuite):
         assert plan == self.plan(tmp_path, len(self.hosts)), "the plan was changed"
 
     def test_granted_hosts_have_slots(self, tmp_path: Path) -> None:
-        """``hosts`` returns no host twice and no host without a slot, in an allocation and outside of one."""
+        """``hosts`` returns each host once and with at least one slot, inside and outside an allocation.
+
+        A slot is the place of one rank.
+        """
         for environ in ({}, self.surroundings(tmp_path)):
             granted = self._granted(environ)
             assert len({one.host for one in granted}) == len(granted), f"a host twice: {granted}"
             assert all(isinstance(one, HostSlots) and one.host and one.slots > 0 for one in granted), f"{granted}"
 
     def test_addresses_are_names(self, tmp_path: Path) -> None:
-        """``address`` returns only the host's name, without a user and without brackets."""
+        """``address`` returns only the name or the address of a host, without ``USER@`` and without brackets."""
         launcher, environ = self.make(), self.surroundings(tmp_path)
         assert launcher.address("127.0.0.1", environ) == "127.0.0.1"
         for host in ("me@127.0.0.1", "[::1]"):
@@ -160,7 +172,10 @@ class LauncherSuite(StandardSuite):
             assert address and not set(address) & set("@[] "), f"address({host!r}) is {address!r}"
 
     def test_commands_run(self, tmp_path: Path) -> None:
-        """The commands, executed on this machine, start every agent once, with its number and its task."""
+        """If the commands are executed on this machine, every agent starts once, with its number and its task.
+
+        The task is the text that an agent gets by standard input or by DDL_AGENT.
+        """
         if not self.runs_here:
             pytest.skip("the suite does not say how its commands can be executed here (runs_here, surroundings)")
         found = tmp_path / "agents"
@@ -186,7 +201,7 @@ class LauncherSuite(StandardSuite):
         assert agents == wanted, f"agents that ran, by number and task: {agents}"
 
     def test_a_failure_is_explained_in_one_line(self) -> None:
-        """``explain`` returns one line that names the host, whatever the command wrote and however it ended."""
+        """``explain`` returns one line that names the host, for every output and every exit code of a command."""
         launcher = self.make()
         texts = ("", "\n\n", "one line", "first\nsecond\n", "\x00\ufffd binary\r\n", "no\n" * 10_000)
         for code in (None, 0, 1, 126, 127, 255, -9):
@@ -198,7 +213,10 @@ class LauncherSuite(StandardSuite):
                 )
 
     def test_an_allocation_that_is_not_there_is_refused(self) -> None:
-        """With nonsense in the launcher's variables, ``hosts`` returns hosts, or raises ValueError in one line."""
+        """If the launcher's environment variables contain nonsense, ``hosts`` raises no error other than ValueError.
+
+        The message of a ValueError is one line. ``hosts`` may also return hosts.
+        """
         names = self.provider.variables if self.provider is not None else ()
         for value in ("", "nonsense", "/no/such/file", "n[1-", "7"):
             self._granted({"PATH": _path(os.environ), **dict.fromkeys(names, value)})

@@ -1,4 +1,7 @@
-"""Which standard tests each level of conformance requires, and which level a run of the tests has reached."""
+"""Lists the standard tests that each level of conformance requires, and computes the level that a plugin reaches.
+
+The levels are none, basic, full and fault-tolerant, in ascending order.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ __all__ = ["BASIC", "FAULT_TOLERANT", "FULL", "LEVELS", "NONE", "Result", "highe
 
 NONE, BASIC, FULL, FAULT_TOLERANT = "none", "basic", "full", "fault-tolerant"
 
-# Kind -> level -> standard tests. All other tests of a suite, a plugin's own tests included, belong to `full`.
+# Kind -> level -> standard tests. All other tests of a suite belong to `full`, also the tests that a plugin adds.
 LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "transport": {
         BASIC: (
@@ -91,7 +94,7 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """One case of a standard test, and its outcome."""
+    """The result of one test with one set of parameters."""
 
     name: str  # with its parameters: test_allreduce[sum-float32]
     outcome: str  # passed, failed, skipped or not run
@@ -102,12 +105,12 @@ class Result:
 
     @property
     def test(self) -> str:
-        """Return the name of the test without its parameters."""
+        """Return the name of the test without its parameters, such as test_allreduce."""
         return self.name.partition("[")[0]
 
 
 def level_of(kind: str, test: str) -> str:
-    """Return the level that ``test`` belongs to."""
+    """Return the level of conformance that a plugin of the kind ``kind`` can reach only if it passes the test ``test``."""
     for level, tests in LEVELS.get(kind, {}).items():
         if test in tests:
             return level
@@ -115,21 +118,22 @@ def level_of(kind: str, test: str) -> str:
 
 
 def highest(kind: str) -> str:
-    """Return the highest level that plugins of this kind can reach.
+    """Return the highest level that plugins of the kind ``kind`` can reach.
 
-    That is `fault-tolerant` only for kinds that have tests of this level, and `full` for the others.
+    The level is `fault-tolerant` if the kind has tests of this level, and `full` if it has none.
     """
     return FAULT_TOLERANT if FAULT_TOLERANT in LEVELS.get(kind, {}) else FULL
 
 
 def reached(kind: str, results: Sequence[Result]) -> tuple[str, str]:
-    """Return the level reached, and what keeps the plugin from the next level.
+    """Return (the level that a plugin has reached, the reason why it has not reached the next level).
 
-    The latter is empty at the highest level.
+    The reason is "" at the highest level. ``results`` are the results of all tests.
 
-    A level is reached if no test of this level or of a lower one has failed or could not run because tests before it
-    had hung. At the levels basic and fault-tolerant, each required test must also have passed in at least one case: a
-    test that was skipped in all cases proves nothing.
+    A plugin reaches a level if two conditions hold for this level and for all lower levels. First, no test of the level
+    has failed, and none was left out because earlier tests had hung. Second, at the levels basic and fault-tolerant,
+    each required test has passed with at least one set of parameters, because a test that was only skipped proves
+    nothing.
     """
     now = NONE
     for level in (BASIC, FULL, FAULT_TOLERANT):

@@ -1,4 +1,4 @@
-"""Computes the results that every collective must give, with numpy alone. It knows nothing of what is tested."""
+"""Computes the right results of every collective with numpy. This module uses no code of the transports under test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SIGNIFICANT_BITS = {DType.F16: 11, DType.BF16: 8, DType.F32: 24, DType.F64: 53}
 
 
 def numpy_dtype(dtype: DType) -> Any:
-    """Return the numpy type of ``dtype``; the type of bfloat16 comes from ml_dtypes."""
+    """Return the numpy dtype for ``dtype``. The dtype for bfloat16 is that of the package ml_dtypes."""
     if dtype is DType.BF16:
         import ml_dtypes
 
@@ -40,10 +40,10 @@ def numpy_dtype(dtype: DType) -> Any:
 
 
 def values(dtype: DType, count: int, rank: int, *, seed: int = 0) -> Array:
-    """Return ``count`` random values of the type.
+    """Return an array of ``count`` random values of the type ``dtype``.
 
-    The same arguments give the same values; other ranks get other values. Integers are so small that sums and products
-    of four ranks fit into their type.
+    The same arguments always give the same values; another ``rank`` or ``seed`` gives other values. Integers are so
+    small that sums and products of the values of four ranks fit into the type.
     """
     random = np.random.default_rng([seed, rank, count])
     if dtype is DType.BOOL:
@@ -61,11 +61,12 @@ def reduce(
     postscale: float = 1.0,
     hosts: Sequence[int] | None = None,
 ) -> Array:
-    """Return postscale * (s0*prescale op s1*prescale op …), in the order of the ranks.
+    """Return postscale * (s0*prescale op s1*prescale op …), where s0, s1 and so on are the arrays ``sources``.
 
-    16-bit floats are computed in float32 and rounded once. Integers are scaled in float64 and truncated, before and
-    after the reduction. ``hosts`` is the host of each rank, for a transport that reduces within each host first. Then
-    the result of each host is rounded, and the hosts' results are reduced in the order of their first ranks.
+    ``sources`` are in the order of the ranks, and are combined in this order. 16-bit floats are computed in float32 and
+    rounded once. Integers are scaled in float64, and the products are truncated. If a transport reduces within each
+    host first, ``hosts`` must be the host of each rank. In this case, the result of each host is rounded, and then the
+    results of the hosts are combined in the order of their first ranks.
     """
     if hosts is not None:
         on_each = [[s for s, h in zip(sources, hosts) if h == host] for host in dict.fromkeys(hosts)]
@@ -89,20 +90,26 @@ def _scaled(array: Array, scale: float) -> Array:
 
 
 def allgatherv(sources: Sequence[Array]) -> Array:
-    """Return the sources of all ranks, one after the other."""
+    """Return the result of an allgather: the arrays ``sources`` of all ranks, concatenated."""
     return np.concatenate(list(sources))
 
 
 def reducescatterv(
     sources: Sequence[Array], counts: Sequence[int], op: ReduceOp, rank: int, hosts: Sequence[int] | None = None
 ) -> Array:
-    """Return the part of the reduction that ``rank`` gets; rank r gets ``counts[r]`` elements."""
+    """Return the result of a reducescatter on ``rank``: the part of the reduced array that belongs to this rank.
+
+    Rank r gets ``counts[r]`` elements. ``hosts`` has the same meaning as in ``reduce``.
+    """
     begin = sum(counts[:rank])
     return reduce(sources, op, hosts=hosts)[begin : begin + counts[rank]]
 
 
 def alltoallv(sources: Sequence[Array], counts: Sequence[Sequence[int]], rank: int) -> Array:
-    """Return what all ranks sent to ``rank``, ordered by sender; rank s sends ``counts[s][d]`` elements to rank d."""
+    """Return the result of an alltoall on ``rank``: the elements sent to it by all ranks, in the order of the senders.
+
+    Rank s sends ``counts[s][d]`` elements of ``sources[s]`` to rank d.
+    """
     parts = []
     for source, row in zip(sources, counts):
         begin = sum(row[:rank])
@@ -111,11 +118,11 @@ def alltoallv(sources: Sequence[Array], counts: Sequence[Sequence[int]], rank: i
 
 
 def difference(actual: Array, expected: Array, *, terms: int = 1, exact: bool = True) -> str:
-    """Return where two arrays first differ, in words. The result is empty if they agree.
+    """Return a text that describes the first difference between two arrays; "" if the arrays agree.
 
-    With ``exact``, they must agree bit by bit. Otherwise floats may differ as much as if ``terms`` numbers of the
-    expected size had been added in another order: by ``terms`` roundings of the type in which they are added, and one
-    rounding of their own type.
+    If ``exact`` is true, every bit must agree. If ``exact`` is false, floats may differ by rounding errors: by the
+    errors of ``terms`` additions in the type in which the values are added (at least float32), and by one rounding
+    error of the values' own type.
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return f"{actual.dtype}{list(actual.shape)} instead of {expected.dtype}{list(expected.shape)}"
@@ -139,9 +146,10 @@ def difference(actual: Array, expected: Array, *, terms: int = 1, exact: bool = 
 
 
 def _told_apart(actual: Array, expected: Array, at: tuple[int, ...]) -> list[str]:
-    """Return the element ``at`` this place of both arrays as text, with its bytes in hexadecimal if both print alike.
+    """Return the element of each array at the index ``at``, as two texts.
 
-    Every byte except 0 prints as True, and all NaNs print alike.
+    If both texts are the same, the bytes of the elements are added in hexadecimal. This can happen because every byte
+    of a bool array except 0 is printed as True, and because all NaNs are printed in the same way.
     """
     shown = [str(array[at]) for array in (actual, expected)]
     if shown[0] == shown[1]:

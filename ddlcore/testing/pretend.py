@@ -1,10 +1,10 @@
-"""A pretend device for tests: host memory, and queues that run their calls later than the calls are made.
+"""A simulated device for tests, called the pretend device, which needs no hardware and no driver.
 
-So code that forgets to wait for an event gets wrong values. The device keeps every promise of the device contract, but
-nothing more: where the contract leaves something open, the device makes it as hard as possible for its user. A queue is
-a thread that executes its calls in order, and delays some of them at random. A queued call that uses freed memory
-notices that, and fails. ``PretendTensor`` is a tensor of the device; its operations go to the calling thread's current
-stream. The device needs no hardware and no driver.
+The memory of a pretend device is host memory. A queue of the device is a thread that executes the queued calls in
+order, and delays some of them at random. So code that forgets to wait for an event gets wrong values. If a queued call
+uses memory that was freed, the call fails. The device fulfils ``ddlcore.contracts.device``, and no more than this
+contract. Where the contract allows several behaviours, the device behaves in the way in which mistakes of the code
+under test show most probably. ``PretendTensor`` is a tensor in the memory of such a device.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _events: weakref.WeakValueDictionary[int, PretendEvent] = weakref.WeakValueDicti
 
 
 class PretendEvent(Event):
-    """An event of one queue. As long as something refers to the event, every queue can find it by its handle."""
+    """An event of one queue. As long as a reference to the event exists, every queue can find it by its handle."""
 
     def __init__(self) -> None:
         self.handle = next(_handles)
@@ -50,7 +50,7 @@ class PretendEvent(Event):
     def come(self, failure: BaseException | None) -> None:
         """Record that the queue has reached the event.
 
-        ``failure`` is the error of a call that failed before it, or None.
+        ``failure`` is the error of a call that was queued before the event and failed; None if all calls succeeded.
         """
         self.failure = failure
         self._come.set()
@@ -69,7 +69,7 @@ class PretendEvent(Event):
 class PretendQueue(Queue):
     """A queue of a pretend device: a thread that executes calls in order.
 
-    It delays some calls by up to ``dawdle_s`` seconds. Random numbers from ``seed`` decide which calls.
+    The queue delays some calls by up to ``dawdle_s`` seconds. Random numbers from ``seed`` decide which calls.
     """
 
     runtime: PretendRuntime
@@ -91,9 +91,9 @@ class PretendQueue(Queue):
         self._thread.start()
 
     def call(self, run: Callable[[], None]) -> None:
-        """Queue ``run`` to be called on the queue's thread.
+        """Add a call of ``run`` to the queue. The queue's thread makes this call later.
 
-        After a queued call has raised, no other queued call runs.
+        If a queued call raises an error, the calls after it do not run. Raises DeviceError if the queue is closed.
         """
         with self._changed:
             if self._closed:
@@ -150,7 +150,7 @@ class PretendQueue(Queue):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Return a context manager within which the queue begins no call."""
+        """Return a context manager. Inside it, the queue accepts calls but does not begin to execute any of them."""
         with self._changed:
             self._held += 1
         try:
@@ -162,7 +162,7 @@ class PretendQueue(Queue):
 
     @property
     def idle(self) -> bool:
-        """Return whether everything that was queued so far has run."""
+        """Return whether all calls that were queued so far have run."""
         return self.record().wait(0.0)
 
     # --- the queue's own thread
@@ -176,7 +176,7 @@ class PretendQueue(Queue):
                         return
                     self._changed.wait(CLOSE_SLICE_S if self._closed else None)
                 # A queue that is given up must still complete the events in it, because other threads and other queues
-                # may wait for them. The other calls are dropped, because the time that close() allows them is over.
+                # may wait for these events. All other calls are dropped, because the timeout of close() is over.
                 if self._given_up:
                     self._over = True
                     left, self._calls = self._calls, deque()
@@ -218,18 +218,19 @@ class _Graveyard:
         self._kept: list[object] = []  # the freed blocks themselves, so that the memory is not reused
 
     def bury(self, address: int, nbytes: int, block: object) -> None:
-        """Record that the ``nbytes`` bytes at ``address`` were freed, and keep their memory from being reused.
+        """Record that the ``nbytes`` bytes at ``address`` were freed, and prevent that this memory is used again.
 
-        ``block`` is the object that contains them. A finalizer calls this method, possibly while ``require`` holds the
-        lock in the same thread. So it must not take the lock.
+        ``block`` is the object that owns the bytes; it is kept forever. A finalizer calls this method, possibly while
+        the same thread holds the lock in ``require``. So this method must not take the lock.
         """
         self._kept.append(block)
         self._going.append((address, address + nbytes))
 
     def require(self, address: int, nbytes: int) -> None:
-        """Raise DeviceError if a part of the ``nbytes`` bytes at ``address`` was freed.
+        """Raise DeviceError if one of the ``nbytes`` bytes at ``address`` was freed.
 
-        The thread that queues a call must keep the memory of the call alive until the call has run.
+        A queue checks the memory of each call in this way just before the call runs. The thread that queues a call must
+        keep the memory alive until the call has run.
         """
         with self._lock:
             while self._going:
@@ -243,9 +244,9 @@ _graveyard: Final = _Graveyard()  # one for the process, because addresses belon
 
 
 class PretendMemory(Memory):
-    """Memory of a pretend device. It is full of garbage at first.
+    """Memory of a pretend device. New memory is filled with garbage.
 
-    It is never reused after it was freed, so that a late use is noticed.
+    After the memory was freed, it is never given out again, so that a later use of its addresses can be detected.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -258,9 +259,9 @@ class PretendMemory(Memory):
 
 
 class PretendRuntime(DeviceRuntime):
-    """The runtime of one of ``devices`` pretend devices.
+    """The runtime of one pretend device. There are ``devices`` such devices, and they have the indexes 0, 1 and so on.
 
-    Its queues delay calls by up to ``dawdle_s`` seconds; ``seed`` decides which calls.
+    The queues delay some calls by up to ``dawdle_s`` seconds. ``seed`` decides which calls are delayed.
     """
 
     seed: ClassVar[int] = 0
@@ -292,9 +293,10 @@ class PretendRuntime(DeviceRuntime):
         return PretendMemory(nbytes)
 
     def require(self, address: int, nbytes: int) -> None:
-        """Raise DeviceError if a part of the ``nbytes`` bytes at ``address`` was freed.
+        """Raise DeviceError if one of the ``nbytes`` bytes at ``address`` was freed.
 
-        The thread that queues a call must keep the memory of the call alive until the call has run.
+        A queue checks the memory of each call in this way just before the call runs. The thread that queues a call must
+        keep the memory alive until the call has run.
         """
         _graveyard.require(address, nbytes)
 
@@ -302,7 +304,7 @@ class PretendRuntime(DeviceRuntime):
 class _QueuedKernels(Kernels):
     """The kernels of a queue.
 
-    Each call is queued, and the queue's thread executes it later with the kernels of host memory.
+    Each call of a kernel is added to the queue. The queue's thread executes it later with the kernels for host memory.
     """
 
     def __init__(self, queue: PretendQueue) -> None:

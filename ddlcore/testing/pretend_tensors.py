@@ -1,4 +1,8 @@
-"""Tensors of the pretend device, and their adapter: all operations go to the calling thread's current stream."""
+"""Tensors of the pretend device (see pretend.py), and the adapter for these tensors.
+
+A stream is a queue of the device. Each thread has a current stream. If a thread calls an operation on tensors, the
+operation is queued on the current stream of this thread.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,10 @@ _orders = itertools.count(1)
 
 
 def current_stream() -> PretendQueue:
-    """Return the calling thread's current stream. Raises RuntimeError outside of ``stream``."""
+    """Return the calling thread's current stream.
+
+    Raises RuntimeError if the thread has none, that is outside the context manager ``stream``.
+    """
     found: PretendQueue | None = getattr(_current, "stream", None)
     if found is None:
         raise RuntimeError("this thread has no current stream; use `with stream(runtime):`")
@@ -34,9 +41,10 @@ def current_stream() -> PretendQueue:
 
 @contextmanager
 def stream(runtime: PretendRuntime) -> Iterator[PretendQueue]:
-    """Return a context manager within which the calling thread's current stream is a new stream of ``runtime``.
+    """Return a context manager that makes a new stream of ``runtime`` the calling thread's current stream.
 
-    At its end, it waits until everything on the new stream has run.
+    At the end of the context, the context manager waits until all calls on the new stream have run, at most 10 s. Then
+    the previous stream is the current stream again.
     """
     before = getattr(_current, "stream", None)
     mine = _current.stream = runtime.queue()
@@ -50,7 +58,7 @@ def stream(runtime: PretendRuntime) -> Iterator[PretendQueue]:
 class PretendTensor:
     """A row-major tensor in the memory of a pretend device.
 
-    ``of`` and all changes are queued on the current stream of the calling thread; ``numpy`` waits for that stream.
+    ``of`` and ``change`` are queued on the current stream of the calling thread. ``numpy`` waits for this stream.
     """
 
     def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: DType, runtime: PretendRuntime) -> None:
@@ -61,7 +69,7 @@ class PretendTensor:
 
     @classmethod
     def of(cls, array: Array, runtime: PretendRuntime | None = None) -> PretendTensor:
-        """Return a new tensor with the array's present values, on the device of ``runtime``.
+        """Return a new tensor on the device of ``runtime``, with the values that ``array`` has now.
 
         If ``runtime`` is None, the tensor is on the device of the current stream.
         """
@@ -74,18 +82,21 @@ class PretendTensor:
 
     @property
     def count(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements of the tensor."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def change(self, how: Callable[[Array], object]) -> None:
         """Queue a call of ``how(array)`` on the current stream.
 
-        ``array`` is the tensor's own memory as a numpy array.
+        ``array`` is a numpy array over the tensor's own memory, so ``how`` may read and change the tensor's values.
         """
         current_stream().call(lambda: (how(self._array()), None)[1])
 
     def numpy(self) -> Array:
-        """Return a copy of the values, after everything on the current stream has run."""
+        """Wait until all calls on the current stream have run, and return a copy of the tensor's values.
+
+        Raises TimeoutError after 30 s.
+        """
         read: list[Array] = []
         self.change(lambda mine: read.append(mine.copy()))
         if not current_stream().record().wait(30.0):
@@ -99,7 +110,10 @@ class PretendTensor:
 
 
 class PretendAdapter(Adapter):
-    """The adapter for pretend tensors. Each buffer that it returns has an event of the current stream."""
+    """The adapter for pretend tensors.
+
+    Each buffer has an event of the current stream. The tensor's values are complete when this event is done.
+    """
 
     name = "pretend"
 

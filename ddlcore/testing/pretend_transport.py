@@ -1,4 +1,7 @@
-"""A stream-ordered transport between threads, for pretend devices. Each call is enqueued on the rank's queue."""
+"""Transports for tests with pretend devices, between ranks that are threads of one process.
+
+``PretendTransport`` is stream-ordered: a call only adds work to the rank's queue, and returns before the work has run.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ __all__ = ["MuteTransport", "PretendTransport"]
 
 
 class PretendTransport(Transport):
-    """A transport for pretend devices: it runs the calls of a ``threads`` transport on the ranks' queues.
+    """A transport for the memory of pretend devices, which uses a ``threads`` transport.
 
-    A call returns immediately. The collective runs when the queues of all ranks have reached it.
+    A call adds the call of the ``threads`` transport to the rank's queue, and returns immediately. The collective runs
+    when the queues of all ranks have reached it.
     """
 
     capabilities = Capabilities(
@@ -63,9 +67,10 @@ class PretendTransport(Transport):
         return self.later(used, call)
 
     def later(self, used: Sequence[tuple[int, int]], call: Callable[[], Work]) -> Work:
-        """Queue ``call``.
+        """Add ``call`` to the queue, and return a Work that is already complete.
 
-        ``used`` lists as (address, nbytes) the memory that it uses, which must not be freed before it runs.
+        ``used`` lists the memory that ``call`` uses, as pairs (address, bytes). If some of this memory is freed before
+        ``call`` runs, the queue fails.
         """
 
         def run() -> None:
@@ -78,9 +83,10 @@ class PretendTransport(Transport):
 
 
 class MuteTransport(ThreadsTransport):
-    """A ``threads`` transport without the op Min.
+    """A ``threads`` transport that does not support the op Min.
 
-    By an allreduce with Min, hosts tell each other what they have launched. With this transport they cannot.
+    The ranks use an allreduce with Min to find out which buckets all ranks have launched. With this transport, they
+    cannot find it out in this way.
     """
 
     capabilities = replace(ThreadsTransport.capabilities, ops=ALL_OPS - {ReduceOp.Min})

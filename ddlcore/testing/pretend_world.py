@@ -1,4 +1,4 @@
-"""Worlds of threads on pretend devices: the registry they use, and the runtime and streams of a rank."""
+"""Worlds for tests whose ranks are threads, and whose tensors are in the memory of pretend devices (see pretend.py)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 def pretend_registry(kernels: bool = True) -> Registry:
-    """Return a registry of everything installed, with the pretend transports.
+    """Return a registry of all installed plugins, to which the transports for pretend devices are added.
 
-    ``kernels``: also with pretend devices.
+    If ``kernels`` is true, the runtime of pretend devices is added too.
     """
     _, registry = settings_of(os.environ)
     ours = Distribution("ddlcore", "pretend")
@@ -47,12 +47,13 @@ def pretend_registry(kernels: bool = True) -> Registry:
 
 
 class PretendWorld(World):
-    """A world whose ranks each have a pretend device.
+    """A world in which each rank has a pretend device.
 
-    ``route`` is the value of the setting ``device_dense``; by default the device's transport. ``backend`` is the
-    transport of host memory, by which the ranks learn that all of them have launched a bucket. With "shm" they learn it
-    for each bucket, by an atomic allreduce. With "threads" they learn it once for several buckets. With "mute" the host
-    cannot tell it: only the end of the collective on the device does.
+    ``route`` is the value of the setting ``device_dense``. Its default is the transport for pretend devices.
+    ``backend`` is the transport for host memory. It decides how the ranks find out whether all ranks have launched a
+    bucket. With "shm", they find it out for each bucket, by an atomic allreduce. With "threads", they find it out once
+    for several buckets. With "mute", they cannot find it out in host memory: a rank knows it only when the collective
+    on the device has ended.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class PretendWorld(World):
         return self
 
     def on_streams(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
-        """Call ``function(rank, job)`` on every rank as ``run`` does, and return the results in the order of the ranks.
+        """Call ``function(rank, job)`` on every rank, and return the results in the order of the ranks.
 
-        During the call, the rank's current stream is a new stream of the rank's own device.
+        Unlike in ``run``, the rank's current stream during the call is a new stream of the rank's own device.
         """
 
         def play(rank: int, job: Job) -> T:

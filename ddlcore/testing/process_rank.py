@@ -1,7 +1,8 @@
-"""One rank of the conformance kit as a process of its own, which calls a transport as the test's process tells it to.
+"""The program of a process that is one rank in a test, and that calls a transport on behalf of the test's process.
 
-processes.py starts it as ``python -m ddlcore.testing.process_rank SOCKET module:Class [module:function]``. Messages on
-the socket are encoded in msgpack; only the user can open the socket's folder.
+processes.py starts this process as ``python -m ddlcore.testing.process_rank SOCKET module:Class [module:function]``.
+The test's process sends requests over the socket. The messages are encoded in msgpack. No other user can open the
+folder of the socket.
 """
 
 from __future__ import annotations
@@ -30,18 +31,21 @@ __all__ = ["Line", "belongings", "main", "named"]
 
 
 class Line:
-    """A connection that sends and receives lists of words. Only one thread may use it at a time."""
+    """A connection that sends and receives messages. A message is a list of values.
+
+    Only one thread at a time may use the connection.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def say(self, *words: object) -> None:
-        """Send one list of words."""
+        """Send one message that consists of ``words``, which may be any values that msgpack can encode."""
         data = msgspec.msgpack.encode(words)
         self._connection.sendall(struct.pack("=Q", len(data)) + data)
 
     def hear(self) -> list[Any]:
-        """Receive one list of words. Raises EOFError if the other process has closed the connection."""
+        """Wait for one message and return its values. Raises EOFError if the other process closes the connection."""
         (length,) = struct.unpack("=Q", self._read(8))
         words: list[Any] = msgspec.msgpack.decode(self._read(length))
         return words
@@ -58,13 +62,16 @@ class Line:
 
 
 def named(target: str) -> Any:
-    """Return the object that ``target`` names in the form "module:name"."""
+    """Import and return the object that ``target`` names in the form "module:name"."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def belongings() -> dict[str, set[str]]:
-    """Return the threads, file descriptors and shared memory of this process that the operating system lists."""
+    """Return the names of the threads, file descriptors and shared memory of this process, by kind.
+
+    A kind that this operating system does not list in /proc or /dev/shm is left out.
+    """
     gc.collect()
     kept = {"Python threads": {f"{thread.name} ({thread.ident})" for thread in threading.enumerate()}}
     for kind, path in (("threads", "/proc/self/task"), ("descriptors", "/proc/self/fd"), ("shared memory", "/dev/shm")):
@@ -81,7 +88,10 @@ def _shown(path: str, name: str) -> str:
 
 
 class _DistantStore(Store):
-    """A store that passes each request to the store in the test's process. Any thread may call it."""
+    """A store that passes each call to the store in the test's process, and returns the answer of that store.
+
+    Any thread may call the methods.
+    """
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -109,9 +119,10 @@ class _DistantStore(Store):
 
 
 class _Place:
-    """Memory for the content of one buffer of the test's process, with guard bytes before and after it.
+    """A copy of one buffer of the test's process, with guard bytes before and after it in memory.
 
-    It has the same offset from the beginning of a cache line as the buffer in the test's process.
+    ``address`` is the address of the buffer in the test's process. The copy has the same offset from the beginning of a
+    cache line as this address.
     """
 
     def __init__(self, address: int, content: bytes) -> None:
@@ -128,7 +139,10 @@ class _Place:
 
 
 class _Rank:
-    """The transports of this rank, by number, and the call that each has in progress."""
+    """The transports of this rank, each with a number, and the call that is in progress on each transport.
+
+    The test's process calls the methods by their names.
+    """
 
     def __init__(self, store: Store, make: type[Transport]) -> None:
         self._store = store
@@ -172,9 +186,9 @@ class _Rank:
         self._works[number] = getattr(self.transports[number], verb)(*arguments, *rest), places
 
     def wait(self, number: int, timeout_s: float) -> list[bytes] | None:
-        """Return the contents of the memory of transport ``number``'s call when the call is complete.
+        """Wait until the call of the transport ``number`` is complete, and return the content of each of its buffers.
 
-        Return None if ``timeout_s`` passes first.
+        Return None if the call is not complete after ``timeout_s`` seconds.
         """
         work, places = self._works[number]
         if not work.wait(timeout_s):
@@ -194,10 +208,10 @@ class _Rank:
 
 
 def main(path: str, target: str, first: str = "") -> None:
-    """Execute what the test's process sends, until that process closes the connection.
+    """Execute the requests of the test's process, until that process closes the connection.
 
-    ``path`` is the socket of the test's process, and ``target`` the transport, as "module:Class". ``first`` is a
-    function that is called before everything else, as "module:function"; if it is empty, none is called.
+    ``path`` is the path of the socket of the test's process. ``target`` names the transport as "module:Class".
+    ``first`` names a function as "module:function", which is called before the first request; "" means none.
     """
     make = named(target)
     if first:
@@ -217,9 +231,9 @@ def main(path: str, target: str, first: str = "") -> None:
 
 
 def _abort(path: str, rank: _Rank) -> None:
-    """Execute the aborts that the test's process sends on a connection of its own.
+    """Open a second connection to the test's process, and execute the requests for ``abort`` that come on it.
 
-    This runs in a thread of its own, because an abort must work while the main thread is blocked in a call of the
+    This function runs in a second thread, because ``abort`` must work while the main thread is blocked in a call of the
     transport.
     """
     line = _connect(path)

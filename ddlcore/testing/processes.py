@@ -1,9 +1,10 @@
-"""The transport suite with a process for each rank: for transports that need one rank per process, or a launcher.
+"""The transport suite with one process for each rank.
 
-The tests are the same, and their memory is in the test's process. Each transport in the test passes its calls, together
-with the bytes of the buffers, to a transport in another process, and writes the bytes that come back into the buffers.
-Prepared plans are not passed on, because their tables of addresses mean nothing in another process. So this suite does
-not test whether a transport is vectored.
+This suite is for transports that cannot have two ranks in one process, or whose ranks a launcher must start. The tests
+are the same as in TransportSuite, and run in one process, the test's process. There, each rank has a substitute
+transport. A substitute passes each call, together with the bytes of the buffers, to the real transport in another
+process, and writes the bytes that come back into the buffers. Prepared plans cannot be passed on, because plans contain
+addresses, which mean nothing in another process. So this suite does not test the capability ``vectored``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 
 class RankProcesses:
-    """A set of ``size`` processes. Each of them can be one rank in any number of groups."""
+    """A set of ``size`` processes. Each process can be one rank in any number of groups (communicators)."""
 
     def __init__(
         self,
@@ -49,11 +50,12 @@ class RankProcesses:
         environ: Mapping[str, str],
         first: str = "",
     ) -> None:
-        """Execute ``command(program, size)``, a command that must run ``program`` in ``size`` processes.
+        """Start the processes, and wait until all of them have connected.
 
-        ``target`` is the transport, as "module:Class", and ``environ`` the environment of the command. ``first`` is a
-        function that every process calls first, as "module:function"; if it is empty, none is called. Raises
-        AssertionError if the processes do not connect in time.
+        ``command(program, size)`` returns the command that runs ``program`` in ``size`` processes. ``target`` names the
+        transport as "module:Class". ``environ`` is the environment of the command. ``first`` names a function as
+        "module:function", which every process calls first; "" means none. Raises AssertionError if the processes have
+        not connected after 120 s.
         """
         self._folder = tempfile.mkdtemp(prefix="ddl-")  # mode 0700: no other user can connect
         self._target = target
@@ -99,14 +101,14 @@ class RankProcesses:
         return [_RankProcess(*(lines[word, pid] for word in ("rank", "abort", "store"))) for pid in self.pids]
 
     def transports(self, size: int) -> list[Transport]:
-        """Return ``size`` new transports, each of which passes its calls to a transport in another process."""
+        """Return ``size`` new transports. Each one passes its calls to a new real transport in another process."""
         known: Capabilities = named(self._target).capabilities
         # Another process cannot use tables of pointers.
         capabilities = replace(known, vectored=False, scales=False, atomic=False, resumable=False)
         return [_DistantTransport(rank, next(self._numbers), capabilities) for rank in self.ranks[:size]]
 
     def belongings(self) -> dict[str, set[str]]:
-        """Return the threads, file descriptors and shared memory that the processes hold."""
+        """Return the names of the threads, file descriptors and shared memory of all processes, by kind."""
         held: dict[str, set[str]] = {}
         for index, rank in enumerate(self.ranks):
             for kind, names in rank.ask("belongings").items():
@@ -114,12 +116,12 @@ class RankProcesses:
         return held
 
     def output(self) -> str:
-        """Return the output of all processes."""
+        """Return the text that all processes together have written to stdout and stderr."""
         with open(os.path.join(self._folder, "output"), errors="replace") as file:
             return file.read()
 
     def close(self) -> None:
-        """End the processes. Each of them ends when its connections are closed; kill those that do not end in time."""
+        """Close all connections, so that the processes end. Kill the processes that have not ended after 20 s."""
         for connection in self._connections:
             connection.close()
         self._listener.close()
@@ -133,7 +135,10 @@ class RankProcesses:
 
 
 class _RankProcess:
-    """The three connections to one process: for calls, for aborts, and for what the process asks the store."""
+    """The three connections to the process of one rank.
+
+    One connection is for calls, one for aborts, and one for the requests that the process sends to the store.
+    """
 
     def __init__(self, line: Line, abort_line: Line, store_line: Line) -> None:
         self._line = line
@@ -144,18 +149,18 @@ class _RankProcess:
         threading.Thread(target=self._serve, name="store of a rank process", daemon=True).start()
 
     def ask(self, verb: str, *arguments: object) -> Any:
-        """Call ``verb`` in the process, and return the result or raise the process's error.
+        """Call the method ``verb`` in the process, and return its result. Raise the error that the method raises.
 
-        Only one thread at a time may call this: the thread of the rank.
+        Only the thread of the rank may call this.
         """
         self._line.say(verb, *arguments)
         return _result(self._line.hear())
 
     def _serve(self) -> None:
-        """Answer what the process asks the store, until the connection ends.
+        """Answer the requests that the process sends to the store, until the connection ends.
 
-        It has a connection and a thread of its own: a transport may ask in a thread that goes on when ``open`` has been
-        aborted and has raised, and the answer must not be taken for the next call.
+        These requests have a connection and a thread of their own. The reason: a thread of the transport may still send
+        a request after ``open`` was aborted, and the answer must not be mistaken for the answer to the next call.
         """
         with suppress(EOFError, OSError):
             while True:
@@ -164,9 +169,9 @@ class _RankProcess:
                 self._store_line.say(*_answer(self.store, *words))
 
     def abort(self, number: int) -> None:
-        """Abort transport ``number`` of the process. Any thread may call this."""
-        # A connection of its own: the other one is busy while the rank's thread waits for the answer to a blocking
-        # call, which is the very call that the abort must end.
+        """Abort the transport ``number`` of the process. Any thread may call this."""
+        # Aborts have a connection of their own: the connection for calls is busy while the rank's thread waits for the
+        # answer to a blocking call, and it is this call that the abort must end.
         with self._abort_lock:
             self._abort_line.say(number)
             _result(self._abort_line.hear())
@@ -190,7 +195,10 @@ def _result(words: list[Any]) -> Any:
 
 
 class _DistantTransport(Transport):
-    """A transport that passes the calls of one rank to the transport ``number`` in the rank's process."""
+    """A substitute for the transport of one rank, which passes its calls to the real transport in the rank's process.
+
+    ``number`` is the number of the real transport in that process.
+    """
 
     def __init__(self, rank: _RankProcess, number: int, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -264,7 +272,7 @@ class _DistantWork(Work):
 class ProcessSuite(TransportSuite):
     """The transport suite with one process for each rank.
 
-    Set ``target``, and override ``command`` if a launcher must start the processes.
+    A subclass sets ``target``, and overrides ``command`` if a launcher must start the processes.
 
     >>> class TestMine(ProcessSuite):
     ...     target = "my_transport:MyTransport"
@@ -285,7 +293,10 @@ class ProcessSuite(TransportSuite):
 
     @classmethod
     def environ(cls) -> Mapping[str, str]:
-        """Return the environment of the processes: that of this process, with this process's module search path."""
+        """Return the environment of the processes: a copy of the environment of this process.
+
+        PYTHONPATH is set to the module search path of this process, so that the processes find the same modules.
+        """
         return _with_paths(os.environ)
 
     @classmethod

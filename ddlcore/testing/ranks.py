@@ -1,4 +1,7 @@
-"""Runs one function on n threads, one for each rank, with a deadline; knows neither jobs nor transports."""
+"""Runs one function on several threads, one thread for each rank, with a deadline.
+
+This module uses neither jobs nor transports.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ __all__ = ["DeadlinePassed", "Ranks"]
 T = TypeVar("T")
 Task = Callable[[], None]
 
-AFTER_FAILURE_S = 2.0  # how long the other ranks may run on after one rank has raised
+AFTER_FAILURE_S = 2.0  # how long the other ranks may continue after one rank has raised an error
 AFTER_ABORT_S = 5.0  # how long the ranks may take to end after the abort
 SECONDARY = (PeerLost, Closed, TransportError)  # errors that ranks raise as a consequence of another rank's error
 
 
 class DeadlinePassed(AssertionError):
-    """The error that some ranks did not end in time.
+    """Raised if some ranks have not ended at the deadline.
 
-    Its message contains the stack of every Python thread of the process.
+    The message contains the stack of every Python thread of the process.
     """
 
 
 class _Outcome(Generic[T]):
-    """The results and errors of the ranks, and the order in which the ranks ended."""
+    """The results and errors of the ranks in one call of ``Ranks.run``, and the order in which the ranks ended."""
 
     def __init__(self) -> None:
         self.finished: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -38,10 +41,10 @@ class _Outcome(Generic[T]):
 
 
 class Ranks:
-    """The threads of n ranks, which live until ``close``, so that all calls of a rank come from the same thread.
+    """The threads of ``size`` ranks. The threads live until ``close``, so all calls of a rank run in the same thread.
 
-    Only one thread may use the object. If ``run`` has raised DeadlinePassed and ranks still run, ``stuck`` is true, and
-    the object cannot be used any more. The threads are daemons, so they do not keep the process alive.
+    Only one thread may use this object. If a rank still runs after ``run`` has raised an error, ``stuck`` is true, and
+    ``run`` must not be called any more. The threads are daemons, so they do not keep the process alive.
     """
 
     def __init__(self, size: int, name: str = "rank") -> None:
@@ -58,10 +61,13 @@ class Ranks:
     def run(self, function: Callable[[int], T], deadline_s: float, abort: Callable[[], None] | None = None) -> list[T]:
         """Call ``function(rank)`` on every rank's thread, and return the results in the order of the ranks.
 
-        Raises the first error that is not the mere consequence of another rank's error, with a note that names the rank
-        and lists the errors of the other ranks. Raises DeadlinePassed if the ranks do not end within ``deadline_s``. In
-        that case, ``abort`` is called in the calling thread: it must make the ranks end. ``abort`` is also called if
-        one rank has raised and the others do not end by themselves.
+        If ranks raise errors, one of them is raised here. PeerLost, Closed and TransportError are usually only
+        consequences of another rank's failure. So the first error of any other class is raised, or the first error of
+        all if there is no other class. A note is added that names the rank and lists the errors of the other ranks.
+        Raises DeadlinePassed if some ranks have not ended after ``deadline_s`` seconds.
+
+        ``abort`` must make all ranks end. It is called in the calling thread in two cases: if the deadline has passed,
+        or if one rank has raised an error and the other ranks have not ended 2 s later.
         """
         assert not self.stuck, "these ranks hang in an earlier call; make new ones"
         outcome: _Outcome[T] = _Outcome()
@@ -97,7 +103,7 @@ class Ranks:
                 until_s = min(until_s, time.monotonic() + AFTER_FAILURE_S)
 
     def close(self) -> None:
-        """End the threads. Threads that hang are left running."""
+        """End the threads of the ranks. If a thread hangs in a call, it is left running."""
         for tasks in self._tasks:
             tasks.put(None)
         for thread in self._threads:
@@ -105,9 +111,9 @@ class Ranks:
 
 
 def _aborted(abort: Callable[[], None] | None) -> str:
-    """Call ``abort``, and return as text the error that it raised. The text is empty if it raised none.
+    """Call ``abort`` if it is not None. If it raises an error, return this error as text; otherwise return "".
 
-    Such an error is a fault of the transport, too.
+    The caller reports this error, because it may be an error of the transport.
     """
     try:
         if abort is not None:
@@ -136,9 +142,11 @@ def _task(function: Callable[[int], T], rank: int, outcome: _Outcome[T]) -> Task
 
 
 def _first(errors: dict[int, BaseException], missing: set[int], size: int) -> BaseException:
-    """Return the error to raise: the first one that is not a mere consequence of another rank's error.
+    """Choose one of ``errors`` to raise, add a note to it, and return it. ``errors`` maps each rank to its error.
 
-    Notes about the other ranks are added to it.
+    The first error whose class is not in SECONDARY is chosen. If the classes of all errors are in SECONDARY, the first
+    error is chosen. The note contains the rank, the errors of the other ranks, and the ranks ``missing``, which have
+    not ended. ``size`` is the number of all ranks.
     """
     rank = next((r for r, e in errors.items() if not isinstance(e, SECONDARY)), next(iter(errors)))
     error = errors[rank]
@@ -159,5 +167,5 @@ def _told(errors: dict[int, BaseException]) -> str:
 
 
 def _stacks() -> str:
-    """Return the stack of every Python thread of this process."""
+    """Return the stacks of all Python threads of this process as one text."""
     return "".join("\n".join([f"--- {name}", *lines, ""]) for name, lines in all_stacks().items())

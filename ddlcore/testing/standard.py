@@ -1,4 +1,7 @@
-"""The base of all suites: a test that fails if a subclass removes or overrides a standard test without a reason."""
+"""The base class of all suites of the conformance kit.
+
+The class has one test. This test fails if a subclass removes a standard test, or overrides one without a reason.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ MARKS_WITH_REASON = ("skip", "skipif", "xfail")
 
 
 class StandardSuite:
-    """The base of all suites. A subclass may override a standard test only under a mark that gives a reason.
+    """The base class of all suites.
 
-    Such a mark is ``@pytest.mark.xfail(reason="…")``, ``skip`` or ``skipif``; the override should call ``super()``.
+    A subclass may override a standard test only if the override has a pytest mark that gives the reason:
+    ``@pytest.mark.xfail(reason="…")``, ``skip`` or ``skipif``. The override should call ``super()``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -23,7 +27,7 @@ class StandardSuite:
             raise TypeError(f"{cls.__name__} replaces {GUARD}, which guards the standard tests; remove that")
 
     def test_every_standard_test_stands(self) -> None:
-        """No standard test is removed, and none is overridden without a mark that gives the reason."""
+        """The suite has all standard tests: none is removed, and none is overridden without a mark with a reason."""
         faults = []
         for name, standard in _standard_tests(type(self)):
             present = getattr(type(self), name, None)
@@ -37,7 +41,7 @@ class StandardSuite:
 
 
 def _standard_tests(suite: type) -> Iterator[tuple[str, Any]]:
-    """Yield the name and function of each test that the kit itself defines, in the bases of ``suite``."""
+    """Yield (name, function) for each test that a base class of ``suite`` in the conformance kit defines."""
     package = __name__.rpartition(".")[0] + "."
     seen = set()
     for base in suite.__mro__:
@@ -50,9 +54,9 @@ def _standard_tests(suite: type) -> Iterator[tuple[str, Any]]:
 
 
 def _reason(test: Any) -> str:
-    """Return the reason that the mark of a test gives, or an empty string if it gives none.
+    """Return the reason that a mark ``skip``, ``skipif`` or ``xfail`` of the test gives; "" if no mark gives a reason.
 
-    ``skip`` also takes the reason as a positional argument.
+    The reason is the argument ``reason`` of the mark. For ``skip``, it may also be the first positional argument.
     """
     for mark in getattr(test, "pytestmark", ()):
         if mark.name not in MARKS_WITH_REASON:

@@ -12,7 +12,7 @@ __all__ = ["ThreadStore"]
 
 
 class ThreadStore(Store):
-    """A store that all ranks of a process share as one object."""
+    """A store for ranks that are threads of one process. All ranks use the same object."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

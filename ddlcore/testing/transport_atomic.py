@@ -1,4 +1,8 @@
-"""Tests of atomic buckets: a bucket runs with real data of all ranks, or changes nothing on any rank."""
+"""Tests of atomic buckets.
+
+An atomic bucket either runs with real data of all ranks, or, if a rank has no real data, changes no memory on any rank.
+In the second case the bucket is called void.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ FEW, MANY = "few", "many"  # amounts of data: less than a chunk, and several chu
 
 
 class _Bucket:
-    """The tensors of one rank for a plan that runs in place, and the sums that the tensors must become."""
+    """The tensors of one rank for one run of a plan in place, and the sums that the tensors contain after the run."""
 
     def __init__(self, plan: Plan, rank: int, size: int, seed: int) -> None:
         self.areas, self.sums, self.before = [], [], []
@@ -31,9 +35,10 @@ class _Bucket:
         self.addresses = [area.buffer.address for area in self.areas]
 
     def fault(self, real: bool) -> str:
-        """Return what is wrong with the tensors, in words. The result is empty if they are as expected.
+        """Return a text that describes the first wrong tensor; "" if all tensors are right.
 
-        If ``real`` is true, they must hold the sums, and otherwise what they held before.
+        If ``real`` is true, the tensors must contain the sums. If ``real`` is false, they must contain the values from
+        before the run.
         """
         for area, wanted in zip(self.areas, self.sums if real else self.before):
             if area.damage() or area.array.tobytes() != np.ascontiguousarray(wanted).tobytes():
@@ -45,9 +50,10 @@ class TransportEntry(TransportBase):
     """The tests of atomic buckets, for transports whose capabilities include ``atomic``."""
 
     def entry_plan(self, length: str) -> Plan:
-        """Return a plan of integer tensors, whose sums do not depend on the order of addition.
+        """Return a plan for integer tensors, whose sums do not depend on the order of addition.
 
-        ``length`` is FEW or MANY. Skips the test if the transport cannot run a bucket atomically.
+        ``length`` is FEW (less than a chunk of data) or MANY (several chunks). If the transport cannot run a bucket
+        atomically, the test is skipped.
         """
         if not self.capabilities().atomic:
             pytest.skip("capabilities: buckets cannot run atomically")
@@ -57,10 +63,10 @@ class TransportEntry(TransportBase):
     @only_where("atomic")
     @pytest.mark.parametrize("length", [FEW, MANY])
     def test_bound_memory_is_entered_again(self, length: str) -> None:
-        """Each run of a bound plan uses the values that are in the bound memory at the time of the run.
+        """After ``bind``, each ``run_bound`` uses the values that the bound memory contains at the time of the run.
 
-        Other addresses can be bound later. A run can also be given addresses of which only some differ from the bound
-        ones.
+        Other addresses can be bound later. ``run_atomic`` also works with addresses that are only partly the same as
+        the bound addresses.
         """
         plan = self.entry_plan(length)
         for size in self.sizes:
@@ -91,7 +97,7 @@ class TransportEntry(TransportBase):
     @only_where("atomic")
     @pytest.mark.parametrize("length", [FEW, MANY])
     def test_a_dummy_makes_a_bucket_void(self, length: str) -> None:
-        """If at least one rank brings no real data, every rank gets False, and no rank's memory changes."""
+        """If at least one rank has no real data, ``run_atomic`` returns False on every rank, and no memory changes."""
         plan = self.entry_plan(length)
         for size in self.sizes:
             absent = [{rank} for rank in range(size)] + [set(range(size)), set(range(size - 1))]
@@ -99,7 +105,7 @@ class TransportEntry(TransportBase):
 
     @only_where("atomic")
     def test_entries_between_other_collectives(self) -> None:
-        """Void and complete buckets can alternate with barriers, and with broadcasts that the root may leave early."""
+        """Atomic buckets, void ones and complete ones, can alternate with barriers and broadcasts."""
         plans = [self.entry_plan(FEW), self.entry_plan(MANY)]
         for size in self.sizes:
             for seed in range(3):
@@ -108,9 +114,11 @@ class TransportEntry(TransportBase):
                 self._play_entries(size, plans[seed % 2], absent, others=draw)
 
     def _play_entries(self, size: int, plan: Plan, absent: list[set[int]], others: random.Random | None = None) -> None:
-        """Run one bucket for each element of ``absent``, a set of the ranks that bring no real data, and check it.
+        """Run one bucket for each element of ``absent``, and check the results.
 
-        ``others`` draws which other collective follows each bucket; with None, no other collective runs.
+        An element of ``absent`` is the set of the ranks that have no real data for the bucket. After each bucket, a
+        barrier, some broadcasts or nothing follows: ``others`` chooses at random. If ``others`` is None, nothing
+        follows.
         """
         faults: list[str] = []
         between = [others.choice(("barrier", "broadcast", "nothing")) if others else "nothing" for _ in absent]

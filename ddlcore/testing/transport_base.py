@@ -1,4 +1,7 @@
-"""What the author of a transport fills in, and the groups of ranks that the standard tests share."""
+"""The base of the transport suite: attributes and methods that a plugin's author writes, and helpers for the tests.
+
+A group is one communicator whose ranks are threads. The standard tests share open groups.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ OPS = pytest.mark.parametrize(
 
 
 def only_where(*capabilities: str) -> Callable[[F], F]:
-    """Return a decorator that records on a test, or on a parameter of a test, which capabilities it needs.
+    """Return a decorator that records the names of the ``capabilities`` that a test needs.
 
-    ddlcore/testing/collecting.py deselects tests by this record.
+    The decorator is for a test, or for a function that is a parameter of a test. ddlcore/testing/collecting.py reads
+    the record, and deselects tests for which the transport lacks a capability.
     """
 
     def note(function: F) -> F:
@@ -40,7 +44,7 @@ def only_where(*capabilities: str) -> Callable[[F], F]:
 class TransportBase(StandardSuite):
     """The base of the transport suite. A subclass overrides ``make``, which creates the transports of the ranks.
 
-    The defaults of the other attributes fit a transport on the CPUs of one host.
+    The other attributes and methods have default values for a transport that reduces memory of the CPU on one host.
     """
 
     sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)  # world sizes of each test; include 1 if the transport supports that
@@ -53,7 +57,10 @@ class TransportBase(StandardSuite):
     _shared: ClassVar[dict[int, Group]] = {}  # groups that are opened once for all tests of the class
 
     def make(self, size: int) -> Sequence[Transport]:
-        """Return ``size`` new transports, not yet opened, that will meet as one group within this process."""
+        """Return ``size`` new transports, which are not opened yet.
+
+        Each transport is for one rank of the same communicator. All ranks are threads of this process.
+        """
         raise NotImplementedError(f"{type(self).__name__}.make(size) must return the transports to test")
 
     def kernels(self) -> Kernels:
@@ -62,24 +69,28 @@ class TransportBase(StandardSuite):
         return CpuKernels()
 
     def settings(self) -> Mapping[str, str | int | float | bool]:
-        """Return the settings for ``context.settings``: the defaults of the core and of all installed plugins."""
+        """Return the value of ``Context.settings``: the default settings of the core and of all installed plugins."""
         from ddlcore.plug.settings import settings_of
 
         return settings_of({})[0]
 
     def members(self, size: int) -> Sequence[Member]:
-        """Return the members of the group.
+        """Return the members of a communicator of ``size`` ranks.
 
-        Their world ranks are not 0, 1, 2, …, so that a transport that confuses them with the group's ranks is noticed.
+        The ranks of the members in the world are 1, 3, 5 and so on. So a test fails if a transport confuses the rank in
+        the world with the rank in the communicator.
         """
         return [Member(rank=2 * rank + 1, host=host) for rank, host in enumerate(self.hosts(size))]
 
     def hosts(self, size: int) -> Sequence[int]:
-        """Return the host on which each rank pretends to be; in fact all ranks are threads of one process."""
+        """Return the number of the host of each rank. The hosts are simulated: all ranks are threads of one process."""
         return [0] * size
 
     def test_what_is_offered_is_what_is_made(self) -> None:
-        """``offers`` equals the transports' capabilities, so that no test is left out that the transport could fail."""
+        """``offers`` is None, or equals the capabilities of the transports that ``make`` returns.
+
+        If ``offers`` lacked a capability of the transports, the tests of this capability would be left out.
+        """
         assert self.offers in (None, self.capabilities()), "offers differs from the capabilities of what make() makes"
 
     # --- used by the standard tests
@@ -109,9 +120,9 @@ class TransportBase(StandardSuite):
         self._own.clear()
 
     def new_group(self, size: int, name: str = "test") -> Group:
-        """Return a new group of ``size`` ranks, not yet open.
+        """Return a new group of ``size`` ranks, which is not open yet.
 
-        Skips the test if the transport does not support the CPU's memory.
+        If the transport does not support memory of the CPU, the test is skipped.
         """
         transports = self.make(size)
         devices = transports[0].capabilities.devices
@@ -129,7 +140,7 @@ class TransportBase(StandardSuite):
         )
 
     def group(self, size: int) -> Group:
-        """Return an open group of this size, which the tests of the class share."""
+        """Return an open group of ``size`` ranks, which the tests of the suite share."""
         group = self._shared.get(size) or self._own.get(size)
         if group is None:
             group = self.new_group(size)
@@ -143,7 +154,7 @@ class TransportBase(StandardSuite):
     def play(self, size: int, function: Callable[[int, Transport], None]) -> None:
         """Call ``function(rank, transport)`` on every rank of the open group of ``size`` ranks.
 
-        If that fails, discard the group, so that later tests get a new one.
+        If a rank raises an error, close the group and forget it, so that later tests get a new group.
         """
         group = self.group(size)
         try:
@@ -155,7 +166,7 @@ class TransportBase(StandardSuite):
             raise
 
     def check(self, size: int, cases: Sequence[Case]) -> None:
-        """Run all ``cases`` on every rank without a pause between them, then check the results of each case."""
+        """Run all ``cases`` on every rank, one directly after the other. Then check the results of each case."""
 
         def all_of_them(rank: int, transport: Transport) -> None:
             for case in cases:
@@ -166,14 +177,14 @@ class TransportBase(StandardSuite):
             case.check()
 
     def adding(self, size: int) -> Sequence[int] | None:
-        """Return the host of each rank if the transport adds values on each host first; otherwise None.
+        """Return the host of each rank if the transport adds the values within each host first. Otherwise return None.
 
-        The result is the argument ``hosts`` of the oracle's functions.
+        The result is passed as ``hosts`` to the functions of ``ddlcore.testing.oracle``.
         """
         return self.hosts(size) if self.capabilities().host_first else None
 
     def needs(self, dtype: DType, op: ReduceOp = ReduceOp.Sum) -> None:
-        """Skip the test if the transport cannot reduce this type with this op."""
+        """Skip the test if the transport cannot reduce values of the type ``dtype`` with the op ``op``."""
         capabilities = self.capabilities()
         if dtype not in capabilities.dtypes:
             pytest.skip(f"capabilities: does not reduce {dtype.label}")

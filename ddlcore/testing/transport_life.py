@@ -28,7 +28,7 @@ RETURN_S = 15.0  # for a call that waits for no peer, on a busy machine; less th
 COUNT = 300_000  # float32 elements: more than a ring of chunks holds
 
 
-Pending = Callable[[], None]  # makes a call on memory that is allocated already, and waits until it is complete
+Pending = Callable[[], None]  # makes a call on memory that is already allocated, and waits until the call is complete
 
 
 def _ones() -> Area:
@@ -79,9 +79,9 @@ CALLS = pytest.mark.parametrize(
 
 
 def _with_gaps(case: Case, rank: int) -> list[tuple[Buffer, Buffer]]:
-    """Return pairs of this rank's source and target, in each of which one of the two has gaps.
+    """Return pairs (source, target) for ``rank`` in which one of the two buffers has gaps.
 
-    In place, return one pair, of which both are the same buffer with gaps.
+    If the case runs in place, return one pair: source and target are the same memory, and both have gaps.
     """
     source, target = (area.buffer for area in case.memory(rank))
     if case.targets is None:
@@ -90,15 +90,15 @@ def _with_gaps(case: Case, rank: int) -> list[tuple[Buffer, Buffer]]:
 
 
 def _spread(buffer: Buffer) -> Buffer:
-    """Return ``buffer`` with gaps: it has the same number of elements, but only every second place holds one."""
+    """Return a description of ``buffer`` with gaps: same address and count, but a stride of two elements."""
     return replace(buffer, strides=(2,))
 
 
 class TransportLife(TransportCases):
-    """The tests of opening, aborting and closing, with and without peers."""
+    """The tests of opening, aborting and closing a transport, also when other ranks are missing."""
 
     def sum_of(self, group: Group, count: int = 1000) -> None:
-        """Run one allreduce of ``count`` elements on the open ``group``, and check its result."""
+        """Run one allreduce of ``count`` elements on all ranks of the open ``group``, and check the results."""
         sources = [oracle.values(DType.I32, count, rank) for rank in range(group.size)]
         expected = [oracle.reduce(sources, ReduceOp.Sum)] * group.size
         call = lambda transport, source, target: transport.allreduce(source, target, ReduceOp.Sum)  # noqa: E731
@@ -107,9 +107,9 @@ class TransportLife(TransportCases):
         case.check()
 
     def test_close_waits_for_nobody(self) -> None:
-        """``close`` waits for no peer: ranks can close one after the other, also after their peers have closed.
+        """``close`` does not wait for other ranks. The ranks can close one after the other.
 
-        Each rank can call it twice.
+        Each rank can call ``close`` twice.
         """
         for size in self.sizes:
             group = self.new_group(size)
@@ -130,7 +130,7 @@ class TransportLife(TransportCases):
             group.close()
 
     def test_two_groups_live_side_by_side(self) -> None:
-        """Calls of two open groups can alternate, and closing one group does not affect the other."""
+        """Calls in two open communicators can alternate, and to close one communicator does not affect the other."""
         for size in self.sizes:
             first, second = self.new_group(size, "first"), self.new_group(size, "second")
             first.open()
@@ -143,7 +143,10 @@ class TransportLife(TransportCases):
             second.close()
 
     def test_open_without_a_peer_ends_at_its_deadline(self) -> None:
-        """Without peers, ``open`` raises DeadlineExceeded after its timeout, and the rank can close."""
+        """If the other ranks do not call ``open``, ``open`` raises DeadlineExceeded after its timeout.
+
+        After this error, the rank can call ``close``.
+        """
         group = self.new_group(self.several())
         wait_s = 0.3
         late_s = []
@@ -164,7 +167,7 @@ class TransportLife(TransportCases):
         assert late_s[0] < 10.0, f"open ended {late_s[0]:.1f} s after its deadline"
 
     def test_a_wait_keeps_its_deadline(self) -> None:
-        """``Work.wait`` returns False after its timeout, and True only after the last rank has made its call."""
+        """``Work.wait`` returns False after its timeout, and True only if all ranks have made their call."""
         size = self.several()
         come = threading.Event()
         waiting, waited = ([threading.Event() for _ in range(size)] for _ in range(2))
@@ -192,9 +195,9 @@ class TransportLife(TransportCases):
     @only_where("abort")
     @CALLS
     def test_abort_ends_a_pending_call(self, call: Callable[[Transport, int], Pending]) -> None:
-        """``abort``, called from another thread, makes its rank's pending call raise TransportError soon.
+        """If a rank waits in a call of a collective, ``abort`` from another thread makes the call raise TransportError.
 
-        It does so whatever the peers do.
+        The call ends soon, even if no other rank calls ``abort``.
         """
         size = self.several()
         if call is _prepared:
@@ -233,10 +236,10 @@ class TransportLife(TransportCases):
     @only_where("abort")
     @pytest.mark.parametrize("absent", ["first", "last"])
     def test_abort_ends_a_pending_open(self, absent: str) -> None:
-        """``abort``, called from another thread, makes its rank's pending ``open`` raise TransportError soon.
+        """If a rank waits in ``open``, ``abort`` from another thread makes ``open`` raise TransportError soon.
 
-        One rank never opens. After the abort, the others can close. A rank that need not meet the absent one, such as
-        in a composed transport, may have opened before its abort.
+        In the test, one rank never calls ``open``. After ``abort``, the other ranks can call ``close``. In a composed
+        transport, a rank may not need the missing rank. Such a rank may have returned from ``open`` before ``abort``.
         """
         size = self.several()
         group = self._abortable(size, opened=False)
@@ -270,7 +273,7 @@ class TransportLife(TransportCases):
 
     @only_where("abort")
     def test_a_new_group_works_after_abort(self) -> None:
-        """After abort and close, new transports of the same members can open and reduce."""
+        """After ``abort`` and ``close``, the same ranks can open new transports and run an allreduce."""
         for size in self.sizes:
             group = self._abortable(size)
             self.sum_of(group)
@@ -282,7 +285,10 @@ class TransportLife(TransportCases):
             again.close()
 
     def test_memory_with_gaps_is_refused(self) -> None:
-        """A buffer with gaps raises ValueError on its rank before anything is sent; a dense buffer is accepted."""
+        """A collective refuses a buffer with gaps by a ValueError on this rank, before any data is sent.
+
+        A dense buffer is accepted, also if it is not row-major.
+        """
         self.needs(DType.F32)
         for size in self.sizes:
             dense = [self.reducing(size, DType.F32, ReduceOp.Sum, 6), self.broadcasting(size, DType.F32, 6, 0)]
@@ -305,7 +311,7 @@ class TransportLife(TransportCases):
             self.check(size, cases)
 
     def row_major(self, size: int) -> list[Case]:
-        """Return one case of each collective that cuts tensors by rows."""
+        """Return one case for each collective that divides tensors by rows."""
         return [
             self.gathering(size, DType.F32, [6] * size),
             self.scattering(size, DType.F32, [6] * size, ReduceOp.Sum),
@@ -315,7 +321,7 @@ class TransportLife(TransportCases):
     def several(self) -> int:
         """Return the size of the suite's largest world.
 
-        If that is 1, skip the test, because then no rank waits for another.
+        If this size is 1, skip the test, because no rank ever waits for another rank.
         """
         if max(self.sizes) < 2:
             pytest.skip("serves only worlds of one: no rank is ever waited for")
@@ -324,12 +330,13 @@ class TransportLife(TransportCases):
     def _abort_in_turn(
         self, group: Group, ranks: Iterable[int], ended: Sequence[threading.Event], what: str, late: list[str]
     ) -> None:
-        """Abort the transports of ``ranks``, and add to ``late`` what does not end in time.
+        """Abort the transports of ``ranks`` one after the other, and add a line to ``late`` for each one that hangs.
 
-        ``ended[rank]`` is set when what the rank's thread does, a "call" or an "open", has ended.
+        ``what`` is the word for the pending operation in these lines: "call" or "open". The rank's thread sets
+        ``ended[rank]`` when the pending operation has ended.
         """
-        # The ranks are aborted one after the other, and each must end before the next abort begins, so that an abort
-        # which works only together with its peers' aborts is noticed.
+        # The pending operation of each rank must end before the next rank is aborted. So the test fails if the abort
+        # of a rank works only together with the aborts of other ranks.
         for rank in ranks:
             aborting = threading.Thread(target=group.transports[rank].abort, name="abort", daemon=True)
             aborting.start()
@@ -342,9 +349,10 @@ class TransportLife(TransportCases):
     def _run_with(
         self, group: Group, play: Callable[[int, Transport], None], abort: Callable[[], None], late: list[str]
     ) -> None:
-        """Call ``play`` on every rank and meanwhile ``abort`` on another thread, and discard the group.
+        """Call ``play`` on every rank, and at the same time ``abort`` on another thread. Then discard the group.
 
-        Raises AssertionError with the lines that ``abort`` has added to ``late``, or else the error of the ranks.
+        Raises AssertionError with the lines in ``late`` if ``abort`` has added any. Otherwise raises the error of the
+        ranks, if there is one.
         """
         thread = threading.Thread(target=abort, name="abort", daemon=True)
         thread.start()
@@ -361,7 +369,10 @@ class TransportLife(TransportCases):
             raise hung
 
     def _abortable(self, size: int, opened: bool = True) -> Group:
-        """Return a new group, open unless ``opened`` is False; skip the test if its calls cannot be aborted."""
+        """Return a new group of ``size`` ranks. The group is open if ``opened`` is true.
+
+        If pending calls of the transport cannot be aborted, skip the test.
+        """
         group = self.new_group(size)
         if not group.transports[0].capabilities.abort:
             group.ranks.close()
@@ -371,7 +382,10 @@ class TransportLife(TransportCases):
         return group
 
     def test_nothing_stays(self) -> None:
-        """Opening, working and closing repeatedly leaves no thread, file descriptor or shared memory behind."""
+        """After ``open``, an allreduce and ``close``, no thread, file descriptor or shared memory is left behind.
+
+        The test repeats this sequence several times.
+        """
         self._open_and_close()  # allocates what is made once for the process, such as a pool
         before = self.belongings()
         for _ in range(3):
@@ -386,7 +400,7 @@ class TransportLife(TransportCases):
         return {kind: sorted(held[kind] - had) for kind, had in before.items() if len(held[kind]) > len(had)}
 
     def belongings(self) -> dict[str, set[str]]:
-        """Return the threads, file descriptors and shared memory of the process in which the ranks are."""
+        """Return the names of the threads, file descriptors and shared memory of the ranks' process, by kind."""
         return belongings()
 
     def _open_and_close(self) -> None:

@@ -1,4 +1,8 @@
-"""Tests that every collective gives the oracle's values, byte for byte if the transport promises that."""
+"""Tests that every collective returns the right values, which ``ddlcore.testing.oracle`` computes with numpy.
+
+If the capability ``order_fixed`` of the transport is true, every bit of a result must be right. If it is false,
+rounding errors are allowed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from ddlcore.types import DType, ReduceOp
 
 __all__ = ["TransportValues"]
 
-# A failure may cost a whole deadline, so a failing example is shown as it was found, and not made smaller.
+# A failure may take until the deadline of a test, so hypothesis does not try to shrink a failing example.
 EXAMPLES = settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
 # For collectives that only move data, types differ only in their width.
@@ -29,14 +33,17 @@ SIXTEEN_BITS = pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lam
 
 
 class TransportValues(TransportCases):
-    """The tests of values, memory and order of the collectives."""
+    """The tests of the results of the collectives, of the memory that they write, and of the order of additions."""
 
     # --- allreduce
 
     @DTYPES
     @OPS
     def test_allreduce(self, dtype: DType, op: ReduceOp) -> None:
-        """Every type and every op give the right values for 0, 1, 7 and 1000 elements, out of place and in place."""
+        """allreduce returns the right values for every type, every op, and 0, 1, 7 and 1000 elements.
+
+        The target is separate from the source in one case, and the same memory in the other case.
+        """
         self.needs(dtype, op)
         for size in self.sizes:
             counts = (0, 1, 7, 1000)
@@ -46,7 +53,10 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_large_allreduce(self, dtype: DType) -> None:
-        """Tensors around the size of a chunk, and of several chunks and a part of one, are reduced correctly."""
+        """allreduce returns the right values for tensors of about one chunk and of several chunks.
+
+        A chunk is the size (``chunk_bytes``) at which the transport cuts large tensors.
+        """
         self.needs(dtype)
         for size in self.sizes:
             counts = enumerate(self.around_chunks(dtype))
@@ -54,7 +64,7 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_addresses_off_the_cache_line(self, dtype: DType) -> None:
-        """Buffers may begin at any element of a cache line, and nothing outside the buffers is written."""
+        """A buffer may begin at any element of a cache line. allreduce writes nothing outside its buffers."""
         self.needs(dtype)
         for size in self.sizes:
             places = [(1, 0), (0, 1), (3, 5)]
@@ -62,7 +72,10 @@ class TransportValues(TransportCases):
 
     @SIXTEEN_BITS
     def test_sixteen_bit_sums_are_rounded_once(self, dtype: DType) -> None:
-        """A sum of 16-bit floats is added in float32 and rounded once: small terms beside a large one are not lost."""
+        """allreduce adds 16-bit floats in float32, and rounds only the sum to 16 bits.
+
+        So if small values are added to a large value, the small values are not lost.
+        """
         self.needs(dtype)
         native = oracle.numpy_dtype(dtype)
         large = 2048 if dtype is DType.F16 else 256  # the first integer whose successor the type cannot represent
@@ -76,13 +89,13 @@ class TransportValues(TransportCases):
     @pytest.mark.parametrize("dtype", [d for d in DType if d.is_float], ids=lambda dtype: dtype.label)
     @pytest.mark.parametrize("op", [ReduceOp.Min, ReduceOp.Max], ids=["min", "max"])
     def test_a_nan_is_not_lost(self, dtype: DType, op: ReduceOp) -> None:
-        """A NaN on any rank is the minimum and the maximum on all ranks, as in numpy."""
+        """If one rank has a NaN, the result of Min and of Max is NaN on all ranks, as in numpy."""
         self.needs(dtype, op)
         for size in self.sizes:
             self.check(size, [self.choosing(size, dtype, op, count) for count in (10, self.around_chunks(dtype)[-1])])
 
     def test_a_late_rank_is_waited_for(self) -> None:
-        """All ranks wait for a late rank, and get the values that it writes just before its call."""
+        """All ranks wait for a rank that makes its call later, and get the values that this rank has at its call."""
         for size, late in [(n, late) for n in self.sizes for late in range(n)]:
             case = self.reducing(size, DType.I32, ReduceOp.Sum, 50_000, seed=late)
 
@@ -101,7 +114,7 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_allgatherv(self, dtype: DType) -> None:
-        """allgatherv gives the right values for equal and unequal counts, some or all of which may be 0."""
+        """allgatherv returns the right values for equal and unequal counts. Some counts or all counts may be 0."""
         for size in self.sizes:
             counts = [[5] * size, [3 * rank + 1 for rank in range(size)], [0] * size]
             counts += [[0 if rank == empty else 4 for rank in range(size)] for empty in range(size)]
@@ -109,19 +122,20 @@ class TransportValues(TransportCases):
 
     @MOVED
     def test_large_allgatherv(self, dtype: DType) -> None:
-        """allgatherv gives the right values for unequal counts around the chunk size.
+        """allgatherv returns the right values for unequal counts of one chunk or more.
 
-        For such counts the ranks end in different rounds.
+        A chunk is the size at which the transport cuts large tensors. With such counts, the ranks have different
+        numbers of chunks.
         """
         for size in self.sizes:
             counts = self.chunky(size, dtype)
             self.check(size, [self.gathering(size, dtype, counts), self.gathering(size, dtype, counts[::-1])])
 
     def test_large_messages_cross(self) -> None:
-        """An allgatherv of 16 MiB from each rank ends, with the right values.
+        """allgatherv of 16 MiB from each rank does not hang, and returns the right values.
 
-        A transport whose ranks all send before they receive works as long as the operating system's buffers hold the
-        messages. Larger messages make both ranks wait in ``send``.
+        If all ranks of a transport send before they receive, small messages work, because they fit into the buffers of
+        the operating system. With larger messages, all ranks would wait in ``send`` forever.
         """
         size = min((size for size in self.sizes if size > 1), default=None)
         if size is None:
@@ -133,14 +147,17 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_broadcast(self, dtype: DType) -> None:
-        """broadcast gives the right values from every rank as the root, for 0, 1 and 1000 elements."""
+        """broadcast returns the right values with every rank as the root, for 0, 1 and 1000 elements."""
         for size in self.sizes:
             ways = [(count, root) for root in range(size) for count in (0, 1, 1000)]
             self.check(size, [self.broadcasting(size, dtype, count, root) for count, root in ways])
 
     @MOVED
     def test_large_broadcast(self, dtype: DType) -> None:
-        """broadcast gives the right values for sizes around the chunk size, from the first and from the last rank."""
+        """broadcast returns the right values for tensors of about one chunk and of several chunks.
+
+        The root is the first or the last rank.
+        """
         for size in self.sizes:
             ways = [(count, root) for count in self.around_chunks(dtype) for root in (0, size - 1)]
             self.check(size, [self.broadcasting(size, dtype, count, root) for count, root in ways])
@@ -148,7 +165,7 @@ class TransportValues(TransportCases):
     @pytest.mark.parametrize("dtype", [DType.I32, DType.BF16, DType.F32, DType.BOOL], ids=lambda dtype: dtype.label)
     @OPS
     def test_reducescatterv(self, dtype: DType, op: ReduceOp) -> None:
-        """reducescatterv gives the right values, whether the ranks' parts are equal, unequal or empty."""
+        """reducescatterv returns the right values if the ranks' parts of the result are equal, unequal or empty."""
         self.needs(dtype, op)
         for size in self.sizes:
             counts = [[3] * size, [2 * rank + 1 for rank in range(size)], [0] * size, [9, *[0] * (size - 1)]]
@@ -156,7 +173,10 @@ class TransportValues(TransportCases):
 
     @SIXTEEN_BITS
     def test_large_reducescatterv(self, dtype: DType) -> None:
-        """reducescatterv gives the right values for parts around the chunk size, in both orders of the parts."""
+        """reducescatterv returns the right values if the ranks' parts have different sizes, of about a chunk or more.
+
+        The sizes are tested in two orders: from the first to the last rank, and reversed.
+        """
         self.needs(dtype)
         for size in self.sizes:
             counts = self.chunky(size, dtype)
@@ -164,10 +184,10 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_alltoallv(self, dtype: DType) -> None:
-        """alltoallv gives the right values for full and sparse matrices of counts.
+        """alltoallv returns the right values for many kinds of ``counts``.
 
-        Among them are matrices in which one rank sends nothing, or receives nothing, or in which nothing is sent at
-        all.
+        For example, all pairs of ranks exchange data, each rank sends only to the next rank, one rank sends nothing,
+        one rank receives nothing, or all counts are 0.
         """
         for size in self.sizes:
             ranks = range(size)
@@ -183,14 +203,17 @@ class TransportValues(TransportCases):
 
     @MOVED
     def test_large_alltoallv(self, dtype: DType) -> None:
-        """alltoallv gives the right values if each pair of ranks exchanges a different count, around the chunk size."""
+        """alltoallv returns the right values if a rank sends a different amount of data to each rank.
+
+        The amounts are about one chunk or more. A chunk is the size at which the transport cuts large tensors.
+        """
         for size in self.sizes:
             counts = self.chunky(size, dtype)
             matrix = [[counts[(s + d) % size] for d in range(size)] for s in range(size)]
             self.check(size, [self.exchanging(size, dtype, matrix)])
 
     def test_barrier(self) -> None:
-        """No rank leaves the barrier before all ranks have entered it."""
+        """barrier is complete on a rank only after all ranks have called barrier."""
         for size in self.sizes:
             come = [0] * size
             faults: list[str] = []
@@ -210,9 +233,9 @@ class TransportValues(TransportCases):
     # --- programs
 
     def test_programs(self) -> None:
-        """Random sequences of collectives give the right values for all types and counts.
+        """Random sequences of collectives return the right values, with random types and counts.
 
-        There is no pause between the calls.
+        Each rank calls the collectives one directly after the other.
         """
         capabilities = self.capabilities()
 
@@ -232,7 +255,10 @@ class TransportValues(TransportCases):
     @only_where("vectored")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I64], ids=lambda dtype: dtype.label)
     def test_prepared_plans_run_again(self, dtype: DType) -> None:
-        """Two prepared plans can run alternately, each time with new addresses and new values, in place or not."""
+        """Two prepared plans can run in turn, each time with new addresses and new values.
+
+        In some runs the targets are separate from the sources, and in other runs they are the same memory.
+        """
         self.needs_vectored(dtype)
         one = self.chunk_bytes // dtype.itemsize
         plans = [Plan((5, 0, one + 1, 1, one // 2), dtype, ReduceOp.Sum), Plan((0, 3, 3), dtype, ReduceOp.Max)]
@@ -251,7 +277,7 @@ class TransportValues(TransportCases):
 
     @only_where("vectored")
     def test_scattered_tensors_of_a_plan(self) -> None:
-        """The tensors of a plan may lie anywhere in memory, and nothing between them is written."""
+        """The tensors of a plan may be anywhere in memory. The transport does not write to the memory between them."""
         self.needs_vectored(DType.F32)
         plan = Plan((7, 1, 0, 1000), DType.F32, ReduceOp.Sum)
         for size in self.sizes:
@@ -273,7 +299,10 @@ class TransportValues(TransportCases):
     @only_where("vectored", "scales")
     @SIXTEEN_BITS
     def test_plans_are_scaled(self, dtype: DType) -> None:
-        """If ``scales`` is true, the transport multiplies by ``prescale`` first and by ``postscale`` at the end."""
+        """If the capability ``scales`` is true, the transport applies the scale factors of a prepared plan.
+
+        The inputs are multiplied by ``prescale``, and the result is multiplied by ``postscale``.
+        """
         self.needs_vectored(dtype)
         if not self.capabilities().scales:
             pytest.skip("capabilities: scaling is the executor's business")
@@ -284,9 +313,11 @@ class TransportValues(TransportCases):
     @only_where("order_fixed")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16], ids=lambda dtype: dtype.label)
     def test_bits_do_not_depend_on_the_bucket(self, dtype: DType) -> None:
-        """If ``order_fixed`` is true, a reduced tensor has the same bits whole, in pieces, and in a bucket.
+        """If the capability ``order_fixed`` is true, the bits of a sum do not depend on how tensors share buckets.
 
-        The bits are those of addition in rank order, or, if ``host_first`` is true, of addition on each host first.
+        The test reduces the same values in one tensor, in several tensors one after the other, and in one bucket. All
+        bits must be the same as if the values were added in the order of the ranks. If ``host_first`` is true, the
+        values are added on each host first.
         """
         self.needs(dtype)
         if not self.capabilities().order_fixed:

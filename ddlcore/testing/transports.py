@@ -1,4 +1,4 @@
-"""The conformance suite of transports: subclass it, write ``make``, and pytest collects the standard tests."""
+"""The conformance suite of transports. To test a transport, write a subclass that overrides ``make``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ __all__ = ["TransportSuite"]
 
 
 class TransportSuite(TransportValues, TransportEntry, TransportLife):
-    """The transport suite, with ranks that are threads of the test's process; see TransportBase for what can be set.
+    """The suite of tests that every transport must pass. The ranks are threads of the test's process.
+
+    TransportBase lists the methods and attributes that a subclass may change.
 
     >>> class TestMine(TransportSuite):
     ...     def make(self, size):

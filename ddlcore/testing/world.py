@@ -1,4 +1,4 @@
-"""Worlds of threads: runs a function on n ranks in this process, each with its own Job, with a deadline."""
+"""Runs a function on all ranks of a world for a test. The ranks are threads of this process, each with its own job."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ __all__ = ["World", "run_world"]
 
 T = TypeVar("T")
 
-# The ranks of a test start together, so a rank that waits longer than this would wait in vain.
+# The ranks of a test start at the same time, so after this time it makes no sense to wait any longer for a rank.
 PATIENCE: Mapping[str, object] = {"start_timeout_s": 60.0, "open_timeout_s": 60.0, "leave_timeout_s": 5.0}
 ENDING_S = 40.0  # for all ranks to leave, if some were stuck
 
 
 class World:
-    """A context manager for ``size`` ranks, each of which is a thread with its own job.
+    """A context manager that runs a world of ``size`` ranks, each of which is a thread with its own job.
 
-    Only one thread may use the object. ``backend``: "threads", "shm" or another transport whose ranks may share a
-    process. ``hosts``: the host index of each rank; None puts all ranks on one host. ``registry``: the available
-    plugins; None for those that are installed. A rank that does not handle an error leaves the world.
+    Only one thread may use this object. ``backend`` is the transport: "threads", "shm" or another transport whose ranks
+    may share a process. ``hosts`` contains, for each rank, the index of the host on which it pretends to be; None means
+    that all ranks are on one host. ``registry`` contains the available plugins; None means the installed plugins. If
+    the function of a rank raises an error, the rank leaves the world.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class World:
         registry: Registry | None = None,
         driver: SearchDriver | None = None,
     ) -> None:
-        """Make the jobs of the ranks. They are started at the beginning of the ``with`` block.
+        """Make the jobs of the ranks. The jobs are started at the beginning of the ``with`` block.
 
-        For ``registry`` and the other arguments see the class. ``driver`` searches for better settings.
+        ``settings`` are settings by name. ``driver`` is a search for better settings; None means no search. The
+        docstring of the class explains the other arguments.
         """
         given = {**PATIENCE, **(settings or {})}
         self.jobs: list[Job] = local_jobs(
@@ -69,10 +71,10 @@ class World:
     def run(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
         """Call ``function(rank, job)`` on every rank, and return the results in the order of the ranks.
 
-        Verbs that the function calls use the rank's job. ``last``: each rank leaves the world when its function ends.
-        Raises the first error that is not the mere consequence of another rank's error, with a note that names the rank
-        and lists the errors of the others. If ``deadline_s`` passes, ends the world, and raises DeadlinePassed with
-        every thread's stack.
+        The verbs that ``function`` calls use the rank's job. If ``last`` is true, each rank leaves the world when its
+        call of ``function`` has ended. If ranks raise errors, one of them is raised here, chosen as in ``Ranks.run``. A
+        note is added that names the rank and lists the errors of the other ranks. If the calls have not ended after
+        ``deadline_s`` seconds, ends the world, and raises DeadlinePassed with the stack of every thread.
         """
 
         def play(rank: int) -> T:
@@ -90,7 +92,7 @@ class World:
         return self._ranks.run(play, deadline_s, self._end)
 
     def close(self) -> None:
-        """Make every rank leave, and abort those that hang. Calling it again has no effect."""
+        """Shut down the job of every rank, which also ends operations that hang. A second call has no effect."""
         self._end()
         self._ranks.close()
 
@@ -101,8 +103,8 @@ class World:
             ]
             for thread in self._leaving:
                 thread.start()
-        # Also join the threads when this is called again. To call shutdown again instead would not do: it returns
-        # immediately while another thread is still busy with it.
+        # In a later call, only join the threads of the first call. A second call of shutdown would not wait: shutdown
+        # returns immediately while another thread still executes it.
         until_s = time.monotonic() + ENDING_S
         for thread in self._leaving:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -116,9 +118,10 @@ def run_world(
     deadline_s: float = 90.0,
     settings: Mapping[str, object] | None = None,
 ) -> list[T]:
-    """Call ``function(rank, job)`` on every rank of a new world of ``size`` threads.
+    """Call ``function(rank, job)`` on every rank of a new world, whose ranks are ``size`` threads of this process.
 
-    Return the results in the order of the ranks; see World.run for the errors.
+    Return the results in the order of the ranks. ``World`` explains ``backend`` and ``settings``, and ``World.run``
+    explains ``deadline_s`` and the errors that are raised.
     """
     with World(size, backend=backend, settings=settings) as world:
         return world.run(function, deadline_s=deadline_s, last=True)

@@ -1,1 +1,1 @@
-"""Lay out text for people, whatever it is about: aligned columns, numbers with units, HTML pages."""
+"""Format text for people to read: aligned columns, numbers with units, HTML pages."""

@@ -1,4 +1,4 @@
-"""Lay out rows of text in aligned columns, for a terminal or a message."""
+"""Format rows of text in aligned columns, for a terminal or a message."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import zip_longest
 def padded(
     rows: Sequence[Sequence[str]], right: Collection[int] = (), least: Sequence[int] = ()
 ) -> list[tuple[str, ...]]:
-    """Return the rows with each cell padded to the width of its column.
+    """Return ``rows``, with spaces added to each cell so that all cells of a column have the same width.
 
-    All rows have the same number of cells. ``right`` holds the indexes of the columns that are aligned to the right,
-    ``least`` the smallest widths of the first columns.
+    All rows must have the same number of cells. ``right`` has the indexes of the columns that are aligned to the right.
+    ``least[i]`` is the smallest allowed width of column i. Columns beyond the end of ``least`` may have any width.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows)]
     widths = [max(width, bound) for width, bound in zip_longest(widths, least[: len(widths)], fillvalue=0)]
@@ -25,12 +25,19 @@ def padded(
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), least: Sequence[int] = ()) -> list[str]:
-    """Return a line for each row, with two spaces between the columns. The arguments are those of ``padded``."""
+    """Return one line of text for each row, with two spaces between the columns.
+
+    All rows must have the same number of cells. ``right`` has the indexes of the columns that are aligned to the right.
+    ``least[i]`` is the smallest allowed width of column i. Columns beyond the end of ``least`` may have any width.
+    """
     return ["  ".join(cells).rstrip() for cells in padded(rows, right, least)]
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the lines of a table. The keys of ``rows`` are its heading; columns that are always empty are omitted."""
+    """Return the lines of a table with aligned columns. Columns in which all cells are empty are left out.
+
+    Each row maps the name of a column to the text of a cell. The first line has the names of the columns.
+    """
     if not rows:
         return []
     names = [name for name in rows[0] if any(row[name] for row in rows)]
@@ -38,5 +45,5 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def indented(lines: Iterable[str], by: str = "  ") -> list[str]:
-    """Return the lines with ``by`` before each."""
+    """Return ``lines`` with the text ``by`` in front of each line."""
     return [f"{by}{line}" for line in lines]

@@ -1,4 +1,7 @@
-"""Write HTML pages that need no other file, whatever they show. They fit a phone, and follow the reader's dark mode."""
+"""Write HTML pages that need no other file.
+
+The pages can be read on a phone, and they are dark if the reader's system uses dark mode.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 escaped = html.escape
-# A number and its unit belong on one line: "30.5 µs", "4.0 KiB", "2 GB/s", "+1.5 %".
+# The space between a number and its unit, which must stay on one line: "30.5 µs", "4.0 KiB", "2 GB/s", "+1.5 %".
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|(?:[KMGT]i?)?B(?:/s)?|[KMG]bit/s|%)(?!\w))")
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --faint: #59636e; --paper: #ffffff; --line: #d1d9e0; --track: #f1f4f7; }
@@ -31,19 +34,19 @@ img { max-width: 100%; height: auto; } small, figcaption { color: var(--faint); 
 
 
 def element(name: str, text: str) -> str:
-    """Return the HTML element ``name``, which contains only ``text``. The text is escaped."""
+    """Return an HTML element with the tag ``name`` that contains only ``text``. The text is escaped."""
     return f"<{name}>{html.escape(text)}</{name}>"
 
 
 def unbroken(text: str) -> str:
-    """Return ``text`` with a no-break space between each number and its unit, so that no line ends between them."""
+    """Return ``text`` with a no-break space between each number and its unit, so that no line break separates them."""
     return _NUMBER_AND_UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table, with ``head`` above its rows. All texts are escaped.
+    """Return an HTML table with the cells of ``head`` in the first row, and ``rows`` below. All texts are escaped.
 
-    A table that is wider than the window scrolls by itself, so the page around it does not.
+    If the table is wider than the window, the reader can scroll the table without scrolling the rest of the page.
     """
     names = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in head)
     body = "".join("<tr>" + "".join(element("td", text) for text in row) + "</tr>" for row in rows)
@@ -51,9 +54,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def page(title: str, parts: Iterable[str], style: str = "") -> str:
-    """Return a whole HTML page. ``title`` is escaped; ``parts`` are pieces of HTML, one below the other.
+    """Return a complete HTML page with the title ``title``, which is escaped.
 
-    ``style`` is CSS that the parts need in addition to that of every page.
+    ``parts`` are pieces of HTML, which are shown one below the other. ``style`` is additional CSS for these parts.
     """
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -1,8 +1,9 @@
-"""Write commands that install parts of ddl so that they fit the way in which ddlcore itself was installed here.
+"""Write pip commands that install parts of ddl from the same source from which ddlcore itself was installed.
 
-A command such as ``pip install ddl-mine`` asks an index of packages. If ddlcore came from somewhere else, the index may
-not have the plugin, or somebody else may have published another package under that name. pip records where a
-distribution came from (PEP 610, ``direct_url.json``), unless it came from an index or by ``--find-links``.
+A command such as ``pip install ddl-mine`` asks a package index. If ddlcore was installed from another source, such as a
+directory or a repository, the index may not have the plugin, or somebody else may have published another package under
+that name. pip records the source of a distribution in ``direct_url.json`` (PEP 610), unless the source was an index or
+``--find-links`` was used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 _CORE = "ddlcore"
 _CLONE = "  # in a clone of ddl"  # a comment: a shell ignores it, so the line can be copied whole
 _COMMAND = re.compile(r"pip install [^;`(\n]*")
-# A requirement that may be one of our distributions, with its extras, version and quotes, after `pip install`.
+# A requirement after `pip install` that may be a distribution of ddl, with its extras, version and quotes.
 _REQUIREMENT = re.compile(
     r"""(?P<quote>['"]?)(?<![\w./-])(?P<name>ddl[a-z-]*[a-z])(?P<extras>\[[\w,-]+\])?"""
     r"""(?P<version>[=<>!~][\w.+!*,=<>~-]*)?(?![\w./-])(?P=quote)"""
@@ -31,24 +32,28 @@ _REQUIREMENT = re.compile(
 def pip_install(requirement: str, *, absolute: bool = False) -> str:
     """Return the command that installs ``requirement``, such as ``ddl-mine`` or ``ddlcore[tune]``, for a message.
 
-    Our distributions are named as ``as_installed`` does it; other requirements stay as they are. ``absolute``: the
-    command is for another host, so that its paths are absolute. It reads metadata from the disk, so call it only for a
-    text that is shown.
+    If ``requirement`` is a distribution of ddl, the command uses the source from which ddlcore was installed, see
+    ``as_installed``. If ``absolute`` is true, paths in the command are absolute, because the command is for another
+    host. This function reads metadata from the disk, so call it only for a text that is shown to the user.
     """
     return as_installed(f"pip install {shlex.quote(requirement)}", absolute=absolute)
 
 
 def as_installed(text: str, *, absolute: bool = False) -> str:
-    """Return ``text``, in which the commands ``pip install …`` name our distributions where ddlcore came from.
+    """Change the commands ``pip install …`` in ``text`` so that they use the source from which ddlcore was installed.
 
-    - From a directory: the distribution's folder in it, with ``-e`` if it is installed in editable mode. If that
-      directory is gone, as after the build of an image: the folder within a clone, and a comment that says so.
-    - From a wheel: the wheel beside it. If there is none: the folder of wheels, without an index.
-    - From a repository or an archive of it: the distribution's folder in it, at the same commit.
-    - From an index: ``text`` is unchanged.
+    Return the changed text. The names of ddl's distributions are replaced, depending on the source of ddlcore:
 
-    What is installed already is named by its own source if pip has recorded that, and not by that of ddlcore.
-    ``absolute``: the text is for another host, so that paths are absolute.
+    - A directory: replaced by the folder of the distribution in this directory, with ``-e`` if the distribution is
+      installed in editable mode. If the directory does not exist any more, as after the build of an image: replaced by
+      the folder in a clone of ddl, and the command gets a comment that says this.
+    - A wheel: replaced by the wheel of the distribution in the same folder. If there is no such wheel: the command uses
+      this folder as the only source of wheels, without an index.
+    - A repository or an archive of a repository: replaced by the folder of the distribution in it, at the same commit.
+    - An index: ``text`` is unchanged.
+
+    If a distribution is already installed and pip has recorded its source, that source is used in place of ddlcore's.
+    If ``absolute`` is true, paths are absolute, because the text is for another host.
     """
     begin = text.find("pip install ")
     if begin < 0:
@@ -70,7 +75,11 @@ def _replaced(absolute: bool, found: re.Match[str]) -> str:
 
 
 def _words(name: str, extras: str, version: str, absolute: bool) -> str | None:
-    """Return what pip has to be given to install ``name``; None if that is the name itself."""
+    """Return the arguments of ``pip install`` that install the distribution ``name`` from the right source.
+
+    Return None if the name itself is the right argument. ``extras`` (such as "[tune]") and ``version`` (such as
+    "==1.0") are the parts of the requirement after the name, or "".
+    """
     own, core = _source(name), _source(_CORE)
     source = own or core
     if not source:
@@ -83,7 +92,7 @@ def _words(name: str, extras: str, version: str, absolute: bool) -> str | None:
         if (folder / "pyproject.toml").is_file():
             editable = "-e " if own and source["dir_info"].get("editable") else ""
             return editable + shlex.quote(_shown(folder, absolute) + extras)
-        # A clone without that folder, or a folder that is not in a clone: the package is somebody else's.
+        # In a clone without that folder, or in a folder that is not in a clone, the package is not a part of ddl.
         if own is not None and (not own or (within and folder.parent.name != "plugins")):
             return None
         if not own and (root / "pyproject.toml").is_file():
@@ -107,9 +116,12 @@ def _from_archive(
     own: Mapping[str, Any] | None,
     absolute: bool,
 ) -> str | None:
-    """Return what pip has to be given if ddlcore, or with ``own`` the distribution itself, came from a file at ``url``.
+    """Return the arguments of ``pip install`` if the source is the file at ``url``.
 
-    The file is a wheel, a source distribution, or an archive of the repository.
+    Return None if ``name`` alone is the right argument. The file is a wheel, a source distribution, or an archive of
+    the repository. ``own`` is the recorded source of the distribution ``name``: if it is not empty, the distribution
+    itself was installed from ``url``. Otherwise ddlcore was installed from ``url``, and ``within`` is the folder of the
+    distribution in the repository.
     """
     path = Path(unquote(url.path))
     stem = (name if own else _CORE).replace("-", "_")
@@ -122,8 +134,8 @@ def _from_archive(
     if theirs.is_file() and version in ("", f"=={theirs.name.removesuffix('.tar.gz').split('-')[1]}"):
         return shlex.quote(_shown(theirs, absolute) + extras)
     if own == {}:
-        return None  # it came from an index itself
-    # The option keeps pip from asking an index, where somebody else may have published that name.
+        return None  # the distribution was installed from an index
+    # The option prevents pip from asking an index, where somebody else may have published a package of that name.
     folder = shlex.quote(_shown(theirs.parent, absolute))
     return f"--no-index --find-links {folder} {shlex.quote(name + extras + version)}"
 
@@ -134,10 +146,10 @@ def _fragment(subdirectory: str) -> str:
 
 @cache
 def _source(name: str) -> Mapping[str, Any] | None:
-    """Return what pip has recorded about the origin of a distribution.
+    """Return the record of pip about the source of the distribution ``name``.
 
-    Empty if it came from an index; None if it is not installed. The origin of a ddlcore that is not installed, but
-    found on the module path, is the directory that it is in.
+    The result is {} if the source was an index, and None if the distribution is not installed. If ddlcore is not
+    installed but is imported from a directory on the module path, the source of ddlcore is this directory.
     """
     try:
         text = distribution(name).read_text("direct_url.json")
@@ -151,7 +163,10 @@ def _source(name: str) -> Mapping[str, Any] | None:
 
 
 def _shown(path: Path, absolute: bool) -> str:
-    """Return ``path`` relative to the working directory if it is below it, otherwise and for another host whole."""
+    """Return ``path`` as text, relative to the working directory if ``path`` is inside this directory.
+
+    Return the whole path if it is not inside, or if ``absolute`` is true because the text is for another host.
+    """
     try:
         relative = path.resolve().relative_to(Path(os.getcwd()).resolve())
     except (ValueError, OSError):

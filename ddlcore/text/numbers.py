@@ -1,13 +1,16 @@
-"""Write sizes, times and shares as text, with few digits and with the unit."""
+"""Write sizes, times and shares as text, with few digits and with a unit."""
 
 from __future__ import annotations
 
-UNKNOWN = "–"  # stands in tables for what is not known
+UNKNOWN = "–"  # shown in tables in place of a value that is not known
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def short_size(nbytes: float) -> str:
-    """Return a size in the largest unit that it reaches, with one decimal: 1.5 MiB. Bytes have no decimal: 12 B."""
+    """Return ``nbytes`` as text with one decimal, in the largest unit that makes the number at least 1: 1.5 MiB.
+
+    Below 1 KiB, the unit is B and there is no decimal: 12 B.
+    """
     for unit, factor in _UNITS:
         if nbytes >= factor:
             return f"{nbytes / factor:.1f} {unit}"
@@ -15,7 +18,7 @@ def short_size(nbytes: float) -> str:
 
 
 def exact_size(nbytes: int) -> str:
-    """Return a size in the largest unit that gives a whole number: 64 KiB, 1025 B."""
+    """Return ``nbytes`` as text, in the largest unit that gives a whole number: 64 KiB, 1025 B."""
     for unit, factor in _UNITS:
         if nbytes % factor == 0 and nbytes >= factor:
             return f"{nbytes // factor} {unit}"
@@ -23,7 +26,7 @@ def exact_size(nbytes: int) -> str:
 
 
 def letter_size(nbytes: int) -> str:
-    """Return a size with a unit of one letter, as in a command line: 64K, 1.5M, 2G."""
+    """Return ``nbytes`` as text with a unit of one letter, as in command lines: 64K, 1.5M, 2G. Below 1 KiB: no unit."""
     for unit, factor in _UNITS:
         if nbytes >= factor:
             return f"{nbytes / factor:.3g}{unit[0]}"
@@ -31,26 +34,26 @@ def letter_size(nbytes: int) -> str:
 
 
 def memory_size(nbytes: float) -> str:
-    """Return an amount of memory in GiB or MiB: 1.5 GiB, 300 MiB."""
+    """Return ``nbytes``, an amount of memory, as text in GiB or MiB: 1.5 GiB, 300 MiB."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.0f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Return a time with three significant digits: 2.5 s, 310 ms, 12.4 µs."""
+    """Return a time as text with at most three significant digits, in s, ms or µs: 2.5 s, 310 ms, 12.4 µs."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def percent(share: float | None) -> str:
-    """Return a share in whole percent: 0.25 is 25%. None, an unknown share, is a dash."""
+    """Return ``share`` as text in whole percent: "25%" for 0.25. None means an unknown share and gives a dash."""
     return UNKNOWN if share is None else f"{share:.0%}"
 
 
 def three_digits(value: float, most_decimals: int = 2) -> str:
-    """Return a number with about three digits: 123, 12.3, 1.23.
+    """Return ``value`` as text with about three digits: 123, 12.3, 1.23.
 
-    It has at most two decimals, but a number below 0.1 has ``most_decimals``.
+    A value of 0.1 or more gets at most two decimals. A value below 0.1 gets ``most_decimals`` decimals.
     """
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else most_decimals
     return f"{value:.{decimals}f}"

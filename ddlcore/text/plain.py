@@ -1,10 +1,13 @@
-"""Make any text safe for a terminal, a page or a file: names and paths come from the user and may hold anything."""
+"""Make any text safe for a terminal, a page or a file.
+
+This is needed because names and paths are given by the user and may contain any character.
+"""
 
 from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """Return ``text`` with characters that cannot be printed, such as control characters, as backslash escapes."""
+    """Return ``text`` with a backslash escape in place of each character that cannot be printed."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one == " " else _escaped(one) for one in text)

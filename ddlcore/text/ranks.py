@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 def span(ranks: Sequence[int], between: str = ",") -> str:
-    """Return sorted ``ranks`` as text, with consecutive ranks as a range: 0, 1, 2 and 5 are "0-2,5"."""
+    """Return ``ranks`` as text, with consecutive ranks as a range: "0-2,5" for 0, 1, 2 and 5.
+
+    ``ranks`` must be sorted. The text ``between`` is put between two ranges.
+    """
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:
@@ -17,5 +20,5 @@ def span(ranks: Sequence[int], between: str = ",") -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return sorted ``ranks`` in words, such as "rank 3" or "ranks 0-2, 5"."""
+    """Return ``ranks``, which must be sorted, in words, such as "rank 3" or "ranks 0-2, 5"."""
     return f"rank{'' if len(ranks) == 1 else 's'} {span(ranks, ', ')}"

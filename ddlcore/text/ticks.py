@@ -1,19 +1,20 @@
-"""Choose the round numbers at which the axis of a chart is labelled. Draws nothing."""
+"""Choose the round numbers for the labels on the axis of a chart. This module draws nothing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-_LEAST_LABELLED = 3  # labels on a logarithmic axis: with fewer, a reader cannot tell the scale
-# How many round numbers of each power of ten are labelled, from few to many.
+_LEAST_LABELLED = 3  # number of labels on a logarithmic axis: with fewer labels, a reader cannot see the scale
+# Sets of round numbers that may be labelled within each power of ten, from few to many.
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
 
 
 def linear_ticks(high: float, most: int = 6) -> list[float]:
-    """Return at most ``most`` multiples of 1, 2 or 5 times a power of ten, from 0 to ``high``.
+    """Return at most ``most`` numbers from 0 to ``high`` for the labels of a linear axis.
 
-    If ``high`` is not positive, only 0 is returned.
+    The distance between two numbers is 1, 2 or 5 times a power of ten. If ``high`` is not a positive finite number,
+    return only 0.
     """
     if not 0 < high < math.inf:
         return [0.0]
@@ -24,9 +25,10 @@ def linear_ticks(high: float, most: int = 6) -> list[float]:
 
 
 def spread(values: Sequence[int], gaps: int) -> list[int]:
-    """Return those of these rising, positive values whose labels do not touch on a logarithmic axis.
+    """Select some of ``values``, so that their labels on a logarithmic axis do not touch each other.
 
-    The smallest and the largest are included. Any two are at least 1 / ``gaps`` of the axis apart.
+    ``values`` must be positive and in ascending order. The result contains the smallest and the largest value. The
+    distance between two values in the result is at least 1 / ``gaps`` of the length of the axis.
     """
     kept = list(values[:1])
     least = math.log(values[-1] / values[0]) / gaps * (1 - 1e-9) if values else 0.0
@@ -37,9 +39,10 @@ def spread(values: Sequence[int], gaps: int) -> list[int]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers from ``low`` to ``high``, both positive, for a logarithmic axis.
+    """Return round numbers from ``low`` to ``high`` for the labels of a logarithmic axis.
 
-    There are three or more if ``high`` is at least four times ``low``.
+    ``low`` and ``high`` must be positive. The result has three or more numbers if ``high`` is at least four times
+    ``low``.
     """
     found: list[float] = []
     for mantissas in _MANTISSAS:

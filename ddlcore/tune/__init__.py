@@ -1,1 +1,1 @@
-"""The autotuner: which settings are searched, how a search proceeds, and who is told about it."""
+"""The autotuner: the settings that are searched, the course of a search, and the log of a search."""

@@ -1,6 +1,6 @@
-"""Run a search during a training: give trials to the coordinator and record their times.
+"""Run a search during a training: pass settings to the coordinator, and record the times of the steps.
 
-Meanwhile the tuner computes in its own thread.
+At the same time, the tuner computes in a separate thread.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from ddlcore.contracts.tuner import Knob, Tuner, Value
 from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import narrowed
 
-LEAST_SAMPLE_S = 0.05  # a sample takes at least this long, so very short steps need more of them
-MOST_TIMES = 20  # but at most this many times the steps that were asked for
-THINKING_S = 0.02  # time until the driver is asked again whether the tuner has proposed something
-MOST_THINKING = 200
-FIRST_STEPS = 10  # further steps that do not count, in the first trial of all
-FEWEST_STEPS = 3  # steps of a sample if the loop leaves replay again and again
+LEAST_SAMPLE_S = 0.05  # a sample takes at least this time, so a sample of very short steps has more steps,
+MOST_TIMES = 20  # but at most this number of times the requested number of steps
+THINKING_S = 0.02  # time until the driver is asked again whether the tuner has proposed settings
+MOST_THINKING = 200  # steps; an upper limit for the steps that run in this time
+FIRST_STEPS = 10  # further steps that do not count, only in the first trial of a training
+FEWEST_STEPS = 3  # least number of steps in a sample, if the loop leaves replay again and again
 DISCARDED_IN_A_ROW = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The description of what a search is to do."""
+    """The description of a search: the settings to search, the tuner, and the numbers of trials and steps.
+
+    A knob is a setting that is searched, with its possible values.
+    """
 
     knobs: tuple[Knob, ...]
     default: Mapping[str, Value]  # value of each knob without a search
@@ -41,38 +44,47 @@ class Plan:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A number of whole periods that run with the same settings. 0 periods: all periods from now on."""
+    """A number of whole steps that run with the same settings.
+
+    ``periods`` is the number of steps (periods of the schedule). 0 means all steps from now on.
+    """
 
     values: Mapping[str, Value]
     periods: int
 
 
 class Watcher(Protocol):
-    """An object that is told how a search goes on.
+    """An object that is informed about the progress of a search.
 
-    One thread at a time calls it, not always the same one. No training step waits for the thread that calls it.
+    Only one thread at a time calls the methods, but not always the same thread. No training step waits for that thread.
     """
 
     def began(self, session: Session, nbytes: int) -> None:
-        """Handle the begin of the search ``session``, for steps that move ``nbytes`` bytes.
+        """Handle the begin of the search ``session``, for steps that reduce ``nbytes`` bytes.
 
-        This is called again if another number of bytes begins a search of its own.
+        The method is called again if the number of bytes of a step changes, because then another search begins.
         """
 
     def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
-        """Handle one more sample of the search."""
+        """Handle ``sample``, the newest sample of the search ``session``."""
 
     def ended(self, session: Session, why: str) -> None:
-        """Handle the end of the search. If it has no ``session.result``, ``why`` says why it could not go on."""
+        """Handle the end of the search ``session``.
+
+        If the search was given up, ``session.result`` is None and ``why`` is the reason; otherwise ``why`` is "".
+        """
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Run ``work`` in a thread of its own."""
+    """Run ``work`` in a new thread."""
     threading.Thread(target=work, name="ddl-tuner", daemon=True).start()
 
 
 class SearchDriver:
-    """The part that gives trials to the coordinator and records their times. It never waits for the tuner."""
+    """Passes the settings of a search to the coordinator, and records the times of the steps with these settings.
+
+    The methods that the coordinator calls never wait for the tuner.
+    """
 
     def __init__(
         self,
@@ -80,9 +92,9 @@ class SearchDriver:
         watchers: Sequence[Watcher] = (),
         aside: Callable[[Callable[[], None]], None] = in_thread,
     ) -> None:
-        """Prepare the search that ``plan`` describes; ``watchers`` are told how it goes on.
+        """Prepare the search that ``plan`` describes. ``watchers`` are informed about the progress.
 
-        ``aside`` is called with slow work, and must run it in another thread than the caller's.
+        ``aside(work)`` must run the function ``work``, which is slow, in another thread.
         """
         self.given: dict[str, Value] = dict(plan.default)
         self.reopens = frozenset(knob.name for knob in plan.knobs if knob.reopens)
@@ -106,13 +118,14 @@ class SearchDriver:
         self._discarded = 0
         self._why = ""
 
-    # --- for the coordinator
+    # --- called by the coordinator
 
     def trial(self, nbytes: int) -> Stretch:
-        """Return the settings for the next steps, and how many steps that are. ``nbytes``: the bytes that a step moves.
+        """Return the settings for the next steps, and the number of these steps.
 
-        These steps are usually measured as one sample. While the tuner computes, they are not measured and the settings
-        stay as they are. When the search is over, the number is 0: the settings are final and hold for all later steps.
+        ``nbytes`` is the number of bytes that a step reduces. Usually these steps are measured as one sample. While the
+        tuner computes, the steps are not measured, and the settings do not change. When the search has ended, the
+        number is 0: the settings are final, and are used for all later steps.
         """
         with self._lock:
             self._current = None
@@ -137,7 +150,7 @@ class SearchDriver:
             return self._current
 
     def _counted(self) -> int:
-        """Return how many steps of the next sample are to be measured."""
+        """Return the number of steps that the next sample must measure."""
         if not self._step_s:
             return self._steps
         return max(self._steps, min(math.ceil(LEAST_SAMPLE_S / self._step_s), MOST_TIMES * self._steps))
@@ -145,8 +158,8 @@ class SearchDriver:
     def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
         """Record the times of the trial that has ended.
 
-        ``periods_ns`` has a row for each rank, with the durations of the trial's periods, without the first. The
-        duration of a step is the one on the rank that was slowest in it.
+        ``periods_ns`` has a row for each rank: the durations of the trial's steps in ns, without the first step. For
+        each step, the duration on the slowest rank counts.
         """
         fewest = min(len(row) for row in periods_ns)
         steps_s = [max(row[len(row) - fewest + i] for row in periods_ns) * 1e-9 for i in range(fewest)]
@@ -164,14 +177,14 @@ class SearchDriver:
             self._values = None
             if session.phase is Phase.SEARCH:
                 self._do_aside(lambda: self._think(session, counted, nbytes))
-            else:  # no tuner is asked: the next trial is the next sample
+            else:  # the tuner is not needed for a comparison: the next settings are known at once
                 sample = self._learn(session, counted)
                 self._do_aside(lambda: self._tell(session, sample, nbytes))
 
     def trial_discarded(self) -> None:
-        """Repeat the present trial, which was discarded because the loop left its schedule, as the next one.
+        """Repeat the present trial: it was discarded, because the training loop left its schedule.
 
-        If several trials in a row are discarded, the next ones have fewer steps.
+        If two trials in a row are discarded, the next trials have fewer steps.
         """
         with self._lock:
             if self._current is None:
@@ -183,27 +196,30 @@ class SearchDriver:
                 self._steps = max(FEWEST_STEPS, self._steps // 2)
 
     def gave_up(self, why: str) -> None:
-        """End the search without a result: the default settings hold from the next trial on."""
+        """End the search without a result. From the next trial on, the default settings are used.
+
+        ``why`` is the reason in words, for the watchers.
+        """
         with self._lock:
             session = self.session
             if self._why or (session is not None and session.phase is Phase.DONE):
                 return
             self._why = why
             self._holds = dict(self._plan.default)
-            # The watchers are told even if the search has not begun, because a caller may wait for its end.
+            # The watchers are informed even if the search has not begun, because a caller may wait for the end.
             self._do_aside(lambda: self._tell_ended(self.session or Session((), {}, self._plan.make_tuner, 0), why))
 
     # --- for the code that runs the training
 
     @property
     def why(self) -> str:
-        """The reason why the search was given up; "" if it was not."""
+        """The reason why the search was given up; "" if it was not given up."""
         return self._why
 
     def settle(self, timeout_s: float = 10.0) -> None:
-        """Wait until the tuner has used all results that it was given, at most for ``timeout_s``.
+        """Wait until the tuner has processed all measured times, but at most ``timeout_s`` seconds.
 
-        Call this after the end of a training.
+        Call this method after the end of a training. The driver can then be used for the next training.
         """
         with self._idle:
             self._idle.wait_for(lambda: not self._working, timeout_s)
@@ -214,7 +230,10 @@ class SearchDriver:
     # --- aside, one thing at a time
 
     def _do_aside(self, work: Callable[[], None]) -> None:
-        """Add ``work`` to the queue of ``aside``. Call it with the lock held."""
+        """Add ``work`` to the queue of functions that run in another thread, one after the other.
+
+        The caller must hold the lock.
+        """
         self._works.append(work)
         if not self._working:
             self._working = True
@@ -235,7 +254,7 @@ class SearchDriver:
 
     def _begin(self, nbytes: int) -> None:
         plan = self._plan
-        known = self._sessions.get(nbytes)  # from another world, or from an earlier run of the script
+        known = self._sessions.get(nbytes)  # with other ranks (elastic job), or of an earlier run of the script
         knobs = narrowed(plan.knobs, nbytes, plan.default)
         session = known or Session(knobs, plan.default, plan.make_tuner, plan.trials, plan.warm)
         self._sessions[nbytes] = session

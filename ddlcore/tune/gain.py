@@ -1,4 +1,7 @@
-"""Compute how certain it is that one setting is faster than another, from pairs that were measured alternately."""
+"""Compute how much faster one combination of settings is than another, and whether the difference is certain.
+
+The combinations are measured alternately, so that the times form pairs.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ _T99 = {
 
 @dataclass(frozen=True)
 class Gain:
-    """The share of a step's time that is saved: ``mean`` 0.1 is a tenth.
+    """The share of a step's time that is saved; 0.1 means a tenth of the time.
 
-    With 99 % certainty, the share is at least ``lower``. ``pairs``: number of pairs that were measured.
+    ``mean`` is the estimate of the share. With 99 % certainty, the share is at least ``lower``. ``pairs`` is the number
+    of pairs that were measured.
     """
 
     mean: float
@@ -27,16 +31,16 @@ class Gain:
 
     @property
     def sure(self) -> bool:
-        """Whether the gain is certain, and not only noise."""
+        """Whether it is certain that there is a gain, and not only noise."""
         return self.lower > 0.0
 
 
 def gain_of(before: Sequence[float], after: Sequence[float]) -> Gain:
-    """Return the gain from step times in seconds; ``before[i]`` and ``after[i]`` were measured one right after the
-    other.
+    """Return the gain of the settings ``after`` over the settings ``before``, from step times in seconds.
 
-    It is computed from the logarithms of ratios, so that a disturbance by a certain factor counts the same in
-    ``before`` as in ``after``. Raises ValueError for fewer than two pairs.
+    ``before[i]`` and ``after[i]`` are a pair that was measured one right after the other. The gain is computed from the
+    logarithms of ratios. So a disturbance by a certain factor has the same weight in ``before`` as in ``after``. Raises
+    ValueError for fewer than two pairs.
     """
     ratios = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     if len(ratios) < 2:

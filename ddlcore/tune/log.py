@@ -1,4 +1,4 @@
-"""Write a search to a CSV file while it runs, with one line for each sample, in the form that Horovod's users know."""
+"""Write the samples of a search to a CSV file while the search runs, in a form like that of Horovod's log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OURS = ("sample", "phase", "steps", "step_ms", "score")
 
 
 class CsvLog:
-    """A Watcher that writes the CSV file of a search.
+    """Observes a search, and writes its samples to a CSV file. The search driver calls the methods.
 
-    The last column, ``score``, is the number of bytes of a step divided by its duration in µs, as in Horovod: the
-    higher the better.
+    The last column, ``score``, is the number of bytes of a step divided by the step's duration in µs, as in Horovod. A
+    higher score is better.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Create the file. Raises ValueError with a message of one line if it cannot be written."""
+        """Create the file, or empty it. Raises ValueError, with a message of one line, if it cannot be written."""
         self._path = Path(path)
         self._header: list[str] = []
         try:
@@ -32,7 +32,10 @@ class CsvLog:
             raise ValueError(f"--autotune-log {path}: {error.strerror}") from None
 
     def began(self, session: Session, nbytes: int) -> None:
-        """Write a header for a new search, unless its knobs are those of the last header."""
+        """Write a header for a new search, unless the last header has the same columns.
+
+        A header has a column for each setting that is searched.
+        """
         names = [knob.name for knob in session.knobs]
         header = ["sample", "phase", *names, "steps", "step_ms", "score"]
         if header != self._header:
@@ -40,12 +43,12 @@ class CsvLog:
             self._append(header)
 
     def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
-        """Write a line for a sample, with its settings written as in a config file."""
+        """Write a line for ``sample``. The values of the settings are written as in a config file."""
         ours = [len(sample.steps_s), f"{sample.cost_s * 1e3:.4f}", f"{nbytes / (sample.cost_s * 1e6):.4f}"]
         self._append([sample.number, sample.phase.value, *(sample.values[k.name] for k in session.knobs), *ours])
 
     def ended(self, session: Session, why: str) -> None:
-        """Write the last line, with the settings that hold from now on."""
+        """Write the last line of the search, with the settings that are used from now on."""
         values = session.result if session.result is not None else session.default
         self._append(["", "given up" if why else "result", *(values[knob.name] for knob in session.knobs), "", "", ""])
 
@@ -62,9 +65,9 @@ def _write(file: TextIO, row: Sequence[object]) -> None:
 
 
 def read_log(path: str | Path, most: int = 3) -> list[Values]:
-    """Return the ``most`` fastest settings in the log of a search, the fastest first.
+    """Return the fastest combinations of settings in the log of a search, the fastest first, at most ``most`` of them.
 
-    Raises ValueError with a message of one line if the file is no log of a search.
+    Raises ValueError, with a message of one line, if the file cannot be read or is not the log of a search.
     """
     try:
         with open(path, newline="") as file:
@@ -79,7 +82,7 @@ def read_log(path: str | Path, most: int = 3) -> list[Values]:
             step_ms = float(row["step_ms"] or "inf")
         except ValueError:
             continue  # another header
-        # csv puts cells beyond those of the header under the key None, and gives missing cells the value None.
+        # csv stores cells beyond the header's columns under the key None. A missing cell has the value None.
         values = tuple(
             (name, _parse(text))
             for name, text in row.items()

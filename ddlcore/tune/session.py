@@ -1,6 +1,7 @@
-"""Decide the course of one search: first the default, then the tuner's proposals, then the best against the default.
+"""Decide what a search measures: first the default, then the tuner's proposals, at last the best against the default.
 
-This module uses no threads, clocks or files: it says what to run next, and is told how long the steps took.
+This module uses no threads, clocks or files. It returns the settings for the next steps, and its caller passes the
+measured times of these steps.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from ddlcore.tune.gain import Gain, gain_of
 Values = Mapping[str, Value]
 PAIRS = 6  # pairs in a comparison
 MOST_PAIRS = 12  # if 6 pairs show a gain that is not yet certain
-LOOKS = 2  # how many samples, in total, are added to settings that are the best by a single sample
+LOOKS = 2  # at most so many further samples are taken, in total, of settings that are the best by only one sample
 
 
 class Phase(Enum):
     """The purpose of a sample."""
 
     SEARCH = "search"  # the tuner learns from it
-    COMPARE = "compare"  # the best settings against the default
-    WITHOUT = "without"  # the best settings against the same without one of their changes
-    FINAL = "final"  # the result against the default
+    COMPARE = "compare"  # the best settings are compared with the default
+    WITHOUT = "without"  # the best settings are compared with the same settings without one of their changes
+    FINAL = "final"  # the result is compared with the default
     DONE = "done"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Several steps that were measured with the same settings."""
+    """The measured times of several steps with the same settings."""
 
     number: int
     phase: Phase
@@ -43,9 +44,9 @@ class Sample:
 
 @dataclass
 class Comparison:
-    """Two combinations of settings, ``before`` and ``after``, which are measured alternately.
+    """Two combinations of settings, ``before`` and ``after``, that are measured alternately.
 
-    The order is before, after, after, before, … so that a drift favours neither of them.
+    The order is before, after, after, before, … With this order, a drift of the machine's speed affects both equally.
     """
 
     phase: Phase
@@ -56,22 +57,22 @@ class Comparison:
     after_s: list[float] = field(default_factory=list)
 
     def next(self) -> dict[str, Value] | None:
-        """Return the settings to be measured next; None when both were measured often enough."""
+        """Return the settings that must be measured next, or None if both were measured often enough."""
         taken = len(self.before_s) + len(self.after_s)
         if taken >= 2 * self.pairs:
             return None
         return self.before if taken % 4 in (0, 3) else self.after
 
     def note(self, cost_s: float) -> None:
-        """Record ``cost_s``, the result for the settings that ``next`` has returned last."""
+        """Record ``cost_s``, the step time in seconds with the settings that the last call of ``next`` returned."""
         taken = len(self.before_s) + len(self.after_s)
         (self.before_s if taken % 4 in (0, 3) else self.after_s).append(cost_s)
 
     @property
     def pairs(self) -> int:
-        """The number of pairs that must be measured, as far as it is known now.
+        """The number of pairs that must be measured, according to the results so far.
 
-        It becomes larger if the first pairs show a gain that is not certain.
+        The number increases if the first pairs show a gain that is not certain.
         """
         if len(self.after_s) < PAIRS or len(self.before_s) < PAIRS:
             return PAIRS
@@ -80,12 +81,16 @@ class Comparison:
 
     @property
     def gain(self) -> Gain:
-        """The gain of ``after`` over ``before``."""
+        """The share of the step time that ``after`` saves, compared with ``before``."""
         return gain_of(self.before_s, self.after_s)
 
 
 class Session:
-    """One search. Call ``next`` and ``measured`` alternately; when ``phase`` is DONE, ``result`` is known."""
+    """One search. Call ``next`` and ``measured`` alternately.
+
+    When ``phase`` is DONE, the search has ended, and ``result`` holds the final settings. A knob is a setting that is
+    searched, with its possible values.
+    """
 
     def __init__(
         self,
@@ -95,10 +100,10 @@ class Session:
         trials: int,
         warm: Sequence[Values] = (),
     ) -> None:
-        """Begin a search with ``trials`` samples.
+        """Begin a search with at most ``trials`` samples before the comparison with the default.
 
-        ``default`` has a value for each knob. ``warm``: settings to try first, each with a value for some knobs or for
-        all.
+        ``default`` holds a value for each knob. ``make_tuner`` creates the tuner that proposes settings. ``warm`` holds
+        combinations of settings to try first; a combination may lack some knobs.
         """
         self.knobs = tuple(knobs)
         self.default: dict[str, Value] = {knob.name: default[knob.name] for knob in knobs}
@@ -116,7 +121,7 @@ class Session:
             self._end(self.default)
 
     def _whole(self, values: Values) -> dict[str, Value]:
-        """Return ``values`` with the default for knobs that are missing or whose value is out of range."""
+        """Return a value for each knob: the value in ``values`` if it exists and is possible, otherwise the default."""
         usable = {knob.name: values[knob.name] for knob in self.knobs if knob.name in values}
         kept = {knob.name for knob in self.knobs if knob.name in usable and knob.holds(usable[knob.name])}
         return {**self.default, **{name: usable[name] for name in kept}}
@@ -124,16 +129,16 @@ class Session:
     # --- what to run
 
     def next(self) -> dict[str, Value]:
-        """Return the settings of the next sample; if the search is done, the final settings."""
+        """Return the settings for the next sample, or the final settings if the search has ended."""
         if self.result is not None:
             return dict(self.result)
         assert self._next is not None
         return dict(self._next)
 
     def measured(self, steps_s: Sequence[float]) -> Sample:
-        """Record and return a sample of the settings that ``next`` has returned last.
+        """Record and return a sample of the settings that the last call of ``next`` returned.
 
-        ``steps_s`` has the duration of each step on the rank that was slowest in it.
+        ``steps_s`` holds the duration of each step in seconds, on the rank that was the slowest in this step.
         """
         assert self.result is None and self._next is not None
         values = self._next
@@ -160,8 +165,8 @@ class Session:
             if self._next is not None:
                 return
         best = self.best
-        # The minimum of many noisy numbers is too low. So the best settings are measured again: one lucky sample must
-        # decide nothing.
+        # The minimum of many noisy times is too low. So the best settings are measured again: one lucky sample must not
+        # decide.
         if len(self._costs) > 1 and len(self._costs[self._key(best)]) == 1 and self._looks < LOOKS:
             self._looks += 1
             self._next = best
@@ -197,16 +202,19 @@ class Session:
         self._end(comparison.after if sure else self.default)
 
     def _without_next(self, kept: dict[str, Value], left: Sequence[str]) -> None:
-        """Begin to compare the settings ``kept`` with the same settings without the first of the changes in ``left``.
+        """Begin the comparison that tests the first change in ``left``: the settings ``kept`` without it and with it.
 
-        Each change must have a benefit of its own. If no change is left to be tested, go on to the end of the search.
+        A change is a setting that differs from the default, and ``left`` names the changes that are not tested yet. A
+        change remains in the result only if it has a benefit of its own. If ``left`` is empty, or ``kept`` has at most
+        one change, nothing is tested: end the search if no change was removed, else begin the final comparison with the
+        default.
         """
         changed = self.changed(kept)
         if left and len(changed) > 1:
             name = left[0]
             without = {**kept, name: self.default[name]}
             self._begin(Comparison(Phase.WITHOUT, without, dict(kept), dropped=name))
-        elif kept == self.comparisons[0].after:  # nothing was left out: the first comparison holds
+        elif kept == self.comparisons[0].after:  # no change was removed: the result of the first comparison is valid
             self._end(kept)
         else:
             self._begin(Comparison(Phase.FINAL, dict(self.default), dict(kept)))
@@ -218,30 +226,30 @@ class Session:
     # --- what is known
 
     def changed(self, values: Values) -> list[str]:
-        """Return the names of the settings in which ``values`` differ from the default, in the order of the knobs."""
+        """Return the names of the settings in ``values`` that differ from the default, in the order of the knobs."""
         return [knob.name for knob in self.knobs if values[knob.name] != self.default[knob.name]]
 
     @property
     def best(self) -> dict[str, Value]:
-        """The fastest settings of the search so far; the default before the first sample."""
+        """The fastest settings of the search so far, or the default before the first sample."""
         if not self._costs:
             return dict(self.default)
         key = min(self._costs, key=lambda one: median(self._costs[one]))
         return {knob.name: value for knob, value in zip(self.knobs, key)}
 
     def cost_s(self, values: Values) -> float | None:
-        """Return the duration of a step with ``values`` in the search; None if they were not tried."""
+        """Return the median duration in seconds of a step with the settings ``values``, or None if not tried yet."""
         costs = self._costs.get(self._key(values))
         return median(costs) if costs else None
 
     @property
     def final(self) -> Comparison | None:
-        """The last complete comparison of other settings with the default; None if there is none."""
+        """The last complete comparison with the default, or None if there is none."""
         whole = [one for one in self.comparisons if one.phase is not Phase.WITHOUT and one.next() is None]
         return whole[-1] if whole else None
 
     def lacks(self) -> str:
-        """Return a description of what the search has still to do; "" if it is over."""
+        """Return a text that describes the remaining parts of the search, or "" if the search has ended."""
         if self.phase is Phase.DONE:
             return ""
         if self.phase is Phase.SEARCH:
@@ -260,7 +268,7 @@ class Session:
 
 
 def values_text(values: Values) -> str:
-    """Return the settings ``values`` as one line of text for the user."""
+    """Return ``values`` as one line of text for the user, such as "fusion_bytes=64M overlap=on"."""
     return " ".join(f"{name}={_short(name, value)}" for name, value in values.items()) or "nothing"
 
 

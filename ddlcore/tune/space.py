@@ -1,4 +1,4 @@
-"""Define which settings are searched: the core's own knobs, and those of the plugins in use."""
+"""Define the settings that can be searched (knobs), with their possible values, and choose those for one search."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _LEAST_BYTES = 1 << 10
 
 
 def choose(knobs: Iterable[Knob], fixed: Iterable[str]) -> tuple[Knob, ...]:
-    """Return those of ``knobs`` that are searched.
+    """Return those of ``knobs`` that are searched: not the fixed ones, and not those with only one possible value.
 
-    The knobs in ``fixed``, which the user has set by a flag or variable, are left out, and so are those with only one
-    possible value.
+    ``fixed`` holds the names of the settings that the user has set by a flag or variable.
     """
     kept = set(fixed)
     return tuple(knob for knob in knobs if knob.name not in kept and (len(knob.choices) > 1 or knob.high > knob.low))
@@ -30,8 +29,9 @@ def choose(knobs: Iterable[Knob], fixed: Iterable[str]) -> tuple[Knob, ...]:
 def narrowed(knobs: Sequence[Knob], nbytes: int, default: Mapping[str, Value]) -> tuple[Knob, ...]:
     """Return ``knobs`` with ranges that fit steps of ``nbytes`` bytes.
 
-    The sizes of buckets are limited to about the size of a step, because all larger ones have the same effect. If the
-    default of another knob is outside of its range, the range is extended to it.
+    The upper limit for sizes of buckets is about the size of a step, because all larger sizes have the same effect. If
+    the default of any other knob is not among its possible values, its range or its choices are extended to include the
+    default, where that is possible.
     """
     made = []
     for knob in knobs:

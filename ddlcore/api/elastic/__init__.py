@@ -1,4 +1,4 @@
-"""Elastic training: a decorated function goes on when ranks are lost, and takes in ranks that come later."""
+"""Elastic training: a decorated training function goes on when ranks are lost and when new ranks join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a training function again and again, in one world after the other, until it has reached its end."""
+"""Runs a training function in one world after another, until the function has reached its end."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ log = logging.getLogger("ddl")
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=State)
-_BARREN = 10  # worlds in a row in which no step was applied, although no rank was lost: nothing will change any more
+_BARREN = 10  # give up after so many worlds in a row in which no step was applied and no rank was lost
 
 
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Return ``function`` so that it goes on in another world when ranks are lost, and when ranks join.
+    """Decorate a training function, so that it goes on in a new world when ranks are lost and when new ranks join.
 
-    The first argument of ``function`` is an elastic state (``ObjectState``, or that of a framework). Before each call, all
-    ranks take over the state of the rank that has applied the most steps. If ranks are lost, or new ranks wait at a call
-    of ``state.commit()``, the function is called again, and must go on from what is in the state. All ranks must call
-    this, after ``init()``, and return what ``function`` returns.
+    The first argument of ``function`` is an elastic state: an ``ObjectState``, or the elastic state of a framework. All
+    ranks must call the decorated function after ``init()``. Before each call of ``function``, all ranks copy the state
+    of the rank that has applied the most steps. ``function`` is called again in two cases: ranks were lost, or ranks
+    were waiting to join when all ranks called ``state.commit()``. In each call, ``function`` must continue from the
+    values in the state. The decorated function returns the result of ``function``.
 
-    Under ``ddl run`` without ``--min-np``, and without a launcher, the function is called once. Errors that would come
-    again are raised: a bug of the function, MismatchError, Closed, a wrong argument. Raises DdlInternalError if fewer
-    ranks than ``--min-np`` are left.
+    If the job is not elastic (``ddl run`` without ``--min-np``, or no launcher), ``function`` is called once. An error
+    that would occur again is raised, and does not start a new world. Examples are a bug in ``function``, MismatchError,
+    Closed, and a wrong argument. Raises DdlInternalError if fewer ranks than ``--min-np`` are left.
     """
 
     @functools.wraps(function)
@@ -94,20 +95,21 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
 
 
 def _check(job: Job) -> None:
-    """Raise the error with which ``job`` has failed, if the user's function has swallowed it."""
+    """Raise the error with which ``job`` has failed, if any. The user's function may have caught that error."""
     error = job.failed_with()
     if error is not None:
         raise error
 
 
 def _mendable(error: Exception, job: Job) -> BaseException | None:
-    """Return the error that a new world can mend, if ``error`` is one or is the consequence of one; otherwise None.
+    """Return the error that made the training stop, if the training can go on in a new world; otherwise None.
 
-    Frameworks wrap errors, so what the job says counts more than the class of ``error``.
+    Examples of such errors are a lost rank and a failed transport. If ``job`` has failed, return the error of ``job``
+    and not ``error``, because frameworks wrap errors in other classes.
     """
     failed = job.failed_with()
     cause = failed or error
-    # DdlInternalError itself is what scripts raise by hand to begin anew; its other subclasses would come again.
+    # Scripts raise DdlInternalError itself to begin anew. The errors of its other subclasses would occur again.
     mendable = isinstance(cause, (PeerLost, TransportError)) or type(cause) is DdlInternalError
     stalled = isinstance(failed, DeadlineExceeded) and job.settings.number("evict_after_s") > 0
     return cause if mendable or stalled else None

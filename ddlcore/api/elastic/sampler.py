@@ -1,4 +1,4 @@
-"""The positions of an epoch's samples that each rank of any number of ranks takes, for elastic samplers."""
+"""Assigns the samples of an epoch to the ranks, for elastic samplers. The number of ranks may change in an epoch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ __all__ = ["Positions"]
 
 
 class Positions:
-    """A permutation of ``length`` positions for each epoch, of which the ranks take every ``size``-th.
+    """The order in which the ranks use the ``length`` samples of a dataset in each epoch.
 
-    The order of an epoch depends on ``seed`` and the epoch alone. ``processed`` is how many positions of the epoch all
-    ranks together have used; ``deal`` gives out the others.
+    A position is the index of a sample in the dataset. The order of an epoch depends only on ``seed`` and ``epoch``; if
+    ``shuffle`` is false, it is always 0, 1, 2, …. ``processed`` is how many positions of the epoch all ranks together
+    have used. ``deal`` distributes the remaining positions among the ranks.
     """
 
     def __init__(self, length: int, shuffle: bool = True, seed: int = 0) -> None:
@@ -26,21 +27,21 @@ class Positions:
         self.processed = 0
 
     def remaining(self) -> list[int]:
-        """Return the positions of this epoch that no rank has used, in order."""
+        """Return the positions that no rank has used in this epoch, in the order of the epoch."""
         order = list(range(self.length))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)
         return order[self.processed :]
 
     def each(self, size: int) -> int:
-        """Return how many positions each of ``size`` ranks gets of the remaining ones."""
+        """Return how many of the remaining positions each rank gets in a world of ``size`` ranks, rounded up."""
         return -(-(self.length - self.processed) // size)
 
     def deal(self, rank: int, size: int) -> list[int]:
-        """Return the positions in the data for ``rank`` in a world of ``size`` ranks.
+        """Return the remaining positions that ``rank`` must use in a world of ``size`` ranks.
 
-        All ranks get equally many. If the positions that are left cannot be divided so, some of them are dealt to two
-        ranks.
+        All ranks get equally many positions. If the remaining positions cannot be divided evenly, some positions are
+        given to more than one rank. The result is empty if no positions remain.
         """
         rest = self.remaining()
         if not rest:

@@ -1,4 +1,4 @@
-"""The state that an elastic training carries from world to world, without anything of a framework."""
+"""The state that an elastic training keeps from one world to the next. This module is independent of frameworks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ __all__ = ["ObjectState", "State"]
 
 
 class State(ABC):
-    """What an elastic training keeps when its world changes.
+    """The base class of elastic states: the values that an elastic training keeps when its world changes.
 
-    ``ObjectState`` and the states of frameworks derive from it.
-
-    A subclass defines ``save``, ``restore`` and ``sync``. When a world begins, all ranks take over the state of the
-    rank whose ``steps`` is the highest. Only the thread that trains may use a state.
+    ``ObjectState`` and the states of frameworks are subclasses. A subclass defines ``save``, ``restore`` and ``sync``.
+    When a world begins, all ranks copy the state of the rank with the highest ``steps``. Only the thread that trains
+    may use a state.
     """
 
     def __init__(self) -> None:
@@ -33,29 +32,31 @@ class State(ABC):
 
     @property
     def registered_steps(self) -> int:
-        """The count of steps with which this process registers for the next world: -1 if it has no state yet."""
+        """The number of steps that this process reports when it registers for the next world; -1: no state yet."""
         return self.steps if self._entered else -1
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[..., object]]) -> None:
-        """Call ``callbacks`` each time that the ranks have formed another world, before ``sync``.
+        """Register functions that are called each time the ranks have formed another world, before ``sync``.
 
-        A callback that takes two arguments gets the old and the new number of ranks; others get none.
+        A callback that accepts two arguments gets the old and the new number of ranks. Any other callback is called
+        without arguments.
         """
         self._callbacks += callbacks
 
     def commit(self) -> None:
-        """Keep the present values of the attributes, and let ranks join that wait for it.
+        """Save the present values of the attributes for ``restore``, and let waiting ranks join the training.
 
-        All ranks must call this equally often, for example after each step. Raises HostsUpdatedInterrupt, on all ranks
-        at the same call, if ranks join; ``elastic.run`` then calls the training function again.
+        All ranks must call this equally often, for example after each step. If ranks join, HostsUpdatedInterrupt is
+        raised on all ranks at the same call, and ``elastic.run`` calls the training function again.
         """
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Let ranks join that wait for it, as ``commit`` does, but keep nothing unless they do.
+        """Let waiting ranks join the training, as ``commit`` does, but save the values only if ranks join.
 
-        Raises PeerLost if a rank of this world is known to be lost.
+        Raises HostsUpdatedInterrupt on all ranks at the same call if ranks join. Raises the error of the job if the job
+        has failed, such as PeerLost if a rank of this world is lost.
         """
         if elastic_member() is None:
             return
@@ -65,14 +66,15 @@ class State(ABC):
             self.is_between_steps = True
             raise failure
         if job.commit_calls.next_is_agreed():
-            self.save()  # all ranks are at the same place, so they go on with what is there now
+            self.save()  # all ranks are at the same call, so they go on with the present values
             raise HostsUpdatedInterrupt("ranks join: all ranks leave this world at the same call")
 
     def enter(self, root: int, before: int) -> None:
-        """Take over the state of rank ``root`` of the present world, which has begun. ``elastic.run`` calls this.
+        """Copy the state of rank ``root`` of the present world, which has just begun. ``elastic.run`` calls this.
 
-        ``before`` is the number of ranks of the world before, or 0 if there was none. The reset callbacks are called in
-        a process that was in that world; a process that joins takes over what they have changed in the state.
+        ``before``: the number of ranks of the previous world, or 0 if there was none. A process that was a member of an
+        earlier world calls ``reset`` and the reset callbacks before it copies. A process that has just joined does not
+        call them: it copies the state that the callbacks on ``root`` have already changed.
         """
         if before and self._entered:
             self.reset()
@@ -84,19 +86,25 @@ class State(ABC):
         self._entered = True
 
     def reset(self) -> None:
-        """Prepare for another world, before the reset callbacks are called. A subclass may define it."""
+        """Prepare this state for another world, before the reset callbacks are called.
+
+        The default does nothing. A subclass may override this method.
+        """
 
     @abstractmethod
     def save(self) -> None:
-        """Keep the present values, for ``restore``."""
+        """Save the present values, so that ``restore`` can set them again."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Go back to the kept values, because the ranks have left a world in the middle of a step."""
+        """Set the attributes to the values that the last ``save`` has saved.
+
+        This is called after the ranks have left a world in the middle of a step.
+        """
 
     @abstractmethod
     def sync(self) -> None:
-        """Take over the whole state of rank ``root``, or nothing of it if that fails: never only a part."""
+        """Replace the whole state by the state of rank ``self.root``. If this fails, leave the state as it was."""
 
 
 def _call_with_sizes(callback: Callable[..., object], before: int, after: int) -> None:
@@ -109,10 +117,11 @@ def _call_with_sizes(callback: Callable[..., object], before: int, after: int) -
 
 
 class ObjectState(State):
-    """A state of plain Python values: each keyword becomes an attribute, and ``commit`` keeps a copy of it.
+    """An elastic state of plain Python values. Each keyword argument becomes an attribute of the state.
 
-    ``steps`` counts the calls of ``commit``. Values must be picklable, and are copied by ``copy.deepcopy``.
-    ``bcast_object`` and ``get_rank`` are accepted for compatibility with Horovod and are not used.
+    ``commit`` saves a copy of each of these attributes. ``steps`` counts the calls of ``commit``. The values must be
+    picklable, and are copied by ``copy.deepcopy``. ``bcast_object`` and ``get_rank`` are accepted for compatibility
+    with Horovod and are not used.
     """
 
     def __init__(
@@ -135,7 +144,7 @@ class ObjectState(State):
         def __getattr__(self, name: str) -> Any: ...
 
     def values(self) -> dict[str, Any]:
-        """Return copies of the attributes that were given as keywords."""
+        """Return copies of the attributes that were passed as keyword arguments, by their names."""
         return {name: _copied(name, getattr(self, name)) for name in self._names}
 
     def commit(self) -> None:

@@ -1,1 +1,1 @@
-"""The built-in checks of `ddl doctor`; plugins add more through the same extension point."""
+"""The built-in checks of `ddl doctor`. Plugins can add further checks."""

@@ -1,4 +1,4 @@
-"""Checks the GPUs of each host: which rank uses which, how they are connected, and whether an IOMMU is between them."""
+"""Checks the GPUs of each host: which rank uses which GPU, how GPUs are connected, and whether an IOMMU is active."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _DISPLAY = "0x03"  # class of PCI devices
 
 
 class IommuCheck(Check):
-    """A check that no IOMMU translates addresses between GPUs."""
+    """A check that no IOMMU translates the memory addresses that GPUs use to copy data to each other."""
 
     name = "iommu"
 
     def look(self, host: HostView) -> Any:
-        """Return the facts about the host's GPUs and IOMMUs.
+        """Return a dict with facts about the host's GPUs and IOMMUs.
 
-        They are the GPUs on the PCI bus, the active IOMMUs, the type of each GPU's IOMMU group, and the boot options
-        for IOMMUs.
+        The dict contains the PCI addresses of the GPUs, the names of the active IOMMUs, the type of the IOMMU group of
+        each GPU, and the kernel's boot options for IOMMUs.
         """
         gpus = []
         for bus in host.names("/sys/bus/pci/devices"):
@@ -48,7 +48,7 @@ class IommuCheck(Check):
         for one in seen:
             facts = one.facts
             # The type "identity" means that addresses are not translated. If the kernel reports no type, assume that
-            # they are.
+            # addresses are translated.
             translated = [bus for bus in facts["gpus"] if facts["types"].get(bus, "DMA") != "identity"]
             if facts["units"] and translated:
                 boot = f" (booted with {' '.join(facts['boot'])})" if facts["boot"] else ""
@@ -77,15 +77,15 @@ def _iommu_fix(units: Sequence[str], host: str) -> str:
 
 
 class GpuSharingCheck(Check):
-    """A check that every rank uses a GPU of its own."""
+    """A check that no two ranks use the same GPU."""
 
     name = "gpu-sharing"
     each_rank = True
 
     def look(self, host: HostView) -> Any:
-        """Return the GPU that the rank uses if it chooses one by its local rank.
+        """Return a dict that describes the GPU that this rank uses if it chooses its GPU by its local rank.
 
-        The result is empty if the rank sees no GPU.
+        The dict is empty if the rank sees no GPU.
         """
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         wanted = host.environ.get("CUDA_VISIBLE_DEVICES")
@@ -127,17 +127,17 @@ def _sharing_fix(host: str, ranks: Sequence[Seen], seen: Sequence[Seen]) -> str:
 
 
 class GpuLinksCheck(Check):
-    """A check that the GPUs of a host access each other's memory directly.
+    """A check that the GPUs of a host can access each other's memory directly.
 
-    Plugins that can copy between GPUs add measurements to its facts.
+    Plugins that can copy data between GPUs add measurements of such copies to the facts of this check.
     """
 
     name = "gpu-links"
 
     def look(self, host: HostView) -> Any:
-        """Return the GPUs, the pairs with direct access, and the measured copies.
+        """Return a dict with the host's GPUs, the pairs of GPUs with direct access, and the measured copies.
 
-        The result is empty if there are no GPUs.
+        The dict is empty if the host has no GPU. The copies are left out if ``host.gpus`` has no measurements of them.
         """
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         if host.gpus is None or not gpus:

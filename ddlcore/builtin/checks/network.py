@@ -1,6 +1,6 @@
 """Reports the network cards of a host, and the speed that the driver of each card states.
 
-It measures nothing. Another check judges what slow links cost.
+This module measures nothing. Another check measures the links between hosts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _ETHERNET, _INFINIBAND = "1", "32"  # the kernel's numbers for types of links
 
 
 class NetworkCardsCheck(Check):
-    """A check that lists the network cards that are up, with the speed of each card if its driver knows it."""
+    """A check that lists the network cards that are up, with the speed of each card if its driver states the speed."""
 
     name = "network-cards"
 
     def look(self, host: HostView) -> Any:
-        """Return the cards as a list of texts such as "eth0 10000 Mbit/s"."""
+        """Return the cards as a list of texts such as "eth0 10000 Mbit/s". A card without a known speed is "eth0"."""
         found = []
         for name in host.names("/sys/class/net"):
             card = f"/sys/class/net/{name}"
@@ -32,7 +32,10 @@ class NetworkCardsCheck(Check):
         return found
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Return no findings, because a card's stated speed proves nothing; another check measures the links."""
+        """Return no findings, because the stated speed of a card does not show how fast its links really are.
+
+        Another check measures the links.
+        """
         return ()
 
     def line(self, seen: Sequence[Seen]) -> str:

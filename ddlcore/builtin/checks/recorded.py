@@ -1,4 +1,7 @@
-"""Reads the GPUs of a recorded host from a JSON file, which lies next to the host's recorded /proc and /sys."""
+"""Reads the GPUs of a recorded host from a JSON file.
+
+A recorded host is a folder with copies of files of a host's /proc and /sys. The JSON file is in the same folder.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ RECORD = "gpus.json"
 
 
 class RecordedGpus:
-    """The GPUs of a host, as they were recorded in a file.
+    """The GPUs of a host, as a file has recorded them.
 
-    ``record``: {"gpus": [{index, name, uuid, bus, memory_bytes}], "peers": [[…]], "links": {latency_us, gbytes_per_s}}.
+    ``record`` is the content of the file:
+    {"gpus": [{index, name, uuid, bus, memory_bytes}], "peers": [[…]], "links": {latency_us, gbytes_per_s}}.
     """
 
     def __init__(self, record: Mapping[str, Any]) -> None:
@@ -22,7 +26,10 @@ class RecordedGpus:
 
     @classmethod
     def read(cls, text: str) -> RecordedGpus:
-        """Return the GPUs that ``text`` records. Raises ValueError, in one line, if ``text`` is not such a record."""
+        """Return the GPUs that ``text``, the content of the JSON file, describes.
+
+        Raises ValueError with a message of one line if ``text`` is not a valid record of GPUs.
+        """
         try:
             record = json.loads(text)
             made = cls(record)
@@ -35,17 +42,17 @@ class RecordedGpus:
         return made
 
     def gpus(self) -> Sequence[Gpu]:
-        """Return the recorded GPUs."""
+        """Return the recorded GPUs of the host, in the order of the record."""
         return [Gpu(**one) for one in self._record["gpus"]]
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Return for each pair of GPUs whether the first can access the memory of the second, as it was recorded.
+        """Return the recorded table of direct access between GPUs.
 
-        The result is a table with a row for each first GPU.
+        Row a, column b says whether GPU a can access the memory of GPU b directly.
         """
         return [[bool(value) for value in row] for row in self._record.get("peers", ())]
 
     def links(self) -> Links | None:
-        """Return the recorded measurements of copies between GPUs; None if there are none."""
+        """Return the recorded measurements of copies between GPUs; None if no measurements were recorded."""
         links = self._record.get("links")
         return None if links is None else Links(links["latency_us"], links["gbytes_per_s"])

@@ -1,4 +1,4 @@
-"""Checks what the system grants a process: shared memory and limits."""
+"""Checks how much shared memory, how many open files and how much locked memory the system allows a process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ _UNLIMITED = -1
 
 
 class SharedMemoryCheck(Check):
-    """A check that /dev/shm is large enough for workers of data loaders, and for libraries that use it."""
+    """A check that /dev/shm is large enough for the workers of data loaders, and for other libraries that use it."""
 
     name = "dev-shm"
 
     def look(self, host: HostView) -> Any:
-        """Return ``{"bytes": N}``, where N is the size of /dev/shm. Empty if /dev/shm is not a file system of its own."""
+        """Return ``{"bytes": N}``, where N is the size of /dev/shm.
+
+        The dict is empty if /dev/shm is not a separate file system.
+        """
         for line in host.read("/proc/self/mounts").splitlines()[::-1]:  # of several mounts, the last one is visible
             words = line.split()
             if len(words) > 3 and words[1] == "/dev/shm":
@@ -65,9 +68,10 @@ class LimitsCheck(Check):
     name = "limits"
 
     def look(self, host: HostView) -> Any:
-        """Return the limits of open files and of locked memory, and the network cards that need locked memory.
+        """Return a dict with the limits of this process, and with the network cards that need locked memory.
 
-        A limit is [soft, hard]; -1 means that there is no limit.
+        The keys are ``nofile`` (the limit of open files), ``memlock`` (the limit of locked memory in bytes), and
+        ``rdma`` (the names of the network cards). A limit is a list [soft, hard]; -1 means unlimited.
         """
         facts: dict[str, Any] = {"rdma": host.names("/sys/class/infiniband")}
         for name, words in (("nofile", "Max open files"), ("memlock", "Max locked memory")):

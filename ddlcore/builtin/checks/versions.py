@@ -12,7 +12,7 @@ from ddlcore.text.installing import pip_install
 
 
 class VersionsCheck(Check):
-    """A check that ddl, Python, plugins and frameworks have the same version on all hosts."""
+    """A check that ddl, Python, the plugins and the frameworks each have the same version on all hosts."""
 
     name = "versions"
 
@@ -21,7 +21,7 @@ class VersionsCheck(Check):
         return {name: version for name, version in versions.items() if version}
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Yield one finding for each package whose versions differ."""
+        """Yield one finding for each package whose version is not the same on all hosts."""
         for name in sorted({name for one in seen for name in one.facts}):
             hosts: dict[str, list[str]] = {}
             for one in seen:
@@ -56,7 +56,7 @@ def _fix(name: str, hosts: dict[str, list[str]]) -> str:
 class KnownBadVersions(KnownBadCheck):
     """A check that no installed package has a version that is known to be bad.
 
-    ``rows`` are the bad versions that the core knows. Installed plugins add the bad versions that they know.
+    ``rows`` are the bad versions that the core knows. Installed plugins add checks for further bad versions.
     """
 
     name = "known-bad"

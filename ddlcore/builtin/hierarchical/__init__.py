@@ -1,5 +1,5 @@
-"""A transport that is composed of two: one within each host, and one across hosts.
+"""A transport that is composed of two other transports: one connects the ranks of a host, the other connects hosts.
 
-An allreduce first reduces on each host, then exchanges the sums of the hosts, and then distributes the result on each
-host.
+An allreduce has three steps. First the tensors are reduced on each host. Then the hosts exchange their sums. Finally
+the result is distributed to the ranks of each host.
 """

@@ -19,10 +19,12 @@ END_S = 2.0  # how long close() waits for the thread
 
 
 class Crossing:
-    """One communicator across hosts, and the thread that uses it.
+    """A communicator across hosts, with a thread of its own that makes all calls of this communicator.
 
-    One other thread, the caller's, calls ``begin``, ``opened``, ``put``, ``wait`` and ``close``. If the transport
-    fails, ``opened`` or ``wait`` raises its error, and every later call of these two that has to wait raises it again.
+    The methods ``begin``, ``opened``, ``put``, ``wait`` and ``close`` are all called by one other thread, the caller.
+    If the transport across hosts fails, ``opened`` and ``wait`` raise its error in the caller. There are two
+    exceptions: ``opened`` returns if the communicator was opened before the failure, and ``wait`` returns if its task
+    was completed before the failure.
     """
 
     def __init__(self, make: Callable[[], Transport]) -> None:
@@ -38,7 +40,10 @@ class Crossing:
         self._done = 0
 
     def begin(self, context: Context) -> None:
-        """Start to open the communicator on the thread, and return at once. ``opened`` waits until it is open."""
+        """Start the thread, which opens the communicator, and return at once.
+
+        ``opened`` waits until the communicator is open.
+        """
         self._name = context.name
         self._thread = threading.Thread(target=self._live, args=(context,), name="ddl-crossing", daemon=True)
         self._thread.start()
@@ -46,7 +51,8 @@ class Crossing:
     def opened(self, timeout_s: float) -> None:
         """Wait until the communicator is open.
 
-        Raises the error with which the opening failed, and DeadlineExceeded 5 s after ``timeout_s``.
+        If opening it fails, the error is raised here. Raises DeadlineExceeded if the communicator is not open after
+        ``timeout_s`` plus 5 s, and TransportError after ``abort``.
         """
         until_s = time.monotonic() + timeout_s + LATE_S
         with self._changed:
@@ -57,18 +63,20 @@ class Crossing:
                 self._changed.wait(SLICE_S)
 
     def put(self, task: Task) -> int:
-        """Queue ``task``, and return its ticket for ``wait``.
+        """Add ``task`` to the queue of the thread, and return a ticket: a number that is passed to ``wait``.
 
-        The thread runs the tasks in order. It begins the next task when the Work of the task before is complete.
+        The thread runs the tasks in order. Before it begins a task, it waits until the Work that the previous task
+        returned is complete.
         """
         self._tasks.put(task)
         self._put += 1
         return self._put
 
     def wait(self, ticket: int) -> None:
-        """Wait until the task of ``ticket`` is done.
+        """Wait until the task for which ``put`` returned ``ticket`` is complete.
 
-        If this task or an earlier one has failed, raises its error. Raises TransportError after ``abort``.
+        If this task or an earlier task has failed, the error of the failed task is raised here. Raises TransportError
+        after ``abort``.
         """
         with self._changed:
             while self._done < ticket:
@@ -76,10 +84,10 @@ class Crossing:
                 self._changed.wait(SLICE_S)
 
     def abort(self) -> None:
-        """Abort the communicator. Any thread may call this.
+        """Abort the communicator. Any thread may call this method.
 
-        Threads that wait in ``opened`` or ``wait`` raise now. The crossing's own thread raises as soon as its transport
-        can.
+        A thread that waits in ``opened`` or ``wait`` raises TransportError at once. The crossing's own thread ends as
+        soon as the transport's pending call can be interrupted.
         """
         with self._changed:
             self._aborted = True
@@ -89,7 +97,10 @@ class Crossing:
             transport.abort()
 
     def close(self) -> None:
-        """Close the transport and end the thread. A thread whose call cannot be aborted may be left running."""
+        """Ask the thread to close the transport and to end, and wait up to 2 s for the end of the thread.
+
+        If the thread is in a call of the transport that cannot be aborted, the thread may be left running.
+        """
         if self._thread is not None:
             self._tasks.put(None)
             self._thread.join(END_S)
@@ -138,9 +149,10 @@ class Crossing:
 
 
 def finish(work: Work, check: Callable[[], None]) -> None:
-    """Wait until ``work`` is complete, however slow the peers are.
+    """Wait without a time limit until ``work`` is complete.
 
-    ``check`` is called repeatedly, and raises to end the wait.
+    ``check`` is called every 0.1 s during the wait. If ``check`` raises an exception, the wait ends with this
+    exception.
     """
     while not work.wait(SLICE_S):
         check()

@@ -19,10 +19,10 @@ class Layout:
 
     @classmethod
     def of(cls, members: Sequence[Member], rank: int, shares: int) -> Layout:
-        """Return the layout of the ``members``, as ``rank`` sees it.
+        """Return the layout of the communicator whose members are ``members``, for its rank ``rank``.
 
-        ``shares`` is how many ranks of each host should exchange data with other hosts; 0 means as many as possible. It
-        cannot be more than the number of ranks on the smallest host.
+        ``shares`` is the number of ranks of each host that should exchange data with other hosts; 0 means as many as
+        possible. In the layout, this number is at most the number of ranks on the host with the fewest ranks.
         """
         by_host: dict[int, list[int]] = {}
         for r, member in enumerate(members):
@@ -44,24 +44,34 @@ class Layout:
 
     @property
     def crossing(self) -> tuple[int, ...]:
-        """Return the ranks with which this rank exchanges data across hosts, one for each host, including itself."""
+        """Return the ranks that exchange data with this rank across hosts: one rank per host, including this rank."""
         return tuple(ranks[self.local] for ranks in self.hosts)
 
     def places(self) -> dict[int, tuple[int, int]]:
-        """Return a dict from rank to (host, position on that host), in the order of hosts and positions."""
+        """Return a dict that maps each rank to (index of its host, position on that host).
+
+        The dict is in the order of the hosts, and for each host in the order of the positions.
+        """
         return {r: (h, i) for h, ranks in enumerate(self.hosts) for i, r in enumerate(ranks)}
 
     def shared_out(self, count: int) -> list[int]:
-        """Return for each rank of this host how many of ``count`` elements it sends across hosts."""
+        """Divide ``count`` elements among the ranks of this host for sending them across hosts.
+
+        Return the number of elements for each rank of this host. It is 0 for a rank that exchanges no data with other
+        hosts.
+        """
         return split(count, self.shares) + [0] * (len(self.mates) - self.shares)
 
 
 def split(count: int, parts: int) -> list[int]:
-    """Return the lengths of ``parts`` parts of ``count``, which differ by at most one."""
+    """Divide ``count`` elements into ``parts`` parts, and return the lengths of the parts.
+
+    The lengths differ by at most one.
+    """
     return [part(count, i, parts)[1] for i in range(parts)]
 
 
 def part(count: int, i: int, parts: int) -> tuple[int, int]:
-    """Return where part ``i`` begins, and its length, if ``count`` is divided into ``parts`` parts."""
+    """Divide ``count`` elements into ``parts`` parts, and return (first element, length) of the part number ``i``."""
     begin = count * i // parts
     return begin, count * (i + 1) // parts - begin

@@ -1,7 +1,8 @@
-"""Collectives that only move data, without reducing it.
+"""The collectives across hosts that only move data, without reducing it.
 
-Each byte is sent to a host only once, however many ranks of the host need it. In broadcast, the ranks that cross share
-that work; in the other collectives, the first rank of each host sends and receives for its host.
+Each byte is sent to a host only once, even if several ranks of that host need it. In a broadcast, several ranks of each
+host (``Layout.shares``) send and receive data across hosts. In the other collectives, only the first rank of each host
+sends and receives data across hosts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ddlcore.types import Buffer, DType
 
 
 def barrier(pipe: Pipeline) -> None:
-    """Run ``Transport.barrier`` over all hosts."""
+    """Run ``Transport.barrier`` for all ranks of all hosts."""
 
     def meet(i: int) -> None:
         pipe.here(pipe.local.barrier())
@@ -27,7 +28,10 @@ def barrier(pipe: Pipeline) -> None:
 
 
 def broadcast(pipe: Pipeline, buffer: Buffer, root: int) -> None:
-    """Run Transport.broadcast. Each rank that crosses hosts sends or receives its share of the data."""
+    """Run ``Transport.broadcast`` for all ranks of all hosts.
+
+    Each rank that exchanges data with other hosts sends or receives its share of the data.
+    """
     layout = pipe.layout
     host, place = layout.places()[root]
     whole = _bytes(buffer)
@@ -58,9 +62,9 @@ def broadcast(pipe: Pipeline, buffer: Buffer, root: int) -> None:
 
 
 def allgatherv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[int]) -> None:
-    """Run Transport.allgatherv.
+    """Run ``Transport.allgatherv`` for all ranks of all hosts.
 
-    Each round takes the same fraction of every rank's bytes, so that all hosts send at the same time.
+    Each round moves the same fraction of every rank's bytes, so that all hosts send at the same time.
     """
     layout = pipe.layout
     lengths = [count * source.dtype.itemsize for count in counts]
@@ -93,16 +97,16 @@ def allgatherv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[
 
 
 def alltoallv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
-    """Run ``Transport.alltoallv`` over all hosts.
+    """Run ``Transport.alltoallv`` for all ranks of all hosts.
 
-    Data for a rank of the same host goes directly to that rank. All other data goes through the first rank of each
-    host.
+    Data for a rank of the same host goes directly to that rank. Data for a rank of another host goes through the first
+    rank of the sender's host and the first rank of the receiver's host.
     """
     _Exchange(pipe, source, target, counts).run()
 
 
 class _Exchange:
-    """One alltoallv. In its code, ``s`` is the rank that sends, ``d`` the rank that receives, and ``g`` is a host."""
+    """One run of alltoallv. In the code, ``s`` is a rank that sends, ``d`` a rank that receives, and ``g`` a host."""
 
     def __init__(self, pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
         size = source.dtype.itemsize
@@ -122,9 +126,9 @@ class _Exchange:
         self._pipe.stream(self._rounds, self._before, cross, self._after)
 
     def _through(self, ranks: Sequence[int]) -> int:
-        """Return the bytes that a host with these ranks sends, or those that it receives, whichever is more.
+        """Return the larger of two numbers: the bytes that ``ranks`` send, and the bytes that ``ranks`` receive.
 
-        Both include the data that stays on the host.
+        ``ranks`` are all ranks of one host. Both numbers include data that stays on this host.
         """
         received = sum(row[d] for row in self._lengths for d in ranks)
         return max(sum(sum(self._lengths[s]) for s in ranks), received)
@@ -141,9 +145,10 @@ class _Exchange:
         return at(self._target, self._column_begins[s] + begin, length)
 
     def _abroad(self, rank: int, i: int, received: bool) -> int:
-        """Return how many bytes ``rank`` of this host sends to other hosts in round ``i``.
+        """Return how many bytes ``rank`` receives from other hosts in round ``i``, or sends to them.
 
-        If ``received`` is true, return how many bytes it receives from them instead.
+        The result is the number of received bytes if ``received`` is true, otherwise the number of sent bytes. ``rank``
+        is a rank of this host.
         """
         others = [r for ranks in self._others for r in ranks]
         return sum(self._length(r, rank, i) if received else self._length(rank, r, i) for r in others)

@@ -10,7 +10,7 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Transport, Work
 from ddlcore.types import Buffer, DType
 
-AHEAD = 2  # rounds that have begun and not ended: one is sent across hosts, the next one waits for that
+AHEAD = 2  # rounds that have begun and not ended: one is sent across hosts, the next round waits to be sent
 SLOTS = AHEAD + 1
 
 Step = Callable[[int], None]  # called with the number of the round
@@ -18,11 +18,11 @@ Cross = Callable[[Transport, int], Work]
 
 
 class Pipeline:
-    """The state that the collectives of one communicator share.
+    """The state that all collectives of one communicator use: its layout, its transports and its staging memory.
 
-    One thread uses it, except that ``Cross`` steps run on the crossing's thread. The crossing's thread uses only
-    staging memory, which stays alive as long as that thread needs it. So the caller may free its own memory as soon as
-    a call has raised.
+    One thread calls the collectives and runs their steps on this host. The ``Cross`` steps run on another thread, that
+    of the ``Crossing`` object. That thread uses only staging memory, which stays alive as long as the thread needs it.
+    So if a collective raises an error, the caller may free the source and the target at once.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class Pipeline:
     def leads(self) -> bool:
         """Return whether this rank is the first of its host.
 
-        If the data is not divided into shares, only the first rank of each host exchanges data with other hosts.
+        If a collective does not divide its data into shares, only the first rank of each host exchanges data with
+        other hosts.
         """
         return self.layout.local == 0
 
@@ -55,9 +56,10 @@ class Pipeline:
         return -(-nbytes // self.chunk_bytes)
 
     def staging(self, use: str, i: int, count: int, dtype: DType = DType.U8) -> Buffer:
-        """Return memory for the purpose ``use`` in round ``i``.
+        """Return staging memory for ``count`` elements of type ``dtype``, for the purpose ``use`` in round ``i``.
 
-        A later round uses the same memory after round ``i`` has ended.
+        Calls with the same ``use`` and the same round return the same memory. After round ``i`` has ended, a later
+        round gets this memory.
         """
         # The crossing's thread may still work on round i - AHEAD while ``before`` of round i runs. Each use has SLOTS
         # pieces of memory, so such rounds use different pieces. Round i - SLOTS, which used the same piece, has ended,
@@ -70,12 +72,12 @@ class Pipeline:
         return Buffer(memory.address, count, dtype, (count,), owner=memory)
 
     def stream(self, rounds: int, before: Step, cross: Cross | None, after: Step) -> None:
-        """Run ``before``, ``cross`` and ``after`` for each of the rounds.
+        """Run the three steps ``before``, ``cross`` and ``after`` for each round from 0 to ``rounds`` - 1.
 
         All ranks of the host run ``before`` and ``after``, in the same order. ``cross`` is None on a rank that
-        exchanges no data with other hosts. While one round is sent across hosts, ``before`` of following rounds and
-        ``after`` of earlier rounds run. No step waits for a later round, so there can be no deadlock, whichever rank is
-        slowest.
+        exchanges no data with other hosts. While the data of one round is sent across hosts, the step ``before`` of
+        following rounds and the step ``after`` of earlier rounds run. No step waits for a later round, so there can be
+        no deadlock, whichever rank is slowest.
         """
         tickets = []
         for i in range(rounds + AHEAD):
@@ -92,7 +94,7 @@ class Pipeline:
                 after(i - AHEAD)
 
     def here(self, work: Work) -> None:
-        """Wait for ``work`` of the transport within the host."""
+        """Wait until ``work``, an operation of the transport within the host, is complete."""
         finish(work, self.check)
 
 
@@ -101,5 +103,5 @@ def _task(cross: Cross, i: int) -> Task:
 
 
 def at(buffer: Buffer, begin: int, count: int) -> Buffer:
-    """Return ``count`` elements of ``buffer``, from element ``begin`` on."""
+    """Return the part of ``buffer`` that begins at element ``begin`` and has ``count`` elements. Nothing is copied."""
     return Buffer(buffer.address + begin * buffer.dtype.itemsize, count, buffer.dtype, (count,), owner=buffer.owner)

@@ -1,4 +1,4 @@
-"""Reductions over hosts, whose results are the same to the last bit in every run.
+"""The collectives across hosts that reduce data. Their results are the same to the last bit in every run.
 
 The values are added on each host in the order of its ranks; then the sums of the hosts are added in the order of the
 hosts. 16-bit floats are added in float32. Their sums are rounded twice: once on each host, and once across hosts.
@@ -17,10 +17,10 @@ SMALL_BYTES = 16 << 10  # up to this size, every host gets the other hosts' whol
 
 
 def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-    """Run Transport.allreduce.
+    """Run ``Transport.allreduce`` for all ranks of all hosts.
 
-    Each of H hosts sends 2 (H - 1) / H of the tensor's bytes to other hosts, as in a ring. With more than two hosts, a
-    small tensor takes fewer steps, and more bytes are sent.
+    If there are H hosts and the tensor has N bytes, each host sends 2 N (H - 1) / H bytes to other hosts, as many as in
+    a ring. A small tensor on more than two hosts is an exception: each host sends more bytes, but in fewer steps.
     """
     layout, dtype = pipe.layout, source.dtype
     rounds = pipe.rounds(source.nbytes)
@@ -36,14 +36,17 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
         pipe.here(pipe.local.reducescatterv(at(source, begin, count), mine, shares, op))
 
     def others(i: int, count: int) -> Buffer:
-        """Return the memory for the other hosts' sums.
+        """Return the staging memory for the sums of the other hosts in round ``i``: ``count`` elements for each host.
 
-        With more than two hosts, it also has room for this host's sums.
+        With more than two hosts, this memory also has room for this host's sums.
         """
         return pipe.staging("sums", i, (hosts if hosts > 2 else 1) * count, dtype)
 
     def exchange(transport: Transport, i: int) -> Work:
-        """Let every host get the sums of all hosts. This is used for two hosts, and for few bytes."""
+        """Send this host's sums to all other hosts, and receive the sums of all other hosts.
+
+        This step is used for two hosts, and for small tensors.
+        """
         count = size(i)[2][layout.local]
         mine, sums = _bytes(pipe.staging("sum", i, count, dtype)), _bytes(others(i, count))
         if hosts > 2:
@@ -51,9 +54,9 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
         return transport.alltoallv(mine, sums, [[0, mine.count], [mine.count, 0]])
 
     def by_shards(transport: Transport, i: int) -> Work:
-        """Let each host add up one shard of the data for all hosts.
+        """Let each host add one shard of the sums of all hosts, and send the result to all other hosts.
 
-        With more than two hosts, this sends fewer bytes.
+        With more than two hosts, this step sends fewer bytes than ``exchange``.
         """
         count = size(i)[2][layout.local]
         mine, total = pipe.staging("sum", i, count, dtype), pipe.staging("total", i, count, dtype)
@@ -82,10 +85,10 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
 
 
 def reducescatterv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-    """Run Transport.reducescatterv.
+    """Run ``Transport.reducescatterv`` for all ranks of all hosts.
 
-    The sums of a host go to its first rank. The first ranks exchange them, so that each host gets the sums of its own
-    ranks' parts.
+    On each host, the first rank gets the sums of this host. The first ranks of all hosts exchange these sums: each
+    first rank receives only the parts of the result that belong to ranks of its own host.
     """
     layout, dtype = pipe.layout, source.dtype
     rounds = pipe.rounds(source.nbytes)
@@ -130,7 +133,10 @@ def _reduce(pipe: Pipeline, sources: Sequence[Buffer], target: Buffer, op: Reduc
 
 
 def _bytes(buffer: Buffer) -> Buffer:
-    """Return ``buffer`` described as bytes, because the transport across hosts may not support the element type."""
+    """Return the memory of ``buffer`` as a buffer of bytes.
+
+    Bytes are used because the transport across hosts may not support the element type.
+    """
     return Buffer(buffer.address, buffer.nbytes, DType.U8, (buffer.nbytes,), owner=buffer.owner)
 
 

@@ -1,4 +1,7 @@
-"""The transport composed of two others. It opens and closes both, and runs each collective as a sequence of rounds."""
+"""The transport that is composed of two other transports, one within each host and one across hosts.
+
+This transport opens and closes both other transports, and runs each collective as a sequence of rounds.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ SHARES = 2
 class HierarchicalTransport(Transport):
     """A transport for ranks on two or more hosts, with any number of ranks per host and in any order.
 
-    ``local`` is the transport for the ranks of one host; a host with a single rank does not use it. ``make_cross``
-    makes the transport across hosts; it is called on the ranks that exchange data with other hosts. If that transport
-    is ``attended``, every rank makes one more instance of it, and calls ``attend`` on that. Values are added first on
-    each host in rank order, then in the order of the hosts, so not in the order of all ranks.
+    ``local`` is the transport for the ranks of one host. On a host with a single rank, ``local`` is not used.
+    ``make_cross`` returns a new instance of the transport across hosts. Only the ranks that exchange data with other
+    hosts open such an instance. If ``attended`` is true, every rank makes one more instance, and calls
+    ``Transport.attend`` of this instance while the transports are opened. Values are added first on each host in the
+    order of its ranks, then in the order of the hosts. So values are not added in the order of all ranks.
     """
 
     def __init__(self, local: Transport, make_cross: Callable[[], Transport], attended: bool = False) -> None:
@@ -69,7 +73,8 @@ class HierarchicalTransport(Transport):
     def _open_parts(self, layout: Layout, local: Transport, crossing: Crossing | None) -> None:
         """Open the transport within the host and the transport across hosts.
 
-        Both open at the same time, so that their timeouts run in parallel.
+        Both transports are opened at the same time, so that their timeouts run in parallel. ``local`` is the transport
+        within the host. ``crossing`` is None on a rank that exchanges no data with other hosts.
         """
         context = self.context
         if crossing is not None:
@@ -125,7 +130,7 @@ class HierarchicalTransport(Transport):
         return DONE
 
     def _ready(self, *buffers: Buffer) -> Pipeline:
-        """Return the pipeline of the communicator, ready for a collective on ``buffers``.
+        """Check that a collective can run on ``buffers``, and return the communicator's pipeline.
 
         Raises TransportError if the communicator is not open or was aborted, and ValueError if a buffer is not dense.
         """

@@ -1,9 +1,9 @@
-"""Creates anonymous shared memory and passes it to the other ranks of a host.
+"""Creates anonymous shared memory on rank 0, and passes it to the other ranks of the host.
 
-It does not know what the memory contains. Rank 0 creates a memfd, and passes its descriptor to the other ranks over an
-abstract Unix socket. Rank 0 publishes the socket's random name and a token in the store. When the last rank has
-received the memory, the socket is closed and the key is deleted from the store. So nothing is left behind when a rank
-is killed, and no limit on /dev/shm applies.
+Rank 0 creates a memfd, and passes its file descriptor to the other ranks over an abstract Unix socket. Rank 0 publishes
+the socket's random name and a secret token under one key in the store. When the last rank has received the memory, rank
+0 closes the socket and deletes the key from the store. So nothing is left behind when a rank is killed, and no limit on
+/dev/shm applies. This module does not use the content of the memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ ANSWER = b"memory"
 
 
 class Segment:
-    """Memory that several processes share, mapped into this process at ``address``. It is initially zero."""
+    """Memory that several processes share, mapped into this process at ``address``.
+
+    ``descriptor`` is the file descriptor of the memory, and ``nbytes`` its size. New memory is filled with zeros.
+    """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self._map = mmap.mmap(descriptor, nbytes)
@@ -41,22 +44,22 @@ class Segment:
         del place  # the mapping cannot be closed while an exported buffer exists
 
     def close(self) -> None:
-        """Unmap the memory. The address is invalid from then on."""
+        """Unmap the memory from this process. After this call, ``address`` must not be used."""
         self._map.close()
 
 
 class _Patience:
-    """A deadline for waiting, together with a function that says whether the wait must stop earlier."""
+    """A deadline for waiting, together with a function ``stop`` that returns whether the wait must end earlier."""
 
     def __init__(self, timeout_s: float, stop: Callable[[], bool]) -> None:
         self._deadline = time.monotonic() + timeout_s
         self._stop = stop
 
     def slice(self, missing: str) -> float:
-        """Return how many seconds to wait before the next call of this method. ``missing`` says what is waited for.
+        """Return the number of seconds that the caller may wait before it calls this method again.
 
-        Raises DeadlineExceeded after the deadline, and TransportError if the wait must stop. Their messages contain
-        ``missing``.
+        ``missing`` is a text that says why the caller still waits. Raises DeadlineExceeded after the deadline, and
+        TransportError if the wait must stop. The messages of both errors contain ``missing``.
         """
         self.check(missing)
         left = self._deadline - time.monotonic()
@@ -65,7 +68,7 @@ class _Patience:
         return min(left, SLICE_S)
 
     def check(self, missing: str) -> None:
-        """Raise TransportError if the wait for ``missing`` must stop."""
+        """Raise TransportError if the wait must stop. The message contains ``missing``, as in ``slice``."""
         if self._stop():
             raise TransportError(f"shm: aborted while opening ({missing})")
 
@@ -73,9 +76,10 @@ class _Patience:
 def make(
     nbytes: int, peers: int, store: Store, timeout_s: float, stop: Callable[[], bool], head: bytes = b""
 ) -> Segment:
-    """Create the memory on rank 0, and return it when all other ranks, ``peers`` in number, have received it.
+    """Create the memory on rank 0, pass it to all other ranks, and return it when all of them have received it.
 
-    The memory begins with ``head``. Raises DeadlineExceeded after ``timeout_s``, and TransportError soon after
+    ``peers`` is the number of the other ranks. ``head`` is written to the beginning of the memory. Raises
+    DeadlineExceeded if a rank has not received the memory after ``timeout_s``. Raises TransportError soon after
     ``stop()`` becomes true.
     """
     patience = _Patience(timeout_s, stop)
@@ -95,11 +99,11 @@ def make(
 
 
 def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Patience) -> None:
-    # Every process in this network namespace, of whatever user, can connect to an abstract socket. So a peer must run
-    # under our user id, which the kernel attests, and it must send the token. A peer gets the token from the
+    # Every process of every user in this network namespace can connect to an abstract socket. So a peer must run under
+    # our user id, which the kernel reports, and the peer must send the token. A peer gets the token from the
     # authenticated store of its job, so a rank of another job of the same user does not have the right token. The ranks
-    # that were served are collected in a set: a rank that repeats its connection may be served twice, and must be
-    # counted only once.
+    # that were served are collected in a set: a rank that connects again may be served twice, and must be counted only
+    # once.
     token = secrets.token_bytes(TOKEN_BYTES)
     name = f"ddl-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
@@ -121,10 +125,11 @@ def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Pa
 
 
 def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int | None:
-    """Pass the memory to the peer of ``connection``, and return the peer's rank, or None if the peer is a stranger.
+    """Pass the memory to the process at the other end of ``connection``, and return the rank of that process.
 
-    A stranger is a process of another user, or one that does not send the token in time. It gets nothing, and cannot
-    delay the ranks for long.
+    Return None, and pass no memory, if the process belongs to another user, or if it has not sent the right token after
+    2 s. So a foreign process gets nothing, and cannot delay the ranks for long. ``descriptor`` is the file descriptor
+    of the memory.
     """
     connection.settimeout(STRANGER_S)
     try:
@@ -140,10 +145,10 @@ def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int 
 
 
 def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool]) -> Segment:
-    """Receive the memory on a rank other than rank 0.
+    """Receive the memory from rank 0. ``rank`` is the rank of this process, which is not 0.
 
-    Raises DeadlineExceeded if rank 0 does not send it within ``timeout_s``, and TransportError if rank 0 cannot be
-    reached or after ``stop()`` has become true.
+    Raises DeadlineExceeded if rank 0 does not send the memory within ``timeout_s``. Raises TransportError if rank 0
+    cannot be reached, if rank 0 refuses, or soon after ``stop()`` becomes true.
     """
     patience = _Patience(timeout_s, stop)
     card = store.get_checked(KEY, timeout_s, lambda: patience.check("rank 0 has not made the memory"))
@@ -170,9 +175,9 @@ def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool])
 
 
 def _connect(client: socket.socket, name: str, patience: _Patience) -> None:
-    """Connect to rank 0's socket ``name``.
+    """Connect ``client`` to rank 0's abstract socket, which is called ``name``.
 
-    While the socket's queue is full, retry: other users' connections may fill it.
+    Retry while the queue of rank 0's socket is full. Connections of other users may fill this queue.
     """
     while True:
         client.settimeout(patience.slice("too many connect to rank 0 at the same time"))
@@ -184,7 +189,10 @@ def _connect(client: socket.socket, name: str, patience: _Patience) -> None:
 
 
 def _await_descriptor(client: socket.socket, patience: _Patience) -> tuple[bytes, list[int]]:
-    """Wait for rank 0's answer with the descriptor of the memory. Rank 0 may first serve other ranks."""
+    """Wait for rank 0's answer, and return (bytes of the answer, list with the file descriptor of the memory).
+
+    The list is empty if rank 0 sent no descriptor. The wait may be long, because rank 0 may serve other ranks first.
+    """
     while True:
         client.settimeout(patience.slice("rank 0 does not hand it out"))
         try:

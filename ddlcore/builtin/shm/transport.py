@@ -1,6 +1,7 @@
 """The transport over shared memory. Each collective is one call of machine code.
 
-This module decides where everything lies in the shared segment, and makes the tables that the machine code reads.
+This module decides at which offsets of the shared segment the counters and the ranks' rings of slots are. It also makes
+the tables that the machine code reads.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Words = ctypes.Array[ctypes.c_int64]
 class ShmTransport(Transport):
     """The transport for two or more ranks of one host.
 
-    The ranks are processes, or threads of which each opens its own instance.
+    The ranks are processes, or threads of one process. Each rank opens its own instance of this class.
     """
 
     capabilities = Capabilities(
@@ -98,7 +99,7 @@ class ShmTransport(Transport):
                 self._functions["ddl_abort"](self._frame_at)
 
     def run(self, name: str, *arguments: int) -> Work:
-        """Run the collective ``name``, which is one call of machine code with ``arguments``.
+        """Run the collective ``name``: call its machine code once, with the frame's address and ``arguments``.
 
         Raises TransportError if the communicator was aborted or is not open.
         """
@@ -112,18 +113,19 @@ class ShmTransport(Transport):
         return self._functions[name]
 
     def frame_address(self, name: str) -> int:
-        """Return the address of the frame, which is the table of words that all machine code needs.
+        """Return the address of the frame, which is the table of 64-bit words that all machine code needs.
 
-        Raises TransportError if the communicator is not open. ``name`` is the collective that needs the frame.
+        Raises TransportError if the communicator is not open. ``name`` is the name of the collective that needs the
+        frame; the message contains it.
         """
         if self.closed:
             raise self.failure(0, name)
         return self._frame_at
 
     def failure(self, code: int, name: str) -> TransportError:
-        """Return the error to raise when the machine code of the collective ``name`` has returned ``code``.
+        """Return the error to raise after the machine code of the collective ``name`` has returned ``code``.
 
-        A ``code`` of 0 means that the machine code could not be called, because the communicator is not open.
+        If ``code`` is 0, the machine code was not called, because the communicator is not open.
         """
         if code == 0:
             return TransportError(f"shm: {self._name()} is not open")
@@ -134,7 +136,10 @@ class ShmTransport(Transport):
         return self._aborted
 
     def _aborter(self) -> int:
-        """Return the rank (of the world) that has aborted the communicator, as the first word of the segment says."""
+        """Return the rank that has aborted the communicator, numbered as in the world.
+
+        The rank that aborts writes its number into the first word of the segment.
+        """
         assert self._segment is not None
         mark = ctypes.c_int64.from_address(self._segment.address).value
         return self.context.members[mark - 1].rank
@@ -179,16 +184,17 @@ class ShmTransport(Transport):
 
 
 class _PreparedBucket(Prepared):
-    """A prepared plan in the form that the machine code reads: words, and two tables of addresses.
+    """A prepared plan in the form that the machine code reads: a table of words, and two tables of addresses.
 
-    The tables are written only when the addresses change.
+    One table contains the address of the source of each tensor, the other table the address of its target. The tables
+    are written only when the addresses change.
     """
 
     def __init__(self, transport: ShmTransport, plan: Plan) -> None:
         self._transport = transport
         self._sources = (ctypes.c_int64 * len(plan.counts))()
         self._targets = (ctypes.c_int64 * len(plan.counts))()
-        self._bound: tuple[list[int], list[int]] | None = None  # what the tables contain, if it was given as lists
+        self._bound: tuple[list[int], list[int]] | None = None  # the addresses in the tables, if they came as lists
         frame = transport.frame_address("prepare")
         self._plan = _plan_words(plan, frame, ctypes.addressof(self._sources), ctypes.addressof(self._targets))
         self._plan_at = ctypes.addressof(self._plan)
@@ -254,10 +260,10 @@ def _fill(table: Words, addresses: Sequence[int]) -> None:
 
 
 def ring_bytes(size: int, crowded: bool, wanted: int = 0) -> tuple[int, int]:
-    """Return the size of a slot and of a ring in bytes for ``size`` ranks, both powers of two.
+    """Return (bytes of a slot, bytes of a ring) for ``size`` ranks. Both numbers are powers of two.
 
-    They are chosen so small that all rings together stay within about SEGMENT_BYTES. ``crowded``: there are more ranks
-    than cores. ``wanted``: the slot size that a user or a search has chosen; 0 if nobody has chosen one.
+    The rings are so small that all rings together have about SEGMENT_BYTES at most. ``crowded`` is true if there are
+    more ranks than cores. ``wanted`` is the slot size in bytes that a user or a tuner has chosen; 0 if none was chosen.
     """
     chunk, ring = (CROWDED_CHUNK_BYTES, CROWDED_RING_BYTES) if crowded else (CHUNK_BYTES, RING_BYTES)
     if wanted > 0:
@@ -269,15 +275,19 @@ def ring_bytes(size: int, crowded: bool, wanted: int = 0) -> tuple[int, int]:
 
 
 def _inputs_at(size: int) -> int:
-    """Return where in the segment the rings begin, as an offset in bytes.
+    """Return the offset in bytes at which the rings begin in the segment.
 
-    It is the beginning of a page, after the cache lines that hold the counters of ``size`` ranks.
+    The segment begins with the cache lines that contain the counters of ``size`` ranks. The rings begin at the next
+    page.
     """
     return _round_up(at.LINE * (1 + size), 4096)
 
 
 def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Words:
-    """Return the frame of one rank, which is the table of words that the machine code works with."""
+    """Return the frame of this rank, which is the table of 64-bit words that the machine code reads and writes.
+
+    ``memory`` is the shared segment. ``crowded`` is true if there are more ranks than cores.
+    """
     chunk, ring = (ctypes.c_int64 * 2).from_address(memory.address + at.LAYOUT)
     inputs = memory.address + _inputs_at(context.size)
     results = inputs + context.size * ring
@@ -305,10 +315,10 @@ def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Wor
 
 
 def _plan_words(plan: Plan, frame: int, sources: int = 0, targets: int = 0) -> Words:
-    """Return ``plan`` as the words that the machine code reads.
+    """Return ``plan`` as a table of 64-bit words, in the form that the machine code reads.
 
-    ``frame`` is the address of the frame. ``sources`` and ``targets`` are the addresses of the tables that hold the
-    tensors' addresses; 0 if there are none.
+    ``frame`` is the address of the frame. ``sources`` and ``targets`` are the addresses of the two tables that contain
+    the addresses of the tensors; 0 if there are no such tables.
     """
     scales = struct.unpack("=2q", struct.pack("=2d", plan.prescale, plan.postscale))
     facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets, frame, 0, -1, 0)

@@ -1,6 +1,6 @@
-"""Searches by a Gaussian process and expected improvement, implemented by scikit-optimize.
+"""A tuner that searches by a Gaussian process and expected improvement, with the package scikit-optimize.
 
-``tell`` fits the process again, which takes 40 to 65 ms. So it must never run while a step waits for it.
+``tell`` fits the Gaussian process again, and takes 40 to 65 ms. So ``tell`` must never run while a training step waits.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 from ddlcore.contracts.tuner import Knob, Tuner, Value
 
-FIRST = 6  # how many points, evenly spread or told from outside, are tried before the process makes proposals
+FIRST = 6  # number of points, evenly spread or passed to ``tell``, before the Gaussian process makes proposals
 CANDIDATES = 2000  # points at which the expected improvement is evaluated
-OFTEN = 3  # the search ends when it would propose a point that was told this many times already
+OFTEN = 3  # the search ends when it would propose a point that was already passed to ``tell`` so many times
 
 
 class BayesTuner(Tuner):
     """A tuner that searches by a Gaussian process.
 
-    It needs scikit-optimize, which the extra ``ddlcore[tune]`` installs.
+    This tuner needs the package scikit-optimize, which the extra ``ddlcore[tune]`` installs.
     """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:

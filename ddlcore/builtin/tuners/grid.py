@@ -1,4 +1,7 @@
-"""Searches one knob after the other, first on a coarse grid, then on finer ones around the best point."""
+"""A tuner that varies one knob after the other, first on a coarse grid, then on finer grids around the best point.
+
+A knob is a setting whose value a tuner may change.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ Point = tuple[Value, ...]
 class GridTuner(Tuner):
     """A tuner that searches on grids, and needs no further packages.
 
-    In each round, it varies one knob after the other while the other knobs keep their best values. After a round, it
-    halves the step of the grid. But if a round on a finer grid has found a better point, it searches the same grid
-    again.
+    In each round, the tuner varies one knob after the other, while the other knobs keep their best values. After the
+    first round, the step of the grid is halved. After a later round, it is halved only if the round found no better
+    point; otherwise the tuner searches the same grid again around the better point.
     """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:

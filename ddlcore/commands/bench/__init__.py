@@ -1,1 +1,1 @@
-"""``ddl bench``: time collectives of ddl and of peers that plugins provide, in alternation."""
+"""``ddl bench``: time the collectives of ddl and those of peers (other libraries, called by plugins), in turns."""

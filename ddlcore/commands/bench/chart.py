@@ -1,4 +1,4 @@
-"""Draw results with matplotlib into a file. No other module of this package draws."""
+"""Draw the results of ``ddl bench`` as a chart into a file, with matplotlib. No other module of this package draws."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def require_matplotlib(path: Path) -> None:
-    """Raise ValueError, with a message of one line, if no chart can be drawn to ``path``."""
+    """Raise ValueError, with a message of one line, if no chart can be drawn to ``path``.
+
+    The reason is that matplotlib is missing, or that matplotlib cannot write files with the suffix of ``path``.
+    """
     try:
         backend = import_module("matplotlib.backends.backend_agg")
     except ImportError:
@@ -33,9 +36,11 @@ def require_matplotlib(path: Path) -> None:
 
 
 def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
-    """Draw time and rate against size into the file ``path``: for each operation a panel of times above one of rates.
+    """Draw the results in ``rows`` into the file ``path``. The horizontal axes show the size of the tensor.
 
-    The bands show the quartiles over the rounds. Raises OSError if the file cannot be written.
+    Each operation has two panels, one above the other: the upper one shows the times, the lower one the rates in bytes
+    per second. Lines show the medians over the rounds, and bands show the quartiles. ``transport`` is the name of the
+    open transport, and ``title`` is the title of the chart. Raises OSError if the file cannot be written.
     """
     figure_class = import_module("matplotlib.figure").Figure
     operations = list(dict.fromkeys(row.operation for row in rows))
@@ -69,7 +74,10 @@ def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
 
 
 def _plot(times: Any, rates: Any, rows: Sequence[Row], name: str, style: Mapping[str, Any]) -> Any:
-    """Draw the times and rates of one contender. Return its line, for the legend."""
+    """Draw the times and rates of the contender ``name`` into the panels ``times`` and ``rates``.
+
+    ``style`` holds matplotlib's arguments for the lines. Return the line of the times, for the legend.
+    """
     sizes = [row.nbytes for row in rows]
     bands = [
         statistics.quantiles(row.times[name], n=4, method="inclusive") if len(row.times[name]) > 1 else None
@@ -108,9 +116,9 @@ def _label_axes(times: Any, rates: Any, operation: str, sizes: Sequence[int]) ->
 
 
 def _label_values(times: Any, rates: Any) -> None:
-    """Label the axes that all operations share.
+    """Label the vertical axes of a panel of times and a panel of rates. All operations share these two axes.
 
-    Call it when all lines are drawn, because only then their ranges are known.
+    Call this function after all lines are drawn, because the ranges of the axes are not known before.
     """
     rates.set_ylim(bottom=0)
     times.set_yticks(log_ticks(*times.get_ylim()))

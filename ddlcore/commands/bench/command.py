@@ -191,10 +191,11 @@ def _title(layout: Layout) -> str:
 def _checked(
     plan: BenchPlan, where: tuple[int | None, str | None, str | None], flags: Mapping[str, object]
 ) -> tuple[Placed, Settings, Registry]:
-    """Check the request before anything is started, and return where the ranks run, the settings and the plugins.
+    """Check the user's request before anything is started.
 
-    ``where`` holds the values of -np, -H and --hostfile. Raises ValueError, PluginError or DdlInternalError if the
-    request cannot work.
+    ``where`` holds the values of -np, -H and --hostfile (None if not given), and ``flags`` holds the settings that the
+    command line gives. Return the hosts on which the ranks will run, the settings and the registry of plugins. Raises
+    ValueError, PluginError or DdlInternalError if the request cannot work.
     """
     num_proc, hosts, hostfile = where
     if num_proc is None and hosts is None and hostfile is None:
@@ -230,10 +231,11 @@ def _check_files(json_file: Path | None, plot: Path | None) -> None:
 
 
 def _measure(plan: BenchPlan, placed: Placed, settings: Settings, registry: Registry, show: Show) -> None:
-    """Run the ranks and show their results.
+    """Run the ranks and show their results with ``show``.
 
-    All ranks have the same results. A rank of this host sends each result by a named pipe, and it is shown at once. If
-    no rank runs on this host, rank 0 returns all results, which are shown at the end.
+    All ranks have the same results. The first rank on this host sends each result through a named pipe, and ``show``
+    prints the result at once. If no rank runs on this host, rank 0 returns all results, and ``show`` prints them at the
+    end.
     """
     from ddlcore.commands.bench.rank import bench_rank
     from ddlcore.launch.job.function import run_placed
@@ -254,9 +256,9 @@ def _measure(plan: BenchPlan, placed: Placed, settings: Settings, registry: Regi
 
 
 class Show:
-    """The output of a benchmark.
+    """The output of a benchmark: prints the results of each measurement as soon as they arrive, and keeps all results.
 
-    It prints the rows as they arrive, shows the progress on a terminal, and keeps all rows.
+    Shows the progress, too, if standard output or standard error is a terminal.
     """
 
     def __init__(self, plan: BenchPlan, ranks: str) -> None:
@@ -272,7 +274,7 @@ class Show:
             self._begin_progress()
 
     def message(self, message: Mapping[str, Any]) -> None:
-        """Show one of the messages that ``measure_all`` sends."""
+        """Show one message about the benchmark. ``measure_all`` describes the messages."""
         if "transport" in message:
             self.transport = message["transport"]
         elif "begin" in message:
@@ -323,9 +325,10 @@ class Show:
 
 
 def results_json(rows: list[Row], plan: BenchPlan, layout: Layout, transport: str) -> dict[str, Any]:
-    """Return all measurements for JSON: the seconds of each round, and the ratios that the table shows.
+    """Return all measurements for JSON: the seconds per call in each round, and the ratios that the table shows.
 
-    "machine" describes the host of this process, which need not be one of "hosts".
+    The entry "machine" of the result describes the host of this process. If no rank ran on this host, the host may be
+    missing in the entry "hosts".
     """
     return {
         "machine": machine_facts(),

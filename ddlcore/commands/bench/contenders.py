@@ -1,4 +1,8 @@
-"""Provide the calls that are timed: a collective by the transport alone, by ddl's whole call, and by each peer."""
+"""Provide the functions that are timed, called contenders. Each runs the same collective in its own way.
+
+The contenders are the transport alone, ddl's whole call (the verb that a user calls, from the user's array to the
+user's array), and each peer (another library).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,11 @@ _WAIT_S = 0.1
 
 
 def numpy_dtype(label: str) -> Any:
-    """Return the numpy type called ``label``. Raises ValueError if it is missing, with the command that installs it."""
+    """Return the NumPy type called ``label``, such as "float32".
+
+    Raises ValueError if ``label`` is bfloat16 and the package ml_dtypes is missing. The message contains the command
+    that installs ml_dtypes.
+    """
     if label == BF16_NAME:
         try:
             import_module("ml_dtypes")
@@ -34,9 +42,9 @@ def numpy_dtype(label: str) -> Any:
 
 @dataclass(frozen=True)
 class Arrays:
-    """The memory of one collective on one rank.
+    """The source and target arrays of one collective on one rank.
 
-    ``nbytes`` is the size of the larger array, which is the whole tensor.
+    ``nbytes`` is the size of the larger of the two arrays in bytes. The larger array is the whole tensor.
     """
 
     source: Any  # numpy.ndarray, one-dimensional
@@ -50,7 +58,8 @@ class Arrays:
 def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
     """Return the arrays of one rank for a collective of kind ``kind`` on a tensor of ``nbytes`` bytes.
 
-    ``nbytes`` is rounded up so that each of ``size`` ranks has an equal part of whole elements.
+    ``nbytes`` is rounded up to whole elements. If each rank has only a part of the tensor, ``nbytes`` is rounded up
+    further, so that the parts of all ``size`` ranks are equally large.
     """
     native = numpy_dtype(dtype)
     count = -(-nbytes // native.itemsize)
@@ -67,10 +76,10 @@ def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
 def contenders(
     job: Job, peers: Mapping[str, BenchPeer], kind: Kind, memory: Arrays, whole: bool = True
 ) -> dict[str, Call]:
-    """Return, by name, the calls to time: the transport alone, ddl's whole call if ``whole`` is true, and the peers.
+    """Return the calls to time, by name: the transport alone, ddl's whole call if ``whole`` is true, and the peers.
 
-    All work on the arrays of ``memory`` and reduce by Sum. The transport is left out if only one thread may call it,
-    and a peer is left out if it lacks this collective or type.
+    All calls use the arrays of ``memory``, and a reduction is a sum. The transport is left out if only one thread may
+    call it. A peer is left out if it does not have the collective ``kind`` or the type of the elements.
     """
     transport = job.sets.communicator(0).transport
     calls: dict[str, Call] = {}
@@ -87,10 +96,10 @@ def contenders(
 
 
 def check(kind: Kind, memory: Arrays, calls: Mapping[str, Call], rank: int, size: int) -> None:
-    """Run each of ``calls`` once, with values that differ between ranks. Raises DdlInternalError for a wrong result.
+    """Run each of ``calls`` once, with values that differ between ranks, and check the results.
 
-    Every rank must call it. The arrays hold zeros afterwards, so that repeated sums in place neither grow nor become
-    slow.
+    Raises DdlInternalError if a result is wrong. Every rank must call this function. At the end it fills the arrays of
+    ``memory`` with zeros. Other values would grow when sums in place are repeated, and very large values are slow.
     """
     values = [1 + r % 2 for r in range(size)]
     if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
@@ -110,15 +119,15 @@ def check(kind: Kind, memory: Arrays, calls: Mapping[str, Call], rank: int, size
 
 
 def finish(work: Work) -> None:
-    """Wait until ``work`` is done, in the same way as the engine does."""
+    """Wait until ``work`` is complete, without a time limit. The engine waits in the same way."""
     while not work.wait(_WAIT_S):
         pass
 
 
 def _transport_call(transport: Transport, kind: Kind, memory: Arrays) -> Call:
-    """Return a function that runs the collective on the open transport of all ranks, as the engine would.
+    """Return a function that runs the collective directly on the open transport, in the way in which the engine does.
 
-    The engine must be idle meanwhile.
+    While the function runs, the engine must be idle.
     """
     adapter = NumpyAdapter()
     source, target = (adapter.buffer(array, elementwise=True) for array in (memory.source, memory.target))
@@ -144,9 +153,9 @@ def _allreduce_call(transport: Transport, buffer: Buffer) -> Call:
 
 
 def _whole_call(kind: Kind, memory: Arrays) -> Call:
-    """Return a function that makes ddl's whole call, in place if ddl has such a call.
+    """Return a function that makes ddl's whole call, in place if ddl has an in-place verb for this collective.
 
-    Each call uses the same tensor name, by which ddl recognises the repeated step.
+    All calls use the same tensor name, so that ddl recognises them as a step that repeats.
     """
     name = f"bench.{kind.name.lower()}.{memory.nbytes}"
     source = memory.source

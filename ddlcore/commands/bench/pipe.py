@@ -1,4 +1,4 @@
-"""Provide a named pipe through which a rank reports to its launcher how a benchmark goes, line by line."""
+"""Provide a named pipe. Through it, a rank sends the messages of a benchmark to the launcher, one on each line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from typing import Any
 def told(show: Callable[[Mapping[str, Any]], None]) -> Iterator[str]:
     """Create a named pipe, yield its path, and call ``show`` for each line of JSON that is written to it.
 
-    ``show`` is called in a separate thread. When the block ends, everything that was written has been shown. An
-    exception of ``show`` is raised at the end of the block.
+    ``show`` is called in a separate thread, with the parsed line. At the end of the ``with`` block, this function waits
+    until ``show`` was called for every line that was written. If ``show`` raises an exception, ``show`` is not called
+    again, and the exception is raised at the end of the block.
     """
     failure: list[BaseException] = []
     with tempfile.TemporaryDirectory(prefix="ddl-") as directory:
         path = os.path.join(directory, "told")
         os.mkfifo(path, 0o600)
-        both = os.open(path, os.O_RDWR)  # also for writing: so opening need not wait for a rank, and reading never ends
+        both = os.open(path, os.O_RDWR)  # opened for writing, too, so that open does not wait and reading never ends
 
         def read() -> None:
             with open(both, encoding="utf-8", closefd=False) as lines:

@@ -1,4 +1,4 @@
-"""Parse what ``ddl bench`` is asked to measure, from words such as ``4,64K,1M``. Measures nothing."""
+"""Parse the options that say what ``ddl bench`` measures, such as ``4,64K,1M`` for sizes. Measures nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _LARGEST = 1 << 34
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """The plan of one run: each operation at each size in ``rounds`` rounds, in which the contenders take turns."""
+    """The plan of one benchmark: measure each operation at each size, in ``rounds`` rounds.
+
+    In each round, every contender (the transport alone, ddl's whole call, each peer) is timed once.
+    """
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]  # bytes of the whole tensor
@@ -37,7 +40,10 @@ class BenchPlan:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parse ``4,64K,1M`` into bytes; K, M and G are powers of 1024. Raises ValueError for anything else, and for 0."""
+    """Parse a list of sizes such as ``4,64K,1M``, and return the sizes in bytes, without repetitions.
+
+    K, M and G mean 1024, 1024² and 1024³ bytes. Raises ValueError if a word is not a size from 1 byte to 16G.
+    """
     sizes = []
     for word in _words(text, "sizes"):
         found = _SIZE.fullmatch(word)
@@ -49,7 +55,10 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_operations(text: str) -> tuple[str, ...]:
-    """Parse a list of names from ``OPERATIONS``. Raises ValueError for an unknown name."""
+    """Parse a list of collectives such as ``allreduce,broadcast``, and return their names without repetitions.
+
+    Raises ValueError if a name is not in ``OPERATIONS``.
+    """
     words = tuple(word.lower() for word in _words(text, "ops"))
     for word in words:
         if word not in OPERATIONS:
@@ -58,9 +67,10 @@ def parse_operations(text: str) -> tuple[str, ...]:
 
 
 def parse_dtype(text: str) -> str:
-    """Return the long name of the type that ``text`` (``f32`` or ``float32``) means.
+    """Return the long name, such as ``float32``, of the type that ``text`` names.
 
-    Raises ValueError for an unknown type.
+    ``text`` is a short name such as ``f32`` or a long name, in upper or lower case. Raises ValueError for an unknown
+    type.
     """
     label = DTYPES.get(text.lower(), text.lower())
     if label not in DTYPES.values():

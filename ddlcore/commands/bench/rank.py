@@ -1,4 +1,4 @@
-"""Run one rank of a benchmark. One rank reports which measurement begins and what was measured."""
+"""Run one rank of a benchmark. One of the ranks reports which measurement begins, and the measured times."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def bench_rank(plan: BenchPlan, pipe: str, teller: int | None) -> list[dict[str, Any]]:
-    """Run the benchmark as one rank.
+    """Run the benchmark in the process of one rank.
 
-    The rank ``teller`` writes each message as a line of JSON to ``pipe``, a file on its host. If ``teller`` is None,
-    rank 0 returns the messages instead. All other ranks return an empty list.
+    The rank ``teller`` writes each message (see ``measure_all``) as a line of JSON to a named pipe on its own host;
+    ``pipe`` is the path of the pipe. If ``teller`` is None, nothing is written, and rank 0 returns the messages. In all
+    other cases, the returned list is empty.
     """
     ddl.init()
     job = ddl.current_job()
@@ -45,16 +46,17 @@ def bench_rank(plan: BenchPlan, pipe: str, teller: int | None) -> list[dict[str,
 
 
 def open_peers(job: Job, peers: Mapping[str, BenchPeer]) -> None:
-    """Open the peers. Every rank must call it. It raises what a peer raises."""
+    """Open the peers. Every rank must call this function. An exception that a peer raises is passed on."""
     for name, peer in peers.items():
         peer.open(job.context(f"bench-{name}"))
 
 
 def measure_all(job: Job, plan: BenchPlan, peers: Mapping[str, BenchPeer], tell: Tell) -> None:
-    """Measure everything in ``plan``, and call ``tell`` with each message about it.
+    """Measure everything in ``plan``, and call ``tell`` with each message about the measurements.
 
-    Every rank must call it with the same plan and peers; all ranks give the same messages. The first message is
-    {"transport": name}; then, for each operation and size, {"begin": [operation, nbytes]} and {"row": Row.as_json()}.
+    Every rank must call this function with the same plan and peers, and all ranks pass the same messages to ``tell``.
+    The first message is {"transport": name}. Then two messages follow for each operation and size:
+    {"begin": [operation, nbytes]} before the measurement, and {"row": Row.as_json()} after the measurement.
     """
     communicator = job.sets.communicator(0)
     together = Together(communicator.transport)

@@ -1,4 +1,4 @@
-"""Hold what was measured, and compute medians, ratios and their confidence intervals."""
+"""Store the times that were measured, and compute medians, ratios and the confidence intervals of the ratios."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CERTAIN = 0.95
 
 @dataclass(frozen=True)
 class Row:
-    """The times of one collective at one size, by contender and round."""
+    """The measured times of one collective at one size, by contender and round."""
 
     operation: str
     nbytes: int  # of the whole tensor: the larger of a rank's source and target
@@ -28,9 +28,9 @@ class Row:
         return statistics.median(self.times[name])
 
     def gbytes_per_s(self, name: str) -> float:
-        """Return the size of the tensor divided by the time, in 10⁹ bytes per second.
+        """Return the size of the tensor divided by the median time of contender ``name``, in 10⁹ bytes per second.
 
-        How much the algorithm really sends does not matter.
+        It does not matter how many bytes the algorithm sends.
         """
         return self.nbytes / self.median_s(name) / 1e9
 
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median of the ratios of all rounds, with the interval that ``median_interval`` gives for it."""
+    """The median of the ratios of all rounds (``middle``), with the interval that ``median_interval`` returns."""
 
     middle: float
     low: float
@@ -60,15 +60,19 @@ class Ratio:
 
 
 def ratio(row: Row, slow: str, fast: str) -> Ratio:
-    """Return how many times longer ``slow`` takes than ``fast``, compared within each round."""
+    """Return how many times longer the contender ``slow`` takes than the contender ``fast``.
+
+    The two times of the same round are divided by each other; the result is the median of these ratios.
+    """
     ratios = [s / f for s, f in zip(row.times[slow], row.times[fast])]
     return Ratio(statistics.median(ratios), *median_interval(ratios))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the median, without assuming any distribution (by order statistics).
+    """Return the lower and upper end of the 95 % confidence interval of the median of ``values``.
 
-    Fewer than six values have no such interval; for them, the smallest and the largest value are returned.
+    The interval comes from order statistics, so it is valid for every distribution. Fewer than six values have no such
+    interval. For them, the smallest and the largest value are returned.
     """
     ordered, count = sorted(values), len(values)
     tail, skip = 0.0, 0
@@ -81,5 +85,5 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def interval_words(rounds: int) -> str:
-    """Return in words what ``median_interval`` returns for ``rounds`` values."""
+    """Return the name under which users see the interval that ``median_interval`` returns for ``rounds`` values."""
     return "95 % interval of the median" if 2 / 2**rounds <= 1 - _CERTAIN else "least and greatest"

@@ -1,4 +1,4 @@
-"""Format results in columns whose widths are known before the first result. Prints nothing."""
+"""Format the results of ``ddl bench`` as a table. Column widths are fixed before the first result. Prints nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _RATIO = 21  # width, enough for 1234 [1234, 1234]
 
 
 def ranks_and_hosts(ranks: int, hosts: int) -> str:
-    """Return how many ranks there are in words, with the number of hosts if there are several."""
+    """Return a text such as "4 ranks on 2 hosts"; for one host, only "4 ranks"."""
     return f"{ranks} ranks" + (f" on {hosts} hosts" if hosts > 1 else "")
 
 
 def heading(operation: str, plan: BenchPlan, ranks: str, transport: str) -> list[str]:
-    """Return the lines above the rows of one operation: a title and the names of the columns.
+    """Return the lines above the rows of one operation: an empty line, a title, and the names of the columns.
 
-    ``ranks`` says how many ranks there are, such as "4 ranks on 2 hosts".
+    ``ranks`` is a text such as "4 ranks on 2 hosts", and ``transport`` is the name of the open transport.
     """
     columns = [f"{'size':>8}"]
     for name in (transport, "ddl"):
@@ -31,7 +31,7 @@ def heading(operation: str, plan: BenchPlan, ranks: str, transport: str) -> list
 
 
 def line(row: Row, peers: Sequence[str]) -> str:
-    """Return one row as text. Values that were not measured are dashes."""
+    """Return one row of the table as text, with the columns of ``peers``. A value that was not measured is a dash."""
     cells = [f"{exact_size(row.nbytes):>8}"]
     for name in (TRANSPORT, WHOLE):
         rate = f"{row.gbytes_per_s(name):6.2f}" if name in row.times else f"{UNKNOWN:>6}"
@@ -45,7 +45,11 @@ def line(row: Row, peers: Sequence[str]) -> str:
 
 
 def closing(rows: Sequence[Row], plan: BenchPlan, transport: str) -> list[str]:
-    """Return lines that explain the columns and say what is missing from them."""
+    """Return the lines below the table. They explain the columns, and list the peers that lack an operation.
+
+    They also say which share of ddl's whole calls ran in replay, unless all of them did. ``transport`` is the name of
+    the open transport.
+    """
     lines = [
         "",
         f"{transport}: the open transport alone; ddl: the whole call, from array to array. Medians of {plan.rounds} "

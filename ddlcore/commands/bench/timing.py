@@ -1,4 +1,4 @@
-"""Time contenders in alternation, so that changes of the machine's speed affect all of them alike."""
+"""Time the contenders in turns, so that a change of the machine's speed affects all contenders equally."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ddlcore.commands.bench.results import WHOLE
 from ddlcore.contracts.transport import Transport
 from ddlcore.types import Buffer, DType
 
-_WARM = 5  # calls: pages, caches, connections
-_SCHEDULE = 40  # most times that four calls are made until the whole call is replayed
-_MOST = 2000  # calls in one round
+_WARM = 5  # calls before the measurement: they load pages, fill caches and open connections
+_SCHEDULE = 40  # at most so many groups of four calls are made to get the whole call into replay
+_MOST = 2000  # at most so many calls in one round
 
 
 class Together:
-    """The operations by which the ranks synchronise and exchange numbers around each measurement.
+    """Operations that all ranks run together before and after a measurement, to synchronise and to exchange numbers.
 
-    They use the open transport, so that ddl's own tensor queue stays empty.
+    The operations use the open transport directly, so that ddl's tensor queue stays empty. Every rank must call them.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -32,13 +32,13 @@ class Together:
         finish(self._transport.barrier())
 
     def of_first(self, value: float) -> float:
-        """Return, on all ranks, the ``value`` that rank 0 has passed."""
+        """Return, on all ranks, the ``value`` that rank 0 passed to this method."""
         one = np.array([value])
         finish(self._transport.broadcast(_buffer(one), 0))
         return float(one[0])
 
     def slowest(self, values: Sequence[float]) -> list[float]:
-        """Return, for each of ``values``, its maximum over all ranks."""
+        """Return the maximum over all ranks for each position in ``values``. All ranks pass equally many values."""
         mine, everyone = np.array(values), np.zeros(self._size * len(values))
         finish(self._transport.allgatherv(_buffer(mine), _buffer(everyone), [len(values)] * self._size))
         return [float(value) for value in everyone.reshape(self._size, -1).max(axis=0)]
@@ -47,12 +47,14 @@ class Together:
 def measure(
     calls: Mapping[str, Call], together: Together, rounds: int, budget_s: float, replayed: Callable[[], int]
 ) -> tuple[dict[str, list[float]], float]:
-    """Return the times of each contender's call, and which share of its calls was replayed completely.
+    """Time each of ``calls`` in ``rounds`` rounds. Return the times of each contender, and the share of replayed calls.
 
-    The times are seconds per call on the slowest rank, one value for each round. Each contender runs for about
-    ``budget_s`` seconds in each of ``rounds`` rounds; rank 0 decides how often all ranks repeat its call.
-    ``replayed()`` returns how many of this rank's buckets were replayed so far; a call counts as replayed if all of its
-    buckets were.
+    The times are seconds per call on the slowest rank, one value for each round. In each round, each contender runs for
+    about ``budget_s`` seconds; rank 0 decides how often all ranks repeat the call.
+
+    The second value is the share (0 to 1) of ddl's whole calls that ran in replay on this rank. It is 0 if the whole
+    call is not timed. ``replayed()`` returns the number of buckets that this rank has replayed so far. A whole call has
+    one bucket.
     """
     repeats = {}
     for name, call in calls.items():
@@ -71,9 +73,11 @@ def measure(
 
 
 def _warm(call: Call, together: Together, replayed: Callable[[], int] | None) -> None:
-    """Warm up the call. If it is a whole call, run it until it is replayed, if replay is on and a schedule is found.
+    """Warm up: make ``call`` a few times. If it is ddl's whole call, then repeat it until ddl replays it.
 
-    ``replayed`` is None for all other calls.
+    The repetitions end after 160 calls, because ddl may never replay the call: replay may be off, or no schedule may be
+    found. ``replayed`` returns the number of replayed buckets on this rank; it is None if ``call`` is not ddl's whole
+    call.
     """
     for _ in range(_WARM):
         call()

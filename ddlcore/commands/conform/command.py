@@ -30,7 +30,7 @@ TEST_S = 60.0
 
 
 def _testable(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
-    """Return completions of the name of a plugin that has a suite, or of its distribution."""
+    """Return completions: names of plugins that have a conformance suite, and names of their distributions."""
     registry = installed()
     if registry is None:
         return []
@@ -98,10 +98,10 @@ def _run(subject: Subject, only: tuple[str, ...], test_s: float) -> Run:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
-    """Show a progress line while the suite runs, if standard error is a terminal.
+    """Show a progress line while a suite runs, if standard error is a terminal.
 
-    Yields a function to call as ``told(done, all, name)``, where ``done`` of ``all`` tests have ended and ``name`` is
-    the present one.
+    Yield the function that updates the progress line. Its arguments are the number of tests that have ended, the number
+    of all tests, and the name of the test that runs now.
     """
     if not sys.stderr.isatty():
         yield lambda done, all_, name: None

@@ -1,1 +1,1 @@
-"""``ddl doctor``: examine every host, measure the links between ranks, and say what is wrong and what to do."""
+"""``ddl doctor``: examine every host, measure the links between ranks, and report each problem and its solution."""

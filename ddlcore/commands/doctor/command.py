@@ -180,7 +180,10 @@ def _check_plot(plot: Path | None) -> None:
 
 @contextlib.contextmanager
 def _telling(on_terminal: bool) -> Iterator[Callable[[str], object]]:
-    """Yield a function that takes a text about what is being done. On a terminal, it shows the text in one line."""
+    """Yield a function that takes a text about the present activity.
+
+    If ``on_terminal`` is true, the function shows the text in a status line on standard error, else it does nothing.
+    """
     if not on_terminal:
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""Print the report on a terminal with rich, in tables whose cells are coloured by how good the values are."""
+"""Print the report on a terminal with the package rich, as tables. The colour of a cell shows how good the value is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHADES = ("green", "yellow", "red")  # from good to bad
 
 
 def print_report(report: Report, console: Any = None) -> None:
-    """Print the report to standard output, or to ``console``, a rich Console."""
+    """Print the report to standard output, or to ``console`` (a ``rich.console.Console``) if given."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,7 @@
-"""Examine hosts in order: find those that cannot take part, run the checks on the others, then measure."""
+"""Examine hosts in three steps.
+
+First find the hosts on which no rank can run, then run the checks on the remaining hosts, then measure the links.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.runtime.backend import AUTO, parse_backend
 from ddlcore.text.installing import pip_install
 
-STALL_S = 120.0  # twice the limit for a pair of ranks: a rank that lets others wait for longer hangs
+STALL_S = 120.0  # twice the time limit for a pair of ranks: if other ranks wait longer for a rank, it hangs
 
 Tell = Callable[[str], object]
 
 
 def examine_recorded(root: str, subject: Subject, question: Question) -> Report:
-    """Run the checks on the recorded host in ``root``, with as many ranks as ``subject`` has; return the report.
+    """Run the checks on a recorded host, with as many ranks as ``subject`` has, and return the report.
 
-    Nothing is measured.
+    ``root`` is the folder that contains the recording (copies of /proc and /sys). Nothing is measured.
     """
     checks, problems = load_checks(subject.registry)
     views = [recorded_view(root, subject.environ, rank, rank) for rank in range(subject.layout.size)]
@@ -46,9 +49,9 @@ def examine_recorded(root: str, subject: Subject, question: Question) -> Report:
 
 
 def examine(subject: Subject, question: Question, tell: Tell) -> Report:
-    """Examine the hosts as they are now, and return the report.
+    """Examine the live hosts of ``subject``, and return the report.
 
-    ``tell`` is called with a text about what is being done.
+    ``question`` says what to measure. ``tell`` is called with a text about each activity that begins.
     """
     names = ", ".join(subject.layout.hosts)
     hosts = len(subject.layout.hosts)
@@ -71,10 +74,10 @@ def examine(subject: Subject, question: Question, tell: Tell) -> Report:
 
 
 def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> tuple[list[Told], Subject | None]:
-    """Run the ranks. Return their reports, and ``subject`` without the hosts that cannot take part.
+    """Run the ranks. Return the reports of the ranks, and ``subject`` without the hosts on which no rank can run.
 
-    The second value is None if no host is left. Hosts that cannot take part are added to ``report`` as findings, and
-    the ranks run again without these hosts.
+    The second value is None if no host remains. A host on which no rank can run is added to ``report`` as a finding,
+    and then the ranks are run again without this host.
     """
     wrong: list[Finding] = []
     left: Subject | None = subject
@@ -102,8 +105,8 @@ def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> t
 
 
 def _run(subject: Subject, measures: bool, wanted: tuple[str, ...]) -> list[Told]:
-    # The ranks call init only when their checks are done, and some checks take much longer than others. So init must
-    # wait for the slowest rank's checks, too.
+    # A rank calls init only after its checks, and the checks of one rank may take much longer than those of another
+    # rank. So init must have time to wait for the slowest rank's checks.
     settings = subject.settings_with(
         start_timeout_s=subject.settings.number("start_timeout_s") + 2 * PATIENCE_S,
         stall_shutdown_s=max(STALL_S, subject.settings.number("stall_shutdown_s")),
@@ -130,7 +133,7 @@ def _run(subject: Subject, measures: bool, wanted: tuple[str, ...]) -> list[Told
 
 
 def _transports_of(backend: str) -> tuple[str, ...]:
-    """Return the transports that ``backend`` names; () for auto."""
+    """Return the names of the transports in ``backend``, the value of that setting; an empty tuple for "auto"."""
     wanted = parse_backend(backend)
     names = [name for choice in (wanted.default, *wanted.kinds.values()) for name in choice.names]
     return () if AUTO in names else tuple(dict.fromkeys(names))
@@ -191,7 +194,10 @@ def _add_links(
 
 
 def _cores(subject: Subject, told: Sequence[Told]) -> dict[str, int]:
-    """Return how many cores all ranks of a host together may use, for each host where the ranks know it."""
+    """Return, for each host, the number of cores that all ranks of the host together may use.
+
+    A host is left out if its ranks do not know their cores.
+    """
     usable: dict[str, set[int]] = {}
     for one in told:
         usable.setdefault(subject.host_of(one.looks.rank), set()).update(one.cores)

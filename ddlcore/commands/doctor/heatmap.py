@@ -1,6 +1,6 @@
-"""Draw matrices with matplotlib: as bars for two or three members, as heat maps for more.
+"""Draw matrices of measured links with matplotlib: as bars for two or three members, as heat maps for more.
 
-No other module of this package imports matplotlib.
+The members of a matrix are ranks or GPUs. No other module of this package imports matplotlib.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddlcore.commands.doctor.report import figure
 from ddlcore.contracts.check import Matrix
 from ddlcore.text.ticks import log_ticks
 
-MOST_IN_BARS = 3  # members; they have 6 links, which are easier to compare as lengths than as colours
+MOST_IN_BARS = 3  # members; between them are 6 links, and 6 lengths are easier to compare than 6 colours
 SPAN = 5.0  # the colours of a heat map cover at least this ratio, so that differences by noise have nearly one colour
 _MOST_NAMED = 20  # rows, or hosts; with more, numbers and names do not fit
 _PANEL_INCHES = 6.4, 5.0
@@ -24,10 +24,10 @@ _AXES = {"us": "latency (µs), less is better", "GB/s": "bandwidth (GB/s), more 
 
 
 def draw(path: Path, matrices: Sequence[Matrix], title: str) -> None:
-    """Draw one panel for each matrix, two side by side, into the file ``path``.
+    """Draw one panel for each matrix, two panels side by side, into the file ``path``.
 
-    In a heat map, light cells are good: small latencies and large bandwidths. Raises OSError if the file cannot be
-    written.
+    In a heat map, a light cell shows a good value: a small latency or a large bandwidth. ``title`` is the title of the
+    whole figure. Raises OSError if the file cannot be written.
     """
     width, _ = _PANEL_INCHES
     columns = min(2, len(matrices))
@@ -53,19 +53,21 @@ def draw(path: Path, matrices: Sequence[Matrix], title: str) -> None:
 
 
 def known_values(matrix: Matrix) -> list[float]:
-    """Return the values between different members.
+    """Return the measured values between two different members, without those that are None.
 
-    The diagonal is left out: it shows a GPU's own memory, which is much faster than any link. On a scale that includes
-    it, all links would look alike.
+    The diagonal is left out, because it shows a GPU's own memory, which is much faster than any link. If the colour
+    scale included the diagonal, all links would have nearly the same colour.
     """
     return [value for y, row in enumerate(matrix.values) for x, value in enumerate(row) if x != y and value is not None]
 
 
 def colour_range(values: Sequence[float], small_is_good: bool) -> tuple[float, float]:
-    """Return the values of the first and the last colour of a heat map of ``values``, which are positive.
+    """Return the values of the first and the last colour of a heat map. All ``values`` must be positive.
 
-    The best value has the end of the scale that means "good". The other end is at the worst value, but at least
-    ``SPAN`` times away. Otherwise the worst of several equally good links would look broken.
+    One end of the range is the best value. The other end is the best value times ``SPAN`` (divided by ``SPAN``, if
+    large values are good), or the worst value if it is even worse. Without this minimum, the slowest of several nearly
+    equal links would have the colour of a broken link. ``small_is_good`` is true for latencies, and false for
+    bandwidths.
     """
     low, high = min(values), max(values)
     return (low, max(high, low * SPAN)) if small_is_good else (min(low, high / SPAN), high)
@@ -99,7 +101,10 @@ def _draw_bars(panel: Any, matrix: Matrix) -> None:
 
 
 def link_name(matrix: Matrix, a: int, b: int) -> str:
-    """Return the name of the link from the member at place ``a`` to that at place ``b``, with their hosts."""
+    """Return the name of the link from the member with index ``a`` to the member with index ``b``.
+
+    The name contains the hosts of both members if the matrix has hosts.
+    """
     names, hosts = matrix.names, matrix.hosts
     if not hosts:
         return f"{names[a]} → {names[b]}"
@@ -132,7 +137,10 @@ def _draw_cells(sheet: Any, panel: Any, matrix: Matrix) -> None:
 
 
 def _name_cells(panel: Any, matrix: Matrix) -> None:
-    """Label both axes with the members, and outside of them with their hosts, between which white lines are drawn."""
+    """Label both axes of a heat map with the names of the members, and farther outside with the names of the hosts.
+
+    Draw white lines between the members of different hosts.
+    """
     size = len(matrix.names)
     step = max(1, -(-size // _MOST_NAMED))
     places, names = range(0, size, step), matrix.names[::step]

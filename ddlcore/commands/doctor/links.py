@@ -9,13 +9,13 @@ from ddlcore.contracts.check import Finding, Matrix
 from ddlcore.text.numbers import duration
 
 SLOW_GBITS = 10.0
-MOST_RANKS = 16  # so many are measured by default: 120 pairs, one after the other
+MOST_RANKS = 16  # at most so many ranks are measured by default: 120 pairs, one after the other
 CLOCK_S = 0.1  # with a larger difference, logs and file times of several hosts show a wrong order
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The measured link from one rank to another by one transport."""
+    """The measured latency and bandwidth from rank ``a`` to rank ``b`` over one transport."""
 
     a: int
     b: int
@@ -25,7 +25,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Clock:
-    """The time by which a rank's clock is ahead of the clock of the first rank, and the uncertainty of that time."""
+    """The difference between a rank's clock and the clock of the first rank, and the uncertainty of the difference.
+
+    The difference is positive if the rank's clock is ahead.
+    """
 
     rank: int
     offset_s: float
@@ -34,9 +37,9 @@ class Clock:
 
 @dataclass
 class Links:
-    """Everything that was measured between the ranks."""
+    """All measurements between the ranks."""
 
-    ranks: tuple[int, ...]  # those that took part
+    ranks: tuple[int, ...]  # the ranks that took part
     pairs: dict[str, list[Pair]] = field(default_factory=dict)  # by transport; both directions
     clocks: list[Clock] = field(default_factory=list)
     errors: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # by transport: the two ranks, and the error
@@ -44,10 +47,10 @@ class Links:
 
 
 def chosen_ranks(hosts: Sequence[int], most: int = MOST_RANKS) -> tuple[int, ...]:
-    """Return the ranks between which links are measured: at most ``most``, but at least two.
+    """Choose the ranks whose links are measured, and return them in ascending order.
 
-    ``hosts`` holds the host index of each rank. The first rank of each host is chosen, then the second of each host,
-    and so on.
+    At most ``most`` ranks are chosen, but at least two. ``hosts`` holds the host index of each rank. The first rank of
+    each host is chosen, then the second rank of each host, and so on.
     """
     turns: list[tuple[int, int, int]] = []  # position among the ranks of its host, host, rank
     for rank, host in enumerate(hosts):
@@ -56,9 +59,9 @@ def chosen_ranks(hosts: Sequence[int], most: int = MOST_RANKS) -> tuple[int, ...
 
 
 def matrices(links: Links, host_of: Mapping[int, str] | None = None) -> Iterable[Matrix]:
-    """Return, for each transport, a matrix of the latencies and a matrix of the bandwidths.
+    """Return two matrices for each transport: the latencies in µs, and the bandwidths in 10⁹ bytes per second.
 
-    ``host_of`` holds the host of each rank; without it, the matrices name no hosts.
+    ``host_of`` holds the name of the host of each rank. If ``host_of`` is None, the matrices contain no host names.
     """
     places = {rank: place for place, rank in enumerate(links.ranks)}
     names = tuple(str(rank) for rank in links.ranks)
@@ -74,10 +77,11 @@ def matrices(links: Links, host_of: Mapping[int, str] | None = None) -> Iterable
 
 
 def step_cost_s(model_bytes: float, hosts: int, gbytes_per_s: float) -> float:
-    """Return the least time in seconds that the gradients of one step take across the slowest link between hosts.
+    """Return the least time in seconds in which the gradients of one step cross the slowest link between hosts.
 
-    ``model_bytes`` is the size of the gradients, and ``gbytes_per_s`` the bandwidth of that link. With n hosts, a ring
-    sends 2 (n - 1) / n of that size over every link, and no algorithm sends less (Patarasuk and Yuan, 2009).
+    ``model_bytes`` is the size of the gradients, and ``gbytes_per_s`` is the bandwidth of the slowest link in 10⁹ bytes
+    per second. With n hosts, a ring sends 2 (n - 1) / n times ``model_bytes`` over every link. No algorithm sends less
+    (Patarasuk and Yuan, 2009).
     """
     return 2 * (hosts - 1) / hosts * model_bytes / (gbytes_per_s * 1e9)
 
@@ -85,11 +89,11 @@ def step_cost_s(model_bytes: float, hosts: int, gbytes_per_s: float) -> float:
 def judge_links(
     links: Links, host_of: Mapping[int, str], model_mb: float, cards: Mapping[str, str] | None = None
 ) -> Iterable[Finding]:
-    """Return a finding if hosts have less than 10 Gbit/s between them, and one for each transport that failed.
+    """Return the findings about links: one if a link between hosts is slow, and one for each transport that failed.
 
-    For each pair of hosts, the fastest transport counts; the finding names the slowest pair. ``host_of`` holds the host
-    of each rank, ``model_mb`` is the size of the gradients of a step in 10⁶ bytes, and ``cards`` describes the network
-    cards of each host.
+    A link between two hosts is slow if its fastest transport has less than 10 Gbit/s. The finding names the slowest
+    pair of hosts. ``host_of`` holds the name of the host of each rank, and ``model_mb`` is the size of the gradients of
+    one step in 10⁶ bytes. ``cards`` holds a description of the network cards of each host.
     """
     best: dict[tuple[str, str], tuple[float, str]] = {}  # by pair of hosts: the rate and name of the best transport
     for transport, pairs in links.pairs.items():
@@ -125,9 +129,9 @@ def judge_links(
 
 
 def _worse_way(pairs: Iterable[Pair], host_of: Mapping[int, str]) -> dict[tuple[str, str], float]:
-    """Return, for each pair of hosts, the bandwidth in the slower direction.
+    """Return, for each pair of hosts, the bandwidth of the slower direction, in 10⁹ bytes per second.
 
-    The bandwidth in a direction is that of the fastest pair of ranks.
+    The bandwidth of a direction is the bandwidth of the fastest pair of ranks in this direction.
     """
     ways: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for pair in pairs:
@@ -139,9 +143,10 @@ def _worse_way(pairs: Iterable[Pair], host_of: Mapping[int, str]) -> dict[tuple[
 
 
 def judge_clocks(clocks: Sequence[Clock], host_of: Mapping[int, str], first: str) -> Iterable[Finding]:
-    """Return a finding for each clock that differs from the clock of host ``first`` by more than 0.1 s.
+    """Return a finding for each clock that differs from the clock of the host ``first`` by more than 0.1 s.
 
-    The uncertainty of the measurement is first subtracted from the difference.
+    The uncertainty of the measurement is subtracted from the difference before the comparison. ``host_of`` holds the
+    name of the host of each rank.
     """
     for one in clocks:
         if abs(one.offset_s) - one.error_s > CLOCK_S:
@@ -159,5 +164,5 @@ def judge_clocks(clocks: Sequence[Clock], host_of: Mapping[int, str], first: str
 
 
 def gbits(gbytes_per_s: float) -> str:
-    """Return a bandwidth in 10⁹ bytes per second as text, in bits: 9.4 Gbit/s."""
+    """Return a bandwidth as text in bits per second, such as "9.4 Gbit/s"."""
     return f"{gbytes_per_s * 8:.2g} Gbit/s"

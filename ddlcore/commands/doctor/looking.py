@@ -1,4 +1,4 @@
-"""Run the checks on a host, this one or a recorded one, and collect what they saw. Judges nothing."""
+"""Run the checks on this host or on a recorded host, and collect the facts that the checks report. Judges nothing."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from ddlcore.launch.agents.survey import versions
 from ddlcore.plug.registry import Registry
 
 RECORDED_HOST = "etc/hostname"
-PATIENCE_S = 120.0  # for all checks of a rank: one that copies between all GPUs may take over a minute
-_LEAST_S = 5.0  # for each of the checks that are left when that time is used up
+PATIENCE_S = 120.0  # for all checks of a rank together: a check that copies between all GPUs may take over a minute
+_LEAST_S = 5.0  # for each of the remaining checks when PATIENCE_S is used up
 
 
 @dataclass
 class Looks:
-    """What the checks of one rank saw: by name of the check, its facts, or the reason why it failed."""
+    """The results of the checks on one rank, by name of the check.
+
+    ``facts`` holds the facts of each check that succeeded, and ``problems`` the reason for each check that failed.
+    """
 
     rank: int
     local_rank: int
@@ -40,7 +43,10 @@ class Looks:
 
 
 def load_checks(registry: Registry) -> tuple[dict[str, Check], dict[str, str]]:
-    """Return two dicts by name: the checks that can be used, and for each other check the reason in one line."""
+    """Load the checks that plugins provide. Return the usable checks, and the problems of the others, both by name.
+
+    A problem is one line of text that says why a check cannot be used.
+    """
     checks: dict[str, Check] = {}
     problems: dict[str, str] = {}
     for name, provider in registry.checks.items():
@@ -49,12 +55,12 @@ def load_checks(registry: Registry) -> tuple[dict[str, Check], dict[str, str]]:
         except PluginError as error:
             problems[name] = str(error)
         else:
-            checks[name].name = name  # facts and findings use the name that its provider gives it
+            checks[name].name = name  # facts and findings use the name that the check has in the registry
     return checks, problems
 
 
 def installed() -> dict[str, str]:
-    """Return the version of each installed distribution. The key is its name in lower case with dashes."""
+    """Return the version of each installed distribution, by its name in lower case with dashes."""
     found: dict[str, str] = {}
     for one in importlib.metadata.distributions():
         name = one.metadata["Name"]
@@ -64,7 +70,7 @@ def installed() -> dict[str, str]:
 
 
 def this_view(registry: Registry, environ: Mapping[str, str], rank: int = 0, local_rank: int = 0) -> HostView:
-    """Return the object through which the checks of ``rank`` see this host."""
+    """Return the HostView through which the checks of ``rank`` read this host."""
     return HostView(
         name=socket.gethostname(),
         environ=dict(environ),
@@ -79,9 +85,10 @@ def this_view(registry: Registry, environ: Mapping[str, str], rank: int = 0, loc
 
 
 def recorded_view(root: str, environ: Mapping[str, str], rank: int, local_rank: int) -> HostView:
-    """Return the object through which checks see a host whose /proc, /sys and GPUs were copied below ``root``.
+    """Return the HostView through which checks read a recorded host.
 
-    Raises ValueError, with a message of one line, if ``root`` is no directory or its record of the GPUs cannot be read.
+    The folder ``root`` contains copies of the host's /proc and /sys, and a file about its GPUs. Raises ValueError, with
+    a message of one line, if ``root`` is not a directory or the file about the GPUs cannot be read.
     """
     if not os.path.isdir(root):
         raise ValueError(f"--root {root}: there is no such directory")
@@ -97,10 +104,11 @@ def recorded_view(root: str, environ: Mapping[str, str], rank: int, local_rank: 
 
 
 def look(checks: Mapping[str, Check], view: HostView, patience_s: float = PATIENCE_S) -> Looks:
-    """Run the checks that apply to this rank, and return what they saw.
+    """Run the checks that apply to the rank of ``view``, and return their facts and problems.
 
-    A check that raises, or does not end in time, becomes a problem of that check only. ``patience_s`` is the time for
-    all checks together.
+    Some checks run only on the first rank of a host. ``patience_s`` is the time for all checks together. If a check
+    raises an exception or does not end within the remaining time, this is recorded as the problem of that check, and
+    the other checks still run.
     """
     looks = Looks(view.rank, view.local_rank)
     deadline_s = time.monotonic() + patience_s
@@ -121,9 +129,9 @@ class _NoEnd(Exception):
 
 
 def _ended(what: Callable[[], Any], patience_s: float) -> Any:
-    """Call ``what`` in another thread, and return what it returns or raise what it raises.
+    """Call ``what`` in another thread. Return its result, or raise its exception.
 
-    Raise _NoEnd if it does not end within ``patience_s`` seconds: a driver may hang in the kernel.
+    Raise _NoEnd if the call does not end within ``patience_s`` seconds, because a driver may hang in the kernel.
     """
     future: Future[Any] = Future()
 
@@ -142,9 +150,10 @@ def _ended(what: Callable[[], Any], patience_s: float) -> Any:
 def put_together(
     checks: Mapping[str, Check], looks: Sequence[Looks], host_of: Callable[[int], str]
 ) -> dict[str, list[Seen]]:
-    """Return, by name of the check, what the check saw on all ranks, in the order of ranks.
+    """Return the facts of all ranks by name of the check, in the order of the ranks.
 
-    The facts of a check that completes another check are merged into the facts of that other check.
+    Some checks complete another check: their facts are merged into the facts of the other check. ``host_of`` returns
+    the name of the host of a rank.
     """
     seen: dict[str, list[Seen]] = {}
     for one in sorted(looks, key=lambda one: one.rank):

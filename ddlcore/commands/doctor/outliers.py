@@ -1,4 +1,4 @@
-"""Find the links that are much slower than the other links of their kind, and say what to do. Measures nothing."""
+"""Find the links that are much slower than other links of the same kind, and say what to do. Measures nothing."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from ddlcore.text.numbers import duration
 # Links of one kind differ for good reasons: two sockets of a host, or another switch on the way, make a link two or
 # three times slower. Five times is more than that.
 FACTOR = 5.0
-# If a rank waits long enough to fall asleep, waking it takes 5 to 20 µs. A difference of that size says nothing about
-# the link, even if it is many times the latency of shared memory.
+# If a rank waits so long that it sleeps, the system needs 5 to 20 µs to wake it. A difference of that size says nothing
+# about the link, even if the difference is many times the latency of shared memory.
 LEAST_US = 20.0
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """A link that is much slower than usual for its transport and its kind (within a host, or between hosts)."""
+    """A link whose latency or bandwidth is much worse than usual for its transport and kind.
+
+    There are two kinds: links within a host, and links between hosts.
+    """
 
     transport: str
     pair: Pair
     within_host: bool
-    is_latency: bool  # its latency is too large; otherwise its bandwidth is too small
-    usual: float  # what it is compared with, in µs or 10⁹ bytes per second
-    is_twin: bool  # ``usual`` is that of the opposite direction; otherwise that of good links of this kind
+    is_latency: bool  # true: the link's latency is too large; false: its bandwidth is too small
+    usual: float  # the value with which the link is compared, in µs or 10⁹ bytes per second
+    is_twin: bool  # true: ``usual`` is the value of the opposite direction; false: of good links of this kind
     peers: int  # number of the other links of this kind
 
     @property
     def factor(self) -> float:
-        """How many times worse than usual the link is."""
+        """The factor by which the value of this link is worse than the usual value."""
         value = _value(self.pair, self.is_latency) or 0.0
         return value / self.usual if self.is_latency else self.usual / value if value else float("inf")
 
@@ -41,10 +44,11 @@ class Outlier:
 def outliers(transport: str, pairs: Sequence[Pair], host_of: Mapping[int, Hashable]) -> list[Outlier]:
     """Return the outliers among the links ``pairs`` of one transport, the worst first.
 
-    A link is compared with the other links of its kind (both ranks on one host, or on two), and with its own opposite
-    direction. Of the other links, the quartile on the good side counts, not the median: a single bad host of three
-    slows down four of six links. The opposite direction counts by itself, because both latencies are halves of the same
-    round trip, which was measured twice.
+    ``host_of`` holds the host of each rank. A link is compared with two values; the better of them counts. The first
+    value is a quartile of the other links of the same kind (both ranks on one host, or on two hosts): the quartile on
+    the good side. The median would not do, because one bad host of three hosts slows down four of six links. The second
+    value is the value of the opposite direction of the same link. For latencies the two directions should be equal,
+    because each latency is half of a round trip between the same two ranks.
     """
     found = []
     for within_host in (True, False):
@@ -66,11 +70,12 @@ def outliers(transport: str, pairs: Sequence[Pair], host_of: Mapping[int, Hashab
 
 
 def judge_outliers(links: Links, host_of: Mapping[int, str], cores: Mapping[str, int]) -> Iterable[Finding]:
-    """Return findings about links that are much slower than the others of their kind.
+    """Return the findings about links that are much slower than the other links of the same kind.
 
-    There is one for each transport, kind of link and quantity. It names the worst link, and the host or rank that all
-    of these links have in common, if there is one. ``cores`` holds the number of cores that the ranks of each host may
-    use, as far as it is known.
+    There is at most one finding for each transport, kind of link (within a host, between hosts) and quantity (latency,
+    bandwidth). A finding names the worst link. It also names the host or rank that all slow links have in common, if
+    there is one. ``host_of`` holds the host of each rank. ``cores`` holds, for each host where it is known, the number
+    of cores that the ranks of the host may use.
     """
     crowded = {
         host: f"{host} has {cores[host]} core{'s' * (cores[host] != 1)} for {count} ranks"
@@ -87,7 +92,10 @@ def judge_outliers(links: Links, host_of: Mapping[int, str], cores: Mapping[str,
 
 
 def repeated_lines(links: Links) -> list[str]:
-    """Return a line for each link that was measured again, with its first latency and bandwidth and those that count."""
+    """Return one line of text for each link that was measured again.
+
+    The line contains the latency and bandwidth of the first measurement, and the best values of all measurements.
+    """
     lines = []
     for transport, firsts in links.repeated.items():
         last = {(pair.a, pair.b): pair for pair in links.pairs.get(transport, ())}
@@ -148,9 +156,9 @@ def _fix(worst: Outlier, host_of: Mapping[int, str], few_cores: bool) -> str:
 
 
 def _in_common(alike: Sequence[Outlier], host_of: Mapping[int, str]) -> str:
-    """Return the one host that takes part in all of these links, or the one rank if all are on one host.
+    """Return the host that all links in ``alike`` have in common, or the rank if the links are within a host.
 
-    Returns an empty string if there is none.
+    Return an empty string if there is no common host or rank, or more than one.
     """
 
     def ends(one: Outlier) -> set[str]:

@@ -28,23 +28,24 @@ from ddlcore.types import Buffer, DType
 OPEN_S = 15.0
 PAIR_S = 60.0
 _WARM = 3
-_PINGS = 100  # most round trips in one measurement
-_PINGS_S = 0.05  # most seconds in one measurement
+_PINGS = 100  # at most so many round trips in one measurement
+_PINGS_S = 0.05  # at most so many seconds in one measurement
 _FIRST_BYTES = 1 << 18
 _MOST_BYTES = 1 << 24
-_COPY_S = 0.1  # a copy that takes so long is large enough
+_COPY_S = 0.1  # the size of a copy is increased until it takes about so long
 _COPIES = 3
-_AGAIN = 2  # times that a link is measured again while it is much slower than the others
-_MOST_AGAIN = 8  # links; if more are slow, it is no accident
+_AGAIN = 2  # a link is measured again so many times while it is much slower than the other links
+_MOST_AGAIN = 8  # at most so many links are measured again; if more links are slow, the reason is not chance
 
 Share = Callable[[object], list[Any]]  # gathers one object of each rank on all ranks
 
 
 def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) -> list[TransportProvider]:
-    """Return the transports that can be measured between pairs of processes, as far as they are usable here.
+    """Return the transports that can be measured between pairs of processes and are usable on this host.
 
-    They are the transports that ``wanted`` names. If ``wanted`` is empty, they are those that need no launcher or that
-    need ``launcher``, which has started the processes.
+    If ``wanted`` is not empty, only the transports that it names are returned. If ``wanted`` is empty, the transports
+    that need another launcher than ``launcher`` are left out. ``launcher`` is the launcher that has started the
+    processes.
     """
     return [
         one
@@ -59,9 +60,10 @@ def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) ->
 def measure_links(
     job: Job, transports: Sequence[TransportProvider], ranks: Sequence[int], share: Share | None = None
 ) -> Links:
-    """Measure all pairs of ``ranks`` over each transport. Every rank must call it with the same arguments.
+    """Measure the links between all pairs of ``ranks`` over each transport, and the clocks of their hosts.
 
-    All ranks get the same result. ``share`` is allgather_object or a function like it.
+    Every rank must call this function with the same arguments. All ranks get the same result. ``share`` gathers one
+    object of each rank on all ranks; None means ``ddl.allgather_object``.
     """
     share = share or ddl.allgather_object
     hosts = job.placement.hosts
@@ -90,10 +92,11 @@ def measure_links(
 
 
 def _measure_again(job: Job, provider: TransportProvider, links: Links, share: Share) -> None:
-    """Measure the links again that are much slower than the others, and keep the best result of each direction.
+    """Measure slow links again, and store the best result of each direction in ``links``.
 
-    A slow moment, in which both ranks shared a core or the network was busy, passes; a broken link stays slow. All
-    ranks see the same results, so all of them measure the same links.
+    A link is slow if it is much slower than the other links. The link may have been slow only for a moment, because
+    both ranks shared a core or the network was busy. A broken link stays slow. All ranks have the same results, so all
+    ranks choose the same links.
     """
     hosts = dict(enumerate(job.placement.hosts))
     first = {(pair.a, pair.b): pair for pair in links.pairs[provider.name]}
@@ -114,7 +117,7 @@ def _measure_again(job: Job, provider: TransportProvider, links: Links, share: S
 
 
 def _better(one: Pair, other: Pair) -> Pair:
-    """Return the smaller latency and the larger bandwidth of two measurements of the same link."""
+    """Combine two measurements of the same link: return the smaller latency and the larger bandwidth."""
     latencies = [pair.latency_us for pair in (one, other) if pair.latency_us is not None]
     rates = [pair.gbytes_per_s for pair in (one, other) if pair.gbytes_per_s is not None]
     return replace(one, latency_us=min(latencies, default=None), gbytes_per_s=max(rates, default=None))
@@ -128,9 +131,11 @@ def _measure(
 ) -> _Measured | None:
     """Measure the link between the ranks ``a`` and ``b``. Return None on all other ranks.
 
-    ``turn`` says how often it was measured before. On these two ranks, return what this rank has measured: the link to
-    the other one, the difference of the clocks if ``with_clock`` is true (on ``a`` only), and the error in one line,
-    which is empty if there was none.
+    ``turn`` is the number of earlier measurements of this link. The ranks ``a`` and ``b`` return three values:
+
+    * The link from this rank to the other rank, as a list of one element. The list is empty if there is an error.
+    * The difference of the two clocks, on rank ``a`` if ``with_clock`` is true. None in all other cases.
+    * The error as one line of text. The text is empty if there is no error.
     """
     if job.rank not in (a, b):
         return None
@@ -144,7 +149,7 @@ def _measure(
     )
     try:
         transport = build_transport(job.registry, Route(provider, "to be measured"))
-        watch = threading.Timer(PAIR_S, transport.abort)  # aborted, a call that hangs raises
+        watch = threading.Timer(PAIR_S, transport.abort)  # abort makes a call that hangs raise an exception
         watch.daemon = True
         watch.start()
         try:
@@ -163,18 +168,19 @@ def _measure(
 
 
 def time_pair(transport: Transport, rank: int) -> tuple[float, float]:
-    """Return the seconds that a message takes from ``rank`` to the other rank, and the bytes per second that way.
+    """Return the latency in seconds and the bandwidth in bytes per second from ``rank`` to the other rank.
 
-    ``transport`` is an open transport of two ranks. Both ranks must call it.
+    ``transport`` is an open transport of two ranks, and ``rank`` is this process's rank in it. Both ranks must call
+    this function.
     """
     timed = {root: (_latency_s(transport, root, rank), _rate(transport, root, rank)) for root in (0, 1)}
     return timed[rank]
 
 
 def _latency_s(transport: Transport, root: int, rank: int) -> float:
-    """Return, on rank ``root``, half of the median time of a round trip of eight bytes, in seconds.
+    """Measure the latency. On rank ``root``, return half of the median time of a round trip of eight bytes, in seconds.
 
-    Returns 0 on the other rank.
+    On the other rank, return 0. Both ranks must call this function.
     """
     word = np.zeros(1, np.int64)
     there, back = _sender(transport, word, root), _sender(transport, word, 1 - root)
@@ -193,9 +199,10 @@ def _latency_s(transport: Transport, root: int, rank: int) -> float:
 
 
 def _rate(transport: Transport, root: int, rank: int) -> float:
-    """Return, on rank ``root``, the bytes per second that it sends, by the median time of some copies.
+    """Measure the bandwidth. On rank ``root``, return the bytes per second that it sends; on the other rank, return 0.
 
-    A time ends when one word, with which the other rank answers the copy, has arrived. Returns 0 on the other rank.
+    The result comes from the median time of several copies. The other rank answers each copy with one word, and the
+    time of the copy ends when the word arrives. Both ranks must call this function.
     """
     nbytes = _FIRST_BYTES
     once_s = _copy_s(transport, nbytes, root)
@@ -209,7 +216,7 @@ def _rate(transport: Transport, root: int, rank: int) -> float:
 def _copy_s(transport: Transport, nbytes: int, root: int) -> float:
     there = _sender(
         transport, np.ones(nbytes // 8, np.int64), root
-    )  # not zeros: unwritten zeros all share one page of memory
+    )  # not zeros: all pages of an array of zeros share one page of memory until they are written
     back = _sender(transport, np.zeros(1, np.int64), 1 - root)
     there(), back()  # once before the timing, so that all pages and buffers exist
     begun_s = time.perf_counter()
@@ -218,17 +225,18 @@ def _copy_s(transport: Transport, nbytes: int, root: int) -> float:
 
 
 def _agreed(transport: Transport, number: int, root: int) -> int:
-    """Return, on both ranks, the ``number`` that rank ``root`` has passed."""
+    """Return, on both ranks, the ``number`` that rank ``root`` passed to this function."""
     one = np.array([number], np.int64)
     _sender(transport, one, root)()
     return int(one[0])
 
 
 def _clock(transport: Transport, rank: int, other: int) -> Clock | None:
-    """Return how far the second rank's clock is ahead of the first's, by the fastest of 10 round trips.
+    """Measure the difference between the clocks of the two ranks, by the fastest of 10 round trips.
 
-    The method is that of NTP (RFC 5905). Only the first rank gets a result, in which ``other`` is the number of the
-    second rank; the second gets None.
+    The method is the one of NTP (RFC 5905). Both ranks must call this function. The first rank gets a Clock, which says
+    how far the clock of the second rank is ahead; ``other`` is the second rank's number in the job. The second rank
+    gets None.
     """
     word, best = np.zeros(1, np.float64), (float("inf"), 0.0)
     ask, answer = _sender(transport, word, 0), _sender(transport, word, 1)
@@ -244,9 +252,9 @@ def _clock(transport: Transport, rank: int, other: int) -> Clock | None:
 
 
 def _sender(transport: Transport, array: Any, root: int) -> Callable[[], None]:
-    """Return a function that sends ``array`` (int64 or float64) from ``root`` to the other rank, and waits for that.
+    """Return a function that sends ``array`` (int64 or float64) from rank ``root`` to the other rank.
 
-    Both ranks must call that function.
+    Both ranks must call the returned function. It returns when the array has been sent or received.
     """
     dtype = DType.of(str(array.dtype))
     buffer = Buffer(array.__array_interface__["data"][0], array.size, dtype, array.shape, owner=array)

@@ -1,4 +1,4 @@
-"""Run one rank of the doctor: run the checks, then take part in the measurements."""
+"""Run one rank of ``ddl doctor``: run the checks, then take part in the measurements."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from ddlcore.plug.settings import settings_of
 
 @dataclass
 class Told:
-    """The report of one rank to the doctor."""
+    """The report that one rank returns to ``ddl doctor``."""
 
     looks: Looks
-    checks: dict[str, str] = field(default_factory=dict)  # by check, why it could not be used there
+    checks: dict[str, str] = field(default_factory=dict)  # name of a check that could not be loaded there -> reason
     links: Links | None = None
-    error: str = ""  # why nothing was measured
+    error: str = ""  # the reason why nothing was measured
     cores: tuple[int, ...] = ()  # numbers of the cores that the rank may use; (): unknown
 
 
 def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, str] | None = None) -> Told:
-    """Run the checks on this rank, then measure the links if ``measures`` is true, and return the report.
+    """Run the checks on this rank, then measure the links if ``measures`` is true, and return the rank's report.
 
-    ``wanted`` names the transports to measure; () means all.
+    ``wanted`` holds the names of the transports to measure; () means all that can be used. ``environ`` holds the
+    environment variables; None means those of this process.
     """
     environ = os.environ if environ is None else environ
     environment = Environment.read(environ)
@@ -50,8 +51,8 @@ def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, s
             told.links = measure_links(ddl.current_job(), transports, chosen_ranks(place.hosts))
         finally:
             ddl.shutdown()
-    except DeadlineExceeded:  # another rank hangs: only a failure of this rank makes the launcher end it
+    except DeadlineExceeded:  # another rank hangs; the launcher ends that rank only if this rank fails
         raise
-    except Exception as error:  # report what the checks saw in any case
+    except Exception as error:  # return the facts of the checks in any case
         told.error = f"{type(error).__name__}: {error}".partition("\n")[0]
     return told

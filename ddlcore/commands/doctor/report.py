@@ -1,4 +1,4 @@
-"""Hold what the doctor found, and write it as text for people or as JSON for programs."""
+"""Store the results of an examination, and format them as text for people or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES = {"ok": "green", "found": "red", "not looked at": "yellow"}
 
 @dataclass(frozen=True)
 class Line:
-    """The result of one check, in one line."""
+    """The result of one check, which the report shows in one line."""
 
     check: str
     state: str  # "ok", "found", "not looked at"
@@ -40,14 +40,17 @@ class Report:
         return 1 if self.findings else 0
 
     def add(self, check: str, findings: Iterable[Finding], words: str = "", matrices: Iterable[Matrix] = ()) -> None:
-        """Add the findings of ``check``, and a line that says that it ran, even if it found nothing."""
+        """Add the findings of ``check``, and a line that says that the check ran, even if there are no findings.
+
+        ``words`` is the text of that line, and ``matrices`` are tables to show in the report.
+        """
         found = list(findings)
         self.lines.append(Line(check, "found" if found else "ok", words))
         self.findings += found
         self.matrices += matrices
 
     def left_out(self, check: str, why: str) -> None:
-        """Add a line that says that ``check`` did not run, and why."""
+        """Add a line that says that ``check`` did not run. ``why`` is the reason, as text."""
         self.lines.append(Line(check, "not looked at", why))
 
     def as_json(self) -> dict[str, Any]:
@@ -64,10 +67,10 @@ class Report:
 def judge(
     report: Report, checks: Mapping[str, Check], seen: Mapping[str, Sequence[Seen]], why: Mapping[str, str]
 ) -> None:
-    """Let every check judge what it saw, and add the results to the report.
+    """Let every check judge the facts that it reported, and add the results to the report.
 
-    ``seen`` holds, by name of the check, what the check saw. ``why`` holds the reason if it saw nothing or not all
-    hosts.
+    ``seen`` holds the facts by name of the check. ``why`` holds, by name of the check, the reason why the check
+    reported no facts, or none about some of the hosts.
     """
     for name, check in checks.items():
         mine = seen.get(name, ())
@@ -91,7 +94,7 @@ def judge(
 
 
 def text_lines(report: Report, colour: bool = False) -> list[str]:
-    """Return the lines of the whole report, aligned and, with ``colour``, coloured for a terminal."""
+    """Return the lines of the whole report in aligned columns. If ``colour`` is true, add colours for a terminal."""
     paint = _paint if colour else _plain
     lines = [report.title, ""]
     cells = padded([(line.check, line.state) for line in report.lines], least=(0, max(map(len, _STATES))))
@@ -112,12 +115,12 @@ def text_lines(report: Report, colour: bool = False) -> list[str]:
 
 
 def matrix_lines(matrix: Matrix) -> list[str]:
-    """Return the lines of a matrix: a heading and aligned columns."""
+    """Return a matrix as lines of text: a heading, and rows with aligned columns."""
     if matrix.unit == "Y/N":
         cells = [[UNKNOWN if value is None else "Y" if value else "N" for value in row] for row in matrix.values]
     else:
         cells = [[UNKNOWN if value is None else figure(value) for value in row] for row in matrix.values]
-    width = max(5, *(len(cell) for row in (matrix.names, *cells) for cell in row))  # all columns of values are as wide
+    width = max(5, *(len(cell) for row in (matrix.names, *cells) for cell in row))  # of each column of values
     title = f"{matrix.title} ({matrix.unit.replace('us', 'µs')}; from the row to the column)"
     if several_hosts(matrix):
         rows = [("", "", *matrix.names)]
@@ -130,12 +133,12 @@ def matrix_lines(matrix: Matrix) -> list[str]:
 
 
 def several_hosts(matrix: Matrix) -> bool:
-    """Return whether the members are on different hosts, so that the rows should say on which."""
+    """Return whether the members of ``matrix`` are on different hosts. If so, each row should show its host."""
     return len(set(matrix.hosts)) > 1
 
 
 def figure(value: float) -> str:
-    """Return a value of a matrix as text, with about three digits."""
+    """Return a value of a matrix, such as a latency, as text with about three digits."""
     return three_digits(value, most_decimals=4)
 
 

@@ -1,4 +1,7 @@
-"""Define what the doctor examines (ranks, hosts and settings) and what the user asked it to do. Examines nothing."""
+"""Define the input of ``ddl doctor``: the ranks, hosts and settings to examine, and the user's request.
+
+Examines nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +43,16 @@ class Subject:
         return self.placed.layout
 
     def host_of(self, rank: int) -> str:
-        """Return the host of ``rank`` by the name that the user gave it."""
+        """Return the name of the host of ``rank``, in the form in which the user wrote the name."""
         return self.layout.hosts[self.layout.ranks[rank]]
 
     def settings_with(self, **flags: object) -> Settings:
-        """Return the settings with ``flags`` set as if they were given on the command line."""
+        """Return a copy of the settings in which ``flags`` are set as if they were given on the command line."""
         given = {name: self.settings[name] for name in self.settings if self.settings.source(name) == "flag"}
         return settings_of(self.environ, {**given, **flags}, registry=self.registry)[0]
 
     def without(self, hosts: Sequence[str]) -> Subject | None:
-        """Return a copy of this subject without the ranks on ``hosts``, or None if no rank is left."""
+        """Return a copy of this object without the ranks on ``hosts``, or None if no rank is left."""
         layout = self.layout
         left = [f"{name}:{layout.ranks.count(index)}" for index, name in enumerate(layout.hosts) if name not in hosts]
         if not left:
@@ -65,10 +68,11 @@ def subject_of(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
 ) -> Subject:
-    """Return the ranks, hosts and settings that the command line asks to examine.
+    """Return the ranks, hosts and settings to examine, from the values on the command line.
 
-    Raises ValueError or PluginError, with one line, if that is impossible. If neither ranks nor hosts are given, the
-    ranks run on this host: one for each visible GPU, and at least two.
+    ``num_proc``, ``hosts`` and ``hostfile`` are the values of -np, -H and --hostfile; None means not given. If all
+    three are None, the ranks run on this host: one for each visible GPU, and at least two. Raises ValueError or
+    PluginError, with a message of one line, if a value is wrong or the ranks cannot be placed on the hosts.
     """
     settings, registry = settings_of(environ, flags)
     if num_proc is None and hosts is None and hostfile is None:

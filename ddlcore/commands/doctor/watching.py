@@ -1,4 +1,4 @@
-"""Run a user's program for some steps and report which share of a step it waits for input."""
+"""Run a user's program for some steps, and report the share of a step in which the ranks wait for input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _LAST_LINES = 8
 
 
 class InputWatch:
-    """A Watch of a job that ends the job when every rank has run ``steps`` steps, or after ``seconds`` seconds."""
+    """Observes a job through the launcher, and ends the job when the ranks have run enough steps.
+
+    The job ends when every rank has run ``steps`` steps, or after ``seconds`` seconds. The launcher calls the methods.
+    """
 
     def __init__(self, size: int, steps: int, seconds: float) -> None:
         self.profiles: dict[int, Profile] = {}
@@ -35,26 +38,32 @@ class InputWatch:
         self._timer: threading.Timer | None = None
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """Return screens that show nothing and keep the last lines, because the program is not run for its output."""
+        """Return two screens that take the place of ``screens`` and show nothing: nobody needs the program's output.
+
+        The last lines of the output are stored, for the report of an error.
+        """
         quiet = Screen(self._keep)
         return quiet, quiet
 
     def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Start the timer that ends the job by ``stop``."""
+        """Start the timer. When the time has passed, ``stop`` is called, and it ends the job. ``say`` is not used."""
         self._stop = stop
         self._timer = threading.Timer(self._seconds, self._enough)
         self._timer.daemon = True
         self._timer.start()
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """Keep the last profile of each rank. End the job when all ranks have run enough steps."""
+        """Store the newest profile of each rank. End the job when all ranks have run enough steps.
+
+        A profile says in which lines of code a rank has spent the time of its steps.
+        """
         if isinstance(message, Profile):
             self.profiles[rank] = message
             if len(self.profiles) == self._size and min(one.steps for one in self.profiles.values()) >= self._steps:
                 self._enough()
 
     def worlds(self, status: Callable[[], str]) -> None:
-        """Do nothing with the worlds of an elastic job, because the program is not run as one."""
+        """Do nothing. This method is for elastic jobs, and the program is not run as an elastic job."""
 
     def end(self) -> None:
         """Stop the timer, because the program has ended."""
@@ -72,9 +81,9 @@ class InputWatch:
 
 
 def watch_input(subject: Subject, question: Question, report: Report) -> None:
-    """Run the program, and add to the report which share of a step it waits for input.
+    """Run the program of ``question``, and add to the report the share of a step in which the ranks wait for input.
 
-    If the ranks cannot be started, or end too early, the report says that instead.
+    If the ranks cannot be started or end too early, add that fact to the report instead.
     """
     watch = InputWatch(subject.layout.size, question.steps, question.seconds)
     launch = Launch(
@@ -118,9 +127,10 @@ def watch_input(subject: Subject, question: Question, report: Report) -> None:
 
 
 def judge_input(profiles: dict[int, Profile], host_of: Callable[[int], str]) -> Sequence[Finding]:
-    """Return a finding about the rank that waits longest for input, if that is more than a tenth of a step.
+    """Return a finding about the rank that waits longest for input, if it waits for more than a tenth of a step.
 
-    Other ranks get no finding, because they wait for that rank anyway.
+    There is no finding about the other ranks, because they wait for the slowest rank in any case. ``host_of`` returns
+    the name of the host of a rank.
     """
     rank, worst = max(profiles.items(), key=lambda item: item[1].input_s / item[1].seconds)
     share = worst.input_s / worst.seconds
@@ -145,7 +155,11 @@ def judge_input(profiles: dict[int, Profile], host_of: Callable[[int], str]) -> 
 
 
 def _words(profiles: dict[int, Profile]) -> tuple[str, list[str]]:
-    """Return the shares of the ranks in one line, and the lines of code on which the first rank spends its time."""
+    """Return a line with the ranks' shares of waiting for input, and lines about the code of the first rank.
+
+    The share is the part of a step in which the rank waits for input; at most eight ranks are named. The lines about
+    the code show where the first rank spends at least 1 % of its time.
+    """
     shares = ", ".join(f"rank {rank} {one.input_s / one.seconds:.0%}" for rank, one in list(profiles.items())[:8])
     rank, first = next(iter(profiles.items()))
     lines = [f"a step of rank {rank}, by lines of {first.loop} ({first.seconds / first.steps * 1e3:.1f} ms)"]

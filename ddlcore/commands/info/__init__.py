@@ -1,1 +1,1 @@
-"""``ddl info``: show what this machine has, and what is missing to use it."""
+"""``ddl info``: show the hardware and software of this machine, and how to install the missing parts."""

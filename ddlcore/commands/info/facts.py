@@ -1,6 +1,6 @@
 """Collect the facts that ``ddl info`` shows, as plain data.
 
-Imports no framework and nothing of the plugins except their library probes.
+Imports no framework. The only code that it imports from plugins are the functions that look for their libraries.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def _gpus() -> str:
 
 
 def framework_facts() -> list[Row]:
-    """Return a row for each framework that ddl knows, without importing it: its version, or how to install it."""
+    """Return a row for each framework that ddl knows: its version, or the command that installs it.
+
+    The frameworks are not imported.
+    """
     rows = []
     for module, distributions in FRAMEWORKS.items():
         version = _version(distributions) if _findable(module) else ""
@@ -117,7 +120,7 @@ def _what(registry: Registry, provider: Provider) -> str:
 
 
 def _launcher_facts(registry: Registry) -> list[Row]:
-    """Return rows about what can start ranks: ``ddl run``, ``ddlcore.run``, and the launchers of the registry."""
+    """Return a row for each way to start ranks: ``ddl run``, ``ddlcore.run``, and the launchers of the registry."""
     origin = f"ddlcore {VERSION}"
     return [
         {"name": "ddl run", "from": origin, "state": "ready", "missing": "", "what": "processes of this host"},
@@ -145,7 +148,7 @@ def _route_facts(registry: Registry, backend: str) -> list[Row]:
 
 
 def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
-    """Return all facts, in a form that can be written as JSON unchanged."""
+    """Return all facts that ``ddl info`` shows, as a dict that can be written as JSON."""
     kinds = registry.kinds()
     return {
         "ddlcore": VERSION,

@@ -1,1 +1,1 @@
-"""``ddl plugins``: list the installed plugins and their state, try each one, and write packages for new ones."""
+"""``ddl plugins``: list the installed plugins and their state, try each plugin, and create packages for new plugins."""

@@ -1,4 +1,4 @@
-"""Implement ``ddl plugins``: its table, its trials, and ``ddl plugins new``."""
+"""Implement ``ddl plugins``: show the table of plugins, try each plugin (--probe), and create a package (new)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plugins(ctx: click.Context, probe: bool, for_machines: bool) -> int | None:
 
 
 def _problems(problems: Sequence[str], found: Sequence[Row]) -> list[str]:
-    """Return those problems that no row of ``found`` shows."""
+    """Return the problems that no row of ``found`` shows, as lines after an empty line; [] if there are none."""
     rest = [problem for problem in problems if not any(row.reason and row.reason in problem for row in found)]
     return ["", *rest] if rest else []
 
@@ -69,7 +69,10 @@ def _probed(found: Sequence[Row]) -> list[Row]:
 
 @contextmanager
 def _progress(count: int) -> Iterator[Any]:
-    """Yield a function to call with each row whose trial begins. On a terminal, it moves a progress bar."""
+    """Yield a function that must be called with each row before the plugin of the row is tried.
+
+    If standard error is a terminal, the function moves a progress bar with ``count`` steps; otherwise it does nothing.
+    """
     if not sys.stderr.isatty():
         yield lambda row: None
         return

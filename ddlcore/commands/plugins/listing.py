@@ -1,4 +1,7 @@
-"""List what is installed at each extension point, with its state and the reason. Does not import what plugins offer."""
+"""List everything that plugins add to ddl, with its state and the reason for the state.
+
+Does not import the classes and functions that the plugins offer.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ READY, UNUSABLE, REFUSED, OFF = "ready", "not usable", "refused", "off"
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the list: one provider, or a plugin that is refused or switched off as a whole."""
+    """A row of the list: one thing that a plugin adds, or a whole plugin that is refused or switched off."""
 
     name: str
     distribution: str
     version: str
-    kind: str  # in words; "-": the plugin as a whole is not in use
+    kind: str  # the plugin kind in words; "-": the whole plugin is not in use
     state: str
     reason: str = ""
     provider: Provider | None = None
 
     def told(self, state: str, reason: str) -> Row:
-        """Return a copy of the row with another state and reason."""
+        """Return a copy of the row with the state and reason that are given."""
         return replace(self, state=state, reason=reason)
 
     def facts(self) -> dict[str, str]:
-        """Return the row's texts by column, for a table or for JSON."""
+        """Return the texts of the row by name of the column, for a table or for JSON."""
         return {
             "name": self.name,
             "distribution": self.distribution,
@@ -41,7 +44,10 @@ class Row:
 
 
 def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Row]:
-    """Return a row for each provider, in the order of the plugin kinds, and then one for everything refused or off."""
+    """Return all rows of the list: first the things that plugins add, in the order of the plugin kinds.
+
+    Then come the rows for everything that is refused or switched off. ``environ`` holds the environment variables.
+    """
     found = []
     for kind, provider in registry.offers():
         name, version = registry.distribution(provider)
@@ -55,10 +61,11 @@ def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Ro
 
 
 def _waits_for(provider: Provider, environ: Mapping[str, str]) -> str:
-    """Return, in words, the unset variables without which a launcher is not chosen automatically.
+    """Return a text that names variables which must be set before ddl chooses this launcher automatically.
 
-    The launcher can be used by name even so. The result is empty if there are no such variables, and for other
-    providers.
+    ``provider`` describes the launcher. The text names only environment variables that are not set now. It is empty if
+    none is missing, or if ``provider`` does not describe a launcher. Even without these variables, a user can choose
+    the launcher by its name.
     """
     if not isinstance(provider, LauncherProvider):
         return ""

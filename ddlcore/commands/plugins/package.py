@@ -1,4 +1,4 @@
-"""Write the package of a new plugin from the templates in this folder."""
+"""Create the package of a new plugin from the templates in the folder ``templates``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 
 
 def write_package(kind: str, name: str, into: Path) -> Path:
-    """Create the folder ``into / ddl-NAME`` and return it.
+    """Create the package of a new plugin in the folder ``into / ddl-NAME``, and return that folder.
 
-    Raises ValueError, with a message of one line, for a bad name or if the folder exists.
+    ``kind`` is one of ``KINDS``, and ``name`` is the plugin's name. Raises ValueError, with a message of one line, if
+    the name is not valid or the folder exists.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(
@@ -47,7 +48,10 @@ def _words(kind: str, name: str) -> dict[str, str]:
 
 
 def _copy(source: Traversable, target: Path, words: dict[str, str]) -> None:
-    """Copy a folder of templates, and replace the keys of ``words`` by their values in file names and texts."""
+    """Copy a folder of templates to ``target``, and replace the keys of ``words`` by their values.
+
+    The keys are replaced in file names and in the contents of files.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for entry in sorted(source.iterdir(), key=lambda one: one.name):
         place = target / _filled(entry.name, words).removesuffix(SUFFIX)

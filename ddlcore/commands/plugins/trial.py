@@ -1,4 +1,7 @@
-"""Try providers with three elements each. This runs in a separate process, which prints one line about each trial."""
+"""Try the things that plugins add, each with a tensor of three elements. This module runs in a separate process.
+
+The process prints one line about each of these trials. (They are not the trials of a search for settings.)
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,14 @@ WAIT_S = 30.0
 
 
 class _Untried(Exception):
-    """Raised when a provider cannot be tried here. The message says why."""
+    """Raised if something that a plugin adds cannot be tried on this machine. The message says why."""
 
 
 def main() -> None:
-    """Try the providers that the command line names by pairs of words: ``kind name kind name …``."""
+    """Try the providers named on the command line, in pairs of words: ``kind name kind name …``.
+
+    A provider describes one thing that a plugin adds. Print a line about each result, then end the process.
+    """
     registry = settings_of(os.environ)[1]
     offers = {(kind, provider.name): provider for kind, provider in registry.offers()}
     for kind, name in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -79,7 +85,11 @@ def _transport(provider: TransportProvider, registry: Registry) -> str:
 
 
 def _world(size: int, backend: str, hosts: Sequence[int], registry: Registry) -> str:
-    """Add 1, 2, 3 over ``size`` ranks, which are threads of this process, and return the result in words."""
+    """Run an allreduce of (1, 2, 3) on ``size`` ranks, and return the result in words.
+
+    The ranks are threads of this process. ``backend`` names the transport, and ``hosts`` holds the host index of each
+    rank. Raises an exception if the sum is wrong or a rank does not end within ``WAIT_S`` seconds.
+    """
     jobs = local_jobs(size, backend=backend, hosts=hosts, registry=registry)
     results: list[Any] = [None] * size
     errors: list[Exception] = []
@@ -116,7 +126,10 @@ def _added() -> list[float]:
 
 
 def _as_rank(provider: TransportProvider) -> str:
-    """Add 1, 2, 3 over the ranks that ``ddl run`` has started for this trial. This process is one of them."""
+    """Run an allreduce of (1, 2, 3) as one of the ranks that ``ddl run`` has started, and return the result in words.
+
+    Raises ValueError if the sum is wrong.
+    """
     init()
     result, ranks = _added(), size()
     shutdown()
@@ -141,9 +154,9 @@ def _array() -> Any:
 
 
 def _adapter(provider: AdapterProvider, registry: Registry) -> str:
-    """Check that the adapter gives access to the memory of a tensor.
+    """Check that the adapter gives access to the memory of a tensor, and return the result in words.
 
-    The suite of the plugin makes the tensor: only the suite knows how its framework does that.
+    The conformance suite of the plugin creates the tensor, because only the suite knows how the framework does that.
     """
     registry.load(provider)
     if not provider.suite:

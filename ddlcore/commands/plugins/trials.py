@@ -1,4 +1,7 @@
-"""Try each usable provider with three elements, in separate processes, and report the results."""
+"""Try each usable thing that plugins add, in separate processes, and report the results.
+
+Each thing is tried with a tensor of three elements.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from ddlcore.launch.ranks.command import own_python
 WORKS, FAILED = "works", "fails"
 LIMIT_S = 60.0
 _TRIAL = "from ddlcore.commands.plugins.trial import main; main()"
-_OURS = "ddlcore"  # its providers, except transports, are tried in one process, because they do not crash it
+_OURS = "ddlcore"  # its own plugins, except transports, are tried in one process, because they do not crash it
 
 
 def tried(rows: Sequence[Row], told: Callable[[Row], None] = lambda row: None) -> list[Row]:
-    """Return the rows, in the same order, with the result of each trial.
+    """Try the provider of each row. Return the rows, in the same order, with the results as state and reason.
 
-    ``told`` is called with a row when its trial begins. The row of a provider that cannot be tried here keeps its state
-    and gets the reason.
+    ``told`` is called with each row before its provider is tried. If a provider cannot be tried on this machine, its
+    row keeps the state, and the reason says why.
     """
     together = [row for row in rows if row.distribution == _OURS and not isinstance(row.provider, TransportProvider)]
     outcomes: dict[int, Row] = {}

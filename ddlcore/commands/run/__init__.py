@@ -1,1 +1,1 @@
-"""``ddl run``: start a job on this host and on others."""
+"""``ddl run``: start a job on this host and on other hosts."""

@@ -15,7 +15,10 @@ from ddlcore.tune.session import Phase
 
 
 def after_training(launch: Launch) -> None:
-    """Remove the progress bar, and tell the user what is still to do if the search was not finished."""
+    """Remove the progress bar. If the search has not ended, print which parts of the search remain.
+
+    If no step was measured, print this fact instead.
+    """
     if launch.bar is not None:
         launch.bar.clear()
     session = launch.driver.session if isinstance(launch.driver, SearchDriver) else None
@@ -30,9 +33,9 @@ def _say(text: str, bar: Bar | None = None) -> None:
 
 
 def while_training(launch: Launch) -> Launch:
-    """Return a copy of ``launch`` that searches for better settings while the job trains.
+    """Return a copy of ``launch`` with a search for better settings. The search runs while the job trains.
 
-    Raises what ``build_search_driver`` raises.
+    Raises the exceptions of ``build_search_driver``.
     """
     bar = Bar() if os.isatty(2) and launch.watch is None else None  # the table of --top must have the screen to itself
     watchers: list[Watcher] = [Lines(partial(_say, bar=bar), samples=bar is None), *([bar] if bar is not None else [])]

@@ -1,4 +1,4 @@
-"""Implement ``ddl run``: read and check its command line, and pass the resulting launch to the launcher."""
+"""Implement ``ddl run``: read and check its command line, and let the launcher start the ranks."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ from ddlcore.text.installing import pip_install
 
 
 class JobCommand(SettingsCommand):
-    """A command whose options end at the first word that is not an option.
+    """A command whose options are followed by the command of the ranks, such as ``python train.py``.
 
-    That word and all after it are the command of the ranks. ``-m`` also begins the command of the ranks.
+    The command of the ranks begins with the first word that is not an option, or with ``-m``.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line ``args``."""
+        """Parse the command line ``args``: first the options, then the command of the ranks."""
         args = self.with_places(ctx, args)
         self.find_plugin_options(ctx, args)  # where the command begins depends on which options take a value
         at = self.command_at(ctx, args)
         return super().parse_args(ctx, [*args[:at], "--", *args[at:]] if args[at : at + 1] == ["-m"] else args)
 
     def with_places(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Return ``args``, in which ``--dashboard`` has the value auto if what follows it is no place.
+        """Return ``args`` with ``--dashboard`` replaced by ``--dashboard=auto`` if the option has no value.
 
-        The value of the option may be left out, and the word after it may be the command.
+        The user may leave out the value of this option. If the next word does not have the form PORT or HOST:PORT, and
+        is not "auto", the option has no value: the next word may be the first word of the ranks' command.
         """
         found = list(args)
         for at, word in enumerate(found[: self.command_at(ctx, found)]):
@@ -57,7 +58,10 @@ class JobCommand(SettingsCommand):
         return found
 
     def command_at(self, ctx: click.Context, args: Sequence[str]) -> int:
-        """Return the index in ``args`` at which our options end. An option that is unknown is taken to have a value."""
+        """Return the index in ``args`` of the first word after ddl's own options.
+
+        The word after an unknown option counts as the value of that option.
+        """
         words = {
             name: 0 if option.is_flag else option.nargs
             for option in self.get_params(ctx)
@@ -75,9 +79,10 @@ _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def job_options(in_brief: Collection[str] = tuple(GROUPS)) -> _Decorator:
-    """Return a decorator for the options that ``ddl run`` and ``ddl tune`` share.
+    """Return a decorator that adds the options which ``ddl run`` and ``ddl tune`` share.
 
-    These are placement, settings, and the command of the ranks. ``in_brief`` is explained at ``setting_options``.
+    The options are those for the hosts, those for the settings, and the command of the ranks. ``in_brief`` holds the
+    groups of settings that the short help may show.
     """
     command = click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=script)
     decorators: tuple[_Decorator, ...] = (*_OPTIONS, setting_options(in_brief), horovod_options, command)
@@ -247,10 +252,10 @@ def prepare(
     dry_run: bool = False,
     **flags: object,
 ) -> tuple[Launch, list[str]]:
-    """Check the options of ``job_options``, and return the launch that they describe and notes for the user.
+    """Check the values of the options. Return the description of the launch, and notes to show to the user.
 
-    ``top`` and ``dry_run`` are options of ``ddl run`` alone. Raises ValueError, PluginError, DdlInternalError or
-    OSError, with a message of one line, if the launch cannot work.
+    The parameters are the options of ``job_options``; ``top`` and ``dry_run`` are options of ``ddl run`` alone. Raises
+    ValueError, PluginError, DdlInternalError or OSError, with a message of one line, if the launch cannot work.
     """
     given = _answers(ctx)
     environ = {**os.environ, **given.environ}
@@ -286,7 +291,7 @@ def prepare(
 
 
 def _answers(ctx: click.Context) -> Answers:
-    """Return the settings, variables and notes that result from the flags and variables of Horovod.
+    """Translate the flags and environment variables of Horovod. Return ddl's settings and variables, and notes to show.
 
     A flag takes precedence over a variable.
     """
@@ -299,10 +304,11 @@ def _answers(ctx: click.Context) -> Answers:
 
 
 def _settings(flags: Mapping[str, object], given: Answers, config: str | None) -> tuple[Settings, Registry]:
-    """Return the settings and the registry. Our own flags and variables take precedence over those of Horovod.
+    """Return the settings and the registry of plugins.
 
-    ``flags`` are our own flags, ``given`` is what the flags and variables of Horovod mean, and ``config`` is the path
-    of a config file.
+    ``flags`` holds ddl's own flags (None: not given), ``given`` holds the settings that result from the flags and
+    variables of Horovod, and ``config`` is the path of a config file or None. ddl's own flags and variables take
+    precedence over those of Horovod.
     """
     own = {name: value for name, value in flags.items() if value is not None}
     if "log_level" in own:

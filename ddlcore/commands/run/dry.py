@@ -1,4 +1,7 @@
-"""Describe for ``ddl run --dry-run`` what would be started. Opens nothing, contacts no host and creates no key."""
+"""Describe the processes that a launch would start, for ``ddl run --dry-run``.
+
+Opens no socket or file, contacts no host and creates no key.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ _AT_START = "<made at the start>"
 
 
 def describe(launch: Launch) -> list[str]:
-    """Return the lines that show the ranks of ``launch``, their environments and the commands.
+    """Return lines of text that show the ranks of ``launch``, the environments of the ranks, and the commands.
 
-    Values that will be known only after the start are shown as text in angle brackets.
+    Some values are known only after the start. In their place is a description in angle brackets.
     """
     lines = ["ranks", *indented(table(_rank_rows(launch)))]
     lines += ["", "environment of every rank, over that of this shell", *indented(_shared(launch))]

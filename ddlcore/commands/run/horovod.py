@@ -1,4 +1,4 @@
-"""Offers horovodrun's flags as hidden options of ``ddl run``; launch/job/horovod.py says what each means."""
+"""Offer horovodrun's flags as hidden options of ``ddl run``. launch/job/horovod.py defines the meaning of each flag."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ _PLACE = "ddl.horovod"  # in click's context
 
 
 def answers_of(ctx: click.Context) -> Answers:
-    """Return the settings and messages that result from the flags of ``horovod_options`` on this command line."""
+    """Return ddl's settings, variables and messages that result from horovodrun's flags on this command line.
+
+    The object is stored in ``ctx.meta``, so all calls for one command line return the same object.
+    """
     given = ctx.meta.setdefault(_PLACE, Answers())
     assert isinstance(given, Answers)
     return given
 
 
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a hidden option for each name in ``FLAGS``. ``answers_of`` returns what the given options mean."""
+    """Decorate a command: add a hidden option for each of horovodrun's flags in ``FLAGS``.
+
+    A flag on the command line changes the object that ``answers_of`` returns.
+    """
     for row in reversed(FLAGS):
         for name in reversed(row.names):
             function = _option(row, name)(function)

@@ -1,4 +1,7 @@
-"""Implement ``ddl run --top``: one table of all ranks, live on a terminal, otherwise as plain lines at intervals."""
+"""Implement ``ddl run --top``: show a table of all ranks while they train.
+
+On a terminal the table is updated in place. Without a terminal it is printed as plain lines at intervals.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ if TYPE_CHECKING:
 PULSE_S = 1.0  # interval of the ranks' pulses, unless pulse_s sets another
 PLAIN_S = 10.0  # interval of the table's lines without a terminal
 _MOST_ROWS = 40  # on a terminal
-_KEPT = 60  # pulses of each rank that are kept: a minute of slow steps
+_KEPT = 60  # the last so many pulses of each rank are stored: a minute, if one pulse is sent in each second
 
 
 class Top:
-    """A Watch of a job that shows a table of all ranks.
+    """Observes a job through the launcher, which calls the methods, and shows a table of all ranks.
 
-    ``console`` is a rich Console of a terminal; if it is None, the table is printed as plain lines every ``plain_s``
-    seconds.
+    ``console`` is a ``rich.console.Console`` of a terminal. If ``console`` is None, the table is printed as plain lines
+    every ``plain_s`` seconds.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Top:
         plain_s: float = PLAIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the table. ``hosts`` holds the host name of each rank; ``clock`` is any monotonic clock."""
+        """Create the table. ``hosts`` holds the host name of each rank. ``clock`` returns monotonic seconds."""
         self._clock = clock
         self._heard_s: dict[int, float] = {}  # by rank: when its last pulse arrived
         self._hosts = hosts
@@ -59,9 +62,9 @@ class Top:
 
     @classmethod
     def of_terminal(cls, hosts: Sequence[str]) -> Top:
-        """Create a table on stderr, or on stdout if only stdout is a terminal.
+        """Create a table on stderr if it is a terminal, otherwise on stdout if it is a terminal.
 
-        If neither is a terminal, the table is printed as plain lines.
+        If neither is a terminal, the table is printed as plain lines. ``hosts`` holds the host name of each rank.
         """
         for fd in (2, 1):
             if os.isatty(fd) and os.environ.get("TERM", "") != "dumb":
@@ -71,7 +74,10 @@ class Top:
         return cls(hosts)
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """Return screens for the job's output that write above the table if they write to its terminal."""
+        """Return the screens for the job's output, in place of ``screens`` (for stdout and stderr).
+
+        If there is a live table and the output goes to a terminal, the returned screen writes above the table.
+        """
         self._err = screens[1]
         if self._console is None:
             return screens
@@ -81,7 +87,7 @@ class Top:
         return out, err
 
     def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Start to show the table."""
+        """Start the thread that shows the table. ``say`` prints a message of the launcher; ``stop`` is not used."""
         self._say = say
         if self._live is not None:
             self._live.start()
@@ -89,7 +95,7 @@ class Top:
         self._thread.start()
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """Keep the last pulses of each rank. The control server's thread calls this."""
+        """Store the last pulses of each rank. The control server's thread calls this method."""
         if isinstance(message, Pulse):
             with self._lock:
                 kept = self._pulses.setdefault(rank, deque(maxlen=_KEPT))
@@ -99,11 +105,11 @@ class Top:
                 self._heard_s[rank] = self._clock()
 
     def worlds(self, status: Callable[[], str]) -> None:
-        """Show the present world of an elastic job below the table."""
+        """Store ``status``. Its text describes the present ranks of an elastic job, and is shown below the table."""
         self._status = status
 
     def end(self) -> None:
-        """Remove the live table and show its last state as lines."""
+        """Remove the live table, and print its last state as lines that remain on the screen."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -117,12 +123,12 @@ class Top:
             self._err.show("ddl", [(f"ddl run: {line}".encode(), b"\n") for line in self._lines()])
 
     def rows(self) -> list[Row]:
-        """Return the present rows of the table."""
+        """Return the rows of the table for the present moment."""
         with self._lock:
             pulses = {rank: tuple(known) for rank, known in self._pulses.items()}
             now_s = self._clock()
             unheard_s = {rank: now_s - at_s for rank, at_s in self._heard_s.items()}
-        later = max(pulses, default=-1) + 1 - len(self._hosts)  # ranks that have joined on slots or hosts of their own
+        later = max(pulses, default=-1) + 1 - len(self._hosts)  # ranks that joined the running job
         return rows_of(pulses, [*self._hosts, *[UNKNOWN] * later], unheard_s)
 
     def _lines(self) -> list[str]:
@@ -138,12 +144,18 @@ class Top:
 
 
 def _begins_anew(last: Pulse, new: Pulse) -> bool:
-    """Return whether ``new`` comes from another process or another world than ``last``, so its totals began again at 0."""
+    """Return whether the totals in ``new`` began again at 0 since ``last``.
+
+    The totals begin again if the rank has another process, or if the ranks of an elastic job have changed.
+    """
     return new.steps < last.steps or new.at_s < last.at_s or new.cpu_s < last.cpu_s or new.user_s < last.user_s
 
 
 def drawn(rows: Sequence[Row], status: str = "") -> Table:
-    """Return the table as a rich Table, with ``status`` below it. Ranks that differ from the others are emphasised."""
+    """Return the table as a ``rich.table.Table``, with the text ``status`` below the table.
+
+    Ranks that differ from the other ranks are red. At most 40 ranks are shown; the ranks that differ come first.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -163,7 +175,7 @@ def drawn(rows: Sequence[Row], status: str = "") -> Table:
 
 
 class _Above:
-    """A writer that puts whole lines above rich's live table and keeps an incomplete line until its end."""
+    """Writes whole lines above the live table. An incomplete line is stored until the rest of the line is written."""
 
     def __init__(self, console: Any) -> None:
         self._console = console
@@ -175,6 +187,6 @@ class _Above:
             self._console.out("\n".join(line.decode("utf-8", "replace") for line in lines), highlight=False)
 
     def close(self) -> None:
-        """Write the incomplete line, too, because nothing more will be added to it."""
+        """Write the incomplete line, too, because no more output will follow."""
         if self._begun:
             self.write(b"\n")

@@ -1,1 +1,1 @@
-"""``ddl timeline``: read the timeline of a job."""
+"""``ddl timeline``: summarise the timeline that a job has written, or merge the parts of the timeline."""

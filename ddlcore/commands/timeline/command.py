@@ -1,4 +1,4 @@
-"""Implement ``ddl timeline``: show what --timeline has written, and merge parts that were not merged."""
+"""Implement ``ddl timeline``: summarise a timeline that ``ddl run --timeline`` has written, or merge its parts."""
 
 from __future__ import annotations
 

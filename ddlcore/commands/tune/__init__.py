@@ -1,1 +1,1 @@
-"""``ddl tune``, and the messages of the search that ``ddl run --autotune`` runs."""
+"""``ddl tune``: run a training and search for better settings; write a config file and a report."""

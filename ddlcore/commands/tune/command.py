@@ -139,11 +139,11 @@ class _Search:
 
 
 class _Goal:
-    """A Watcher of a search that ends the ranks when the search is over."""
+    """Observes a search, and ends the ranks when the search has ended. The search driver calls the methods."""
 
     def __init__(self) -> None:
         self.end = EndEarly()
-        self.why = ""  # why the search was given up; "": it was not
+        self.why = ""  # the reason why the search was given up; "": it was not given up
 
     def began(self, session: Session, nbytes: int) -> None:
         pass
@@ -189,14 +189,20 @@ def _read_warm(path: Path) -> list[Values]:
 
 
 def _is_log(path: Path) -> bool:
-    """Return whether the file is the log of a search, by its first line: users also name logs .log or .txt."""
+    """Return whether the file at ``path`` is the log of a search, not a config file.
+
+    The first line decides. The name does not tell, because the name of a log may end in .csv, .log or .txt.
+    """
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
         return file.readline().startswith("sample,phase,")
     return False
 
 
 def _check_writable(out: Path, report: Path) -> None:
-    """Raise ValueError if the results cannot be written, before hours are spent on the search."""
+    """Raise ValueError if the config file ``out`` or the report cannot be written.
+
+    This is checked before the search, because a search may take hours.
+    """
     for flag, path in (("--out", out), ("--report", report)):
         if not path.parent.is_dir():
             raise ValueError(f"{flag} {path}: there is no directory {path.parent}")
@@ -209,10 +215,11 @@ def _check_writable(out: Path, report: Path) -> None:
 
 
 def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
-    """Run the command, again and again if necessary, until the search ends, and return the exit code.
+    """Run the command until the search ends, and return the exit code.
 
-    It is 0 if the search has ended the command, otherwise that of the last run. The command is not run again after
-    ``runs`` runs, or after a run that fails or measures nothing.
+    If the command ends before the search, the command is run again, but at most ``runs`` times in all (None: no limit).
+    It is not run again after a run that fails or measures nothing. The exit code is 0 if the search has ended the
+    command, otherwise the exit code of the last run.
     """
     for number in range(1, runs + 1) if runs else itertools.count(1):
         before = len(search.driver.session.samples) if search.driver.session is not None else 0
@@ -233,7 +240,11 @@ def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
 
 
 def _conclude(search: _Search, out: Path, report: Path, about: str, code: int, why: str) -> int:
-    """Write the config file and the report, and return the exit code. ``why`` says why the search was given up."""
+    """Write the config file ``out`` and the report, and return the exit code of ``ddl tune``.
+
+    ``about`` is a line that says which command was tuned. ``code`` is the exit code of the last run. ``why`` is the
+    reason why the search was given up, or "" if it was not given up. The exit code is 1 if the search is unfinished.
+    """
     session, settings = search.driver.session, search.launch.settings
     base = {
         name: value

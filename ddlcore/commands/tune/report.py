@@ -1,4 +1,4 @@
-"""Draw and write the report of a search: convergence, cost against each knob, and the last comparison."""
+"""Draw and write the report of a search: convergence, step time against each setting, and the final comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddlcore.tune.session import Phase, Sample, Session, values_text
 
 NOT_COMPARED = "No comparison was needed: nothing was better than the default when it was measured again."
 GREY, BLUE, ORANGE = "0.55", "#0072b2", "#d55e00"
-# Readable where it covers a line or a point.
+# The background makes a legend readable where the legend covers a line or a point.
 _LEGEND: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "fancybox": False}
 _TITLE_WIDTH = 40  # characters above a panel
 STEP_MS = "time of a step (ms)"
@@ -34,9 +34,10 @@ _STYLE = """
 
 
 def write_report(path: Path, session: Session, about: str) -> list[Path]:
-    """Write the report as HTML to ``path`` and, if matplotlib is installed, a picture as PNG beside it.
+    """Write the report as HTML to ``path``. If matplotlib is installed, also write a picture (PNG) in the same folder.
 
-    Return the files that were written. Raises ValueError if a file cannot be written.
+    ``about`` is a line that says which command was tuned. Return the files that were written. Raises ValueError if a
+    file cannot be written.
     """
     picture = draw(session, about)
     written = [path]
@@ -70,9 +71,9 @@ def draw(session: Session, about: str) -> bytes | None:
 
 
 def draw_panels(session: Session) -> list[tuple[str, bytes]] | None:
-    """Return each panel of the picture as a PNG of its own, with a description; None if matplotlib is not installed.
+    """Return a list of (description, PNG), one for each panel of the report, or None if matplotlib is not installed.
 
-    A page can arrange them in as many columns as fit the window.
+    The panels are separate pictures, so that a page can arrange as many columns of panels as fit into the window.
     """
     figure_class = _figure_class()
     if figure_class is None:
@@ -100,7 +101,7 @@ def _png(figure: Any) -> bytes:
 
 
 def _panels(session: Session) -> list[tuple[str, Callable[[Any], None]]]:
-    """Return a description of each panel, and a function that draws it on axes of matplotlib."""
+    """Return a list of (description, function), one for each panel. The function draws the panel on matplotlib axes."""
     found: list[tuple[str, Callable[[Any], None]]] = [
         ("the time of a step in each sample of the search, and the best so far", partial(_draw_convergence, session))
     ]
@@ -131,11 +132,11 @@ def _draw_convergence(session: Session, panel: Any) -> None:
 
 
 def best_so_far(samples: Sequence[Sample]) -> list[float]:
-    """Return, for each sample of a search, the step time in seconds of the best settings that had been tried by then.
+    """Return, for each sample of a search, the step time in seconds of the best settings that were tried until then.
 
-    The time of settings is the median of all their samples, those that were taken later included. So the result never
-    rises. With only the samples up to that point, it would rise whenever settings that had been best by one lucky
-    sample were measured again.
+    The step time of settings is the median of all samples with these settings, including later samples. So the returned
+    times never increase. If later samples did not count, the times could increase: settings may be the best because of
+    one lucky sample, and turn out to be slower when they are measured again.
     """
     costs: dict[tuple[Any, ...], list[float]] = {}
     for sample in samples:
@@ -196,7 +197,10 @@ def _draw_comparison(session: Session, panel: Any) -> None:
 
 
 def html_text(session: Session, about: str, panels: Sequence[tuple[str, bytes]] | None) -> str:
-    """Return the report as one HTML file that needs no other files. ``panels`` is the result of ``draw_panels``."""
+    """Return the report as the text of one HTML file, which needs no other files.
+
+    ``about`` is a line that says which command was tuned, and ``panels`` is the result of ``draw_panels``.
+    """
     says = outcome(session) if session.result is not None else f"not finished; still to do: {session.lacks()}"
     parts = [
         element("h1", "ddl tune"),

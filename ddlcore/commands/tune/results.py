@@ -1,4 +1,4 @@
-"""Write what a search has found as a config file for ``ddl run --config``."""
+"""Write the settings that a search has found to a config file for ``ddl run --config``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _SIZES = ("fusion_bytes", "first_bucket_bytes")
 
 
 def about_text(command: Sequence[str], ranks: int, hosts: int) -> str:
-    """Return in one line what was tuned.
+    """Return one line of text that says which command was tuned, with how many ranks and hosts.
 
-    The line has no control characters, so that it can be a comment in TOML, which ends with its line.
+    The line contains no control characters, such as line breaks, so that it can be a comment in a TOML file.
     """
     text = f"{shlex.join(command)}, {ranks} ranks on {hosts} host{'s' if hosts > 1 else ''}"
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def settings_found(session: Session) -> dict[str, Value]:
-    """Return the settings for which the search found a better value, with that value.
+    """Return the settings for which the search found better values, with these values.
 
-    There are none before the search has ended.
+    The dict is empty before the search has ended.
     """
     if session.phase is not Phase.DONE or session.result is None:
         return {}
@@ -36,10 +36,11 @@ def settings_found(session: Session) -> dict[str, Value]:
 
 
 def config_text(session: Session | None, about: str, base: Mapping[str, Value] | None = None) -> str:
-    """Return the text of the config file. ``about`` says what was tuned.
+    """Return the text of the config file. ``about`` is the result of ``about_text``.
 
-    ``base`` holds the settings of the config file that the training ran with. They are written, too, unless the search
-    has found other values.
+    ``base`` holds the settings of the config file with which the training ran, or None. The text contains these
+    settings, too, unless the search has found other values for them. ``session`` is the state of the search, or None if
+    no step was measured.
     """
     lines = [f"# Written by `ddl tune` for: {about}"]
     found = settings_found(session) if session is not None else {}
@@ -61,8 +62,8 @@ def config_text(session: Session | None, about: str, base: Mapping[str, Value] |
     lines += [f"{name} = {_toml(value)}" for name, value in found.items()]
     lines += stays
     if sized and not {"overlap"} & {*found, *kept}:
-        # overlap=auto means on as soon as a size is set, but the search measured with the default of overlap on these
-        # hosts. So that value must be written, too, or the file would mean something that was never measured.
+        # If a size is set, overlap=auto means on. But the search measured with the default value of overlap on these
+        # hosts. So this value must be written, too; otherwise the file would describe settings that were not measured.
         lines += [
             "# the default value here; the sizes alone would turn overlap on",
             f"overlap = {_toml(session.default['overlap'])}",
@@ -71,7 +72,10 @@ def config_text(session: Session | None, about: str, base: Mapping[str, Value] |
 
 
 def write_config(path: Path, session: Session | None, about: str, base: Mapping[str, Value] | None = None) -> None:
-    """Write what ``config_text`` returns to ``path``. Raises ValueError, with a message of one line, if that fails."""
+    """Write the result of ``config_text`` to ``path``.
+
+    Raises ValueError, with a message of one line, if the file cannot be written.
+    """
     try:
         write_whole(path, config_text(session, about, base).encode())
     except OSError as error:
@@ -79,7 +83,10 @@ def write_config(path: Path, session: Session | None, about: str, base: Mapping[
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file at ``path`` by ``data``. If that raises OSError, an existing file is unchanged."""
+    """Replace the content of the file at ``path`` by ``data``.
+
+    If the file cannot be written, OSError is raised and the old content is unchanged.
+    """
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe
         path.write_bytes(data)
         return
@@ -88,10 +95,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def kept_beside(out: Path, report: Path) -> tuple[Path, Path]:
-    """Return the paths to which an unfinished search writes its results.
+    """Return the paths of the config file and the report of a search that has not ended.
 
-    They are ``out`` and ``report``, or other names beside these if files of an earlier search exist, which must not be
-    overwritten.
+    These are ``out`` and ``report`` if neither file exists. Otherwise other names in the same folders are returned, so
+    that the files of an earlier search are not overwritten.
     """
     if not any(path.exists() for path in (out, report, report.with_suffix(".png"))):
         return out, report
@@ -108,5 +115,8 @@ def _toml(value: Value) -> str:
 
 
 def values_of(file: Mapping[str, object]) -> dict[str, Value]:
-    """Return the settings of the config file whose content is ``file``, as values that a search can try."""
+    """Return the settings in the content of a config file, as values that a search can try.
+
+    ``file`` is the parsed content. Entries that are not text, numbers or booleans are left out.
+    """
     return {name: value for name, value in file.items() if isinstance(value, (str, int, float, bool))}

@@ -1,1 +1,1 @@
-"""The ranks of other hosts: choose and start the agents there, talk with them, and let each start its host's ranks."""
+"""Run ranks on other hosts: start an agent on each host, exchange messages with it, and let it start its ranks."""

@@ -1,4 +1,4 @@
-"""The agent: a process that starts the ranks of one host for a launcher on another host, watches them, and reports.
+"""The agent: a process that starts ranks on its host for a launcher, which may be on another host.
 
 It decides nothing by itself. When it loses its launcher, for whatever reason, it kills its ranks and ends; in an elastic
 job, it goes on under a successor of the launcher, if there can be one.
@@ -73,11 +73,11 @@ _Next = Look | Begin | Quit | None  # None: the launcher is gone
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one agent and return its exit code.
+    """Run one agent with the command line ``arguments``, and return the exit code of the process.
 
-    0 means that the agent served its ranks to their end, or that the launcher wanted no ranks; how each rank ended was
-    sent to the launcher. 1 means that the agent could not begin, or lost its launcher before it was told to start
-    ranks.
+    0 means that the agent ran until all its ranks had ended, or that the launcher did not ask for ranks. The exit codes
+    of the ranks were sent to the launcher. 1 means that the agent could not begin, or that it lost its launcher before
+    the launcher asked it to start ranks.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, _leave_to_the_launcher)  # not SIG_IGN: the ranks would inherit that
@@ -111,13 +111,14 @@ def _name_of(pid: int) -> str:
 
 
 def _leave_to_the_launcher(number: int, frame: FrameType | None) -> None:
-    """Ignore a signal from a terminal, sshd or a batch system, because the launcher decides what to do about it."""
+    """Ignore the signal ``number`` from a terminal, sshd or a batch system: the launcher decides how to react to it."""
 
 
 class _Agent:
-    """One agent of a job, from its first message to its last.
+    """One agent of a job.
 
-    The relay's thread receives messages; the main thread acts on them.
+    The relay's thread receives the launcher's messages. The main thread handles the messages Look, Begin and Quit, and
+    the relay's thread handles all other messages.
     """
 
     def __init__(self, task: AgentTask, index: int) -> None:
@@ -129,9 +130,9 @@ class _Agent:
         self._parts: Path | None = None  # where the ranks write their parts of a timeline
         self._task_fd = -1
         self._gone = ""
-        self._unheard = False  # the launcher vanished silently, so that the connection to it may still look open
-        self._later: deque[int] = deque()  # ranks of Again messages, until the supervisor has them
-        self._tasks: dict[int, RankTask] = {}  # by rank: how another process is started
+        self._unheard = False  # the connection to the launcher was lost, but sshd's connection may still look open
+        self._later: deque[int] = deque()  # ranks of Again messages that were not yet given to the supervisor
+        self._tasks: dict[int, RankTask] = {}  # by rank: the data for starting another process
         self._stays = False  # the job is elastic
         self._released = False  # no rank will be started again
         self._ending = False  # the ranks are to be killed, or not to be started
@@ -152,7 +153,7 @@ class _Agent:
         self._forward = Forward(self._credit)
 
     def run(self) -> int:
-        """Do what the launcher asks for until the job has ended, and return this process's exit code."""
+        """Carry out the launcher's requests until the job has ended, and return this process's exit code."""
         adopt_orphans()
         self._relay.start()
         self._say(Here(os.getpid()))
@@ -167,7 +168,7 @@ class _Agent:
     def watch_stdin(self) -> None:
         """Wait until standard input ends; then kill the ranks and end the agent.
 
-        The end of standard input means that the command that started this agent has ended.
+        When the command that started this agent ends, standard input ends, too.
         """
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
@@ -246,22 +247,24 @@ class _Agent:
             self._input.put(piece.data)
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send a signal that has reached this agent to its ranks, if they run."""
+        """Send the signal ``number``, which this agent has received, to the ranks, if they run."""
         if self._supervisor is not None:
             self._supervisor.deliver(number)
 
     def host_leaves(self, number: int, frame: FrameType | None) -> None:
-        """Tell the launcher of an elastic job that this agent's host is to leave the job, so that its ranks end soon.
+        """In an elastic job, tell the launcher that this agent's host must leave the job.
 
-        In a job that is not elastic, the signal is ignored, because the launcher decides what to do about it.
+        The launcher then lets the ranks of this host leave the training. This is the handler for SIGTERM. In a job that
+        is not elastic, the signal is ignored, because the launcher decides how to react to it.
         """
         if self._stays:
             self._say(Leaves())
 
     def leave(self) -> None:
-        """End the sshd process that serves only this agent, if the launcher has vanished silently.
+        """End the sshd process that serves only this agent, if the connection to the launcher was lost.
 
-        Without this, sshd would keep waiting for a long time on a dead connection.
+        If this process was not started by sshd, do nothing. Without this method, sshd would wait for a long time for
+        data from a dead connection.
         """
         if self._unheard and "SSH_CONNECTION" in os.environ and _name_of(os.getppid()).startswith("sshd"):
             with contextlib.suppress(OSError):
@@ -303,16 +306,19 @@ class _Agent:
     # --- the ranks
 
     def _start_later(self) -> None:
-        """Start the ranks of all Again messages so far, if there is a supervisor. The first may come before it is made."""
+        """Start the rank of each message Again that has arrived so far.
+
+        If the supervisor was not created yet, do nothing: this method is called again after its creation.
+        """
         while self._supervisor is not None and self._later:
-            with contextlib.suppress(IndexError):  # the other thread has taken it
+            with contextlib.suppress(IndexError):  # the other thread has removed the last rank
                 self._supervisor.start(self._later.popleft())
 
     def _begin(self, begin: Begin) -> list[RankProcess]:
         """Start the ranks that ``begin`` lists, and return their processes.
 
-        If one cannot be started, the others are killed, the reason is reported to the launcher, and [] is returned. []
-        is also returned if the agent has been told to end.
+        If a rank cannot be started, kill the ranks that were started before, report the reason to the launcher, and
+        return []. Also return [] if the launcher has asked the agent to end.
         """
         processes: list[RankProcess] = []
         if begin.kernels:
@@ -403,7 +409,7 @@ class _Agent:
         for process in processes:
             self._forward.add(process.rank, process.stdout, process.stderr)
         self._forward.start()
-        if self._ending:  # the request to end arrived before there was a supervisor
+        if self._ending:  # the request to end arrived before the supervisor was created
             self._supervisor.abandon()
         if self._released:
             self._supervisor.release()
@@ -416,9 +422,9 @@ class _Agent:
         self._send_parts()
 
     def _send_parts(self) -> None:
-        """Send the ranks' parts of a timeline to the launcher, including those of killed ranks.
+        """Send the ranks' parts of a timeline to the launcher, including the parts of killed ranks.
 
-        The part of a killed rank holds everything that the rank had written before its end.
+        The part of a killed rank contains the events that the rank had written before its end.
         """
         for path in parts_in(self._parts) if self._parts is not None else ():
             rank, _, number = path.stem[len("rank") :].partition(".")

@@ -1,4 +1,4 @@
-"""Manage the agents of one job for ``ddl run``: start them, instruct them, receive their messages, and dismiss them."""
+"""Manage the agents of one job for the launcher: start the agents, send messages to them, and handle their messages."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ from ddlcore.observe.timeline import part_of
 
 _SLICE_S = 0.1
 _PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
-_CLEARED_S = 4.0  # from the end of an agent's ranks to its Finished: processes that they left behind get 2 s
-_LET_GO_S = 2.0  # from Quit to the end of the command that started the agent
+_CLEARED_S = 4.0  # time from the end of an agent's ranks to its Finished: processes that ranks left behind get 2 s
+_LET_GO_S = 2.0  # time from Quit to the end of the command that started the agent
 
 
 @dataclass
 class Agent:
-    """The state of one agent, as far as the launcher knows it."""
+    """The state of one agent, as the launcher knows it from the agent's messages."""
 
     place: AgentPlace
-    ranks: list[int]  # that it runs, or has run; grows if ranks are started there later
-    late: bool = False  # it was called while ranks ran
-    here: bool = False
+    ranks: list[int]  # ranks that the agent runs or has run; grows if ranks are started there later
+    late: bool = False  # the agent was started while ranks were already running
+    here: bool = False  # the first message, Here, has arrived
     report: Report | None = None
     begun: Begun | None = None
-    finished: bool = False
-    gone: str = ""  # why no more messages will come from it; "": it is not lost
-    results: dict[int, bytearray] = field(default_factory=dict)  # by rank: the pickled result, as far as it arrived
+    finished: bool = False  # Finished has arrived, or the launcher has sent Quit
+    gone: str = ""  # why the agent is lost and sends no more messages; "": it is not lost
+    results: dict[int, bytearray] = field(default_factory=dict)  # by rank: the part of the pickled result so far
     credit: Credit | None = None
     served: set[int] = field(default_factory=set)  # all ranks that it has ever run
     parts: dict[tuple[int, str], Path] = field(default_factory=dict)  # of a timeline, by rank and stream
@@ -81,7 +81,7 @@ class Agent:
 
 
 class RemoteRank:
-    """A rank that an agent has started. A supervisor can watch it like a local one: it implements ``Watched``."""
+    """A rank that an agent has started. A supervisor can watch it like a local rank: it implements ``Watched``."""
 
     process = None
 
@@ -90,17 +90,17 @@ class RemoteRank:
         self._tell = tell
 
     def signal(self, number: int) -> None:
-        """Tell the agent to send signal ``number`` to the rank's process alone."""
+        """Tell the agent to send signal ``number`` only to the rank's own process."""
         self._tell(Signal(self.rank, number, False))
 
     def signal_group(self, number: int) -> None:
-        """Tell the agent to send signal ``number`` to the rank's process and to all processes that it started."""
+        """Tell the agent to send signal ``number`` to the rank's process and to all processes started by the rank."""
         self._tell(Signal(self.rank, number, True))
 
     def leaves_group(self) -> bool:
-        """Return False, because not the supervisor but the agent ends the processes that the rank has left behind.
+        """Return False, because the supervisor does not end the processes that the rank has left behind.
 
-        The agent sends Finished when they have ended.
+        The agent ends these processes, and sends Finished when they have ended.
         """
         return False
 
@@ -108,7 +108,8 @@ class RemoteRank:
 class AgentPool:
     """All agents of a job.
 
-    The main thread calls its methods; the control server's thread calls ``heard`` and ``silent``.
+    The control server's thread calls ``heard`` and ``silent``. The main thread calls the other methods, unless a method
+    says that any thread may call it.
     """
 
     def __init__(self, places: Sequence[AgentPlace], launcher: Launcher, say: Callable[[str], None]) -> None:
@@ -145,12 +146,12 @@ class AgentPool:
         silence_s: float,
         look: Look,
     ) -> None:
-        """Run ``commands``, which start the agents, and ask each agent to survey its host. Call it in the main thread.
+        """Run ``commands``, which start the agents. Call this in the main thread.
 
-        ``server`` sends ``look`` to an agent when the first message of the agent has arrived. ``endpoint_of(host)``
-        returns the endpoint at which an agent on that host reaches ``server``. ``environ`` is the environment of the
-        commands. An agent that has not heard from the launcher for ``silence_s`` seconds ends. Raises OSError if a
-        command cannot be run.
+        ``look`` is the request to an agent to report on its host. ``server`` sends it to each agent after the agent's
+        first message has arrived. ``endpoint_of(host)`` returns the endpoint at which an agent on that host reaches
+        ``server``. ``environ`` is the environment of the commands. An agent ends if it gets no message from the
+        launcher for ``silence_s`` seconds. Raises OSError if a command cannot be run.
         """
         self._server, self._look = server, look
         self._endpoint_of, self._environ, self._silence_s = endpoint_of, environ, silence_s
@@ -160,19 +161,19 @@ class AgentPool:
             self._start(command)
 
     def call_late(self, place: AgentPlace, command: StartCommand) -> None:
-        """Run ``command``, which starts one more agent, at ``place``, while ranks run.
+        """Run ``command``, which starts one more agent while ranks are already running. ``place`` describes the agent.
 
-        Call it in the main thread, after ``call``. ``changed`` is called when the agent has sent its report. Raises
-        OSError if the command cannot be run.
+        Call this in the main thread, after ``call``. The function in the attribute ``changed`` is called when the agent
+        has sent its report or is lost. Raises OSError if the command cannot be run.
         """
         assert place.index == len(self.members)
         self.members.append(Agent(place, [], late=True, credit=Credit(self._sender(place.index))))
         self._start(command)
 
     def begin_late(self, member: Agent, begin: Begin) -> None:
-        """Tell ``member``, an agent that was called late, what it needs to start ranks.
+        """Send ``begin``, the data for starting ranks, to ``member``, an agent that ``call_late`` has started.
 
-        It starts none before ``again`` is called.
+        The agent starts no rank before ``again`` is called.
         """
         if self._function:
             assert member.credit is not None
@@ -180,13 +181,13 @@ class AgentPool:
         self._tell(member.place.index, begin)
 
     def dismiss(self, member: Agent) -> None:
-        """End the agent ``member``, which runs no ranks."""
+        """Tell the agent ``member``, which runs no ranks, to end."""
         with self._changed:
             member.finished = True
         self._tell(member.place.index, Quit())
 
     def forget(self, rank: int) -> None:
-        """Take note that no agent runs ``rank`` any more."""
+        """Record that no agent runs ``rank`` any more."""
         for member in self.members:
             if rank in member.ranks:
                 member.ranks.remove(rank)
@@ -202,8 +203,8 @@ class AgentPool:
     def gather(self, timeout_s: float, interrupted: Callable[[], object]) -> bool:
         """Wait until every agent has sent its report or is known to be lost, and return True.
 
-        Return False if ``interrupted()`` becomes true before that. Agents that have not reported after ``timeout_s``
-        seconds count as lost.
+        An agent that has not sent its report after ``timeout_s`` seconds counts as lost. Return False if
+        ``interrupted()`` becomes true during the wait.
         """
         deadline_s = time.monotonic() + timeout_s
         done = self._wait(lambda m: m.report is not None or bool(m.gone), deadline_s, interrupted)
@@ -215,17 +216,21 @@ class AgentPool:
         return done or not interrupted()
 
     def send_task(self, data: bytes) -> None:
-        """Send ``data``, the pickled function that the ranks are to call, to every agent, also to those called later."""
+        """Send ``data``, the pickled function for the ranks, to every agent.
+
+        Agents that are started later also get it, in ``begin_late``.
+        """
         self._function = data
         for member in self.members:
             assert member.credit is not None
             member.credit.send(-1, "task", data)
 
     def begin(self, begins: Sequence[Begin], timeout_s: float, interrupted: Callable[[], object]) -> list[str]:
-        """Tell every agent to start its ranks, wait until all have, and return one line for each agent that has not.
+        """Tell every agent to start its ranks, and wait until all agents have done so.
 
-        ``begins`` holds the message for each agent, in the order of ``members``. The wait ends after ``timeout_s``
-        seconds, or earlier if ``interrupted()`` becomes true.
+        Return one line of text for each agent that has not started its ranks. ``begins`` has the message for each
+        agent, in the order of ``members``. The wait ends after ``timeout_s`` seconds, or earlier if ``interrupted()``
+        becomes true.
         """
         for member, begin in zip(self.members, begins):
             self._tell(member.place.index, begin)
@@ -275,11 +280,11 @@ class AgentPool:
     # --- while ranks run
 
     def ranks(self) -> list[RemoteRank]:
-        """Return an object for each rank that agents run, with which a supervisor can watch the rank."""
+        """Return one RemoteRank for each rank that agents run. A supervisor watches the ranks by these objects."""
         return [RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.ranks]
 
     def serves(self, rank: int) -> bool:
-        """Return whether the agent of ``rank`` can start another process of it. Any thread may call this."""
+        """Return whether the agent that runs ``rank`` can start another process of it. Any thread may call this."""
         return any(rank in member.ranks and not member.over for member in self.members)
 
     def again(self, host: str, rank: int, environ: Mapping[str, str], output: Output, start: int = 0) -> RemoteRank:
@@ -300,7 +305,7 @@ class AgentPool:
         return RemoteRank(rank, self._teller(member.place.index))
 
     def release(self) -> None:
-        """Tell the agents that no rank will be started again, so that they end when their ranks have ended."""
+        """Tell the agents that no rank will be started again, so that each agent ends when its ranks have ended."""
         for member in self.members:
             if not member.over and (member.begun is not None or not member.late):
                 self._tell(member.place.index, Release())
@@ -308,9 +313,9 @@ class AgentPool:
                 self.dismiss(member)
 
     def join(self, output: Output) -> None:
-        """Register the ranks of all agents with ``output``, which then shows what these ranks write.
+        """Register the ranks of all agents with ``output``, which will show the lines that these ranks write.
 
-        Call it before ``output.start`` and before ``begin``.
+        Call this before ``output.start`` and before ``begin``.
         """
         for member in self.members:
             for rank in member.ranks:
@@ -323,8 +328,9 @@ class AgentPool:
         Ends that arrived before this call are reported at once.
         """
         # An agent's rank may end before the launcher has built its supervisor: Begun and Ended can arrive together, in
-        # the server's thread. Under the lock each end goes either into `_early` or to the supervisor, so that none is
-        # lost and none is reported twice. The supervisor is called without the lock, because it has queues of its own.
+        # the server's thread. The lock makes sure that each end is either added to `_early` or reported to the
+        # supervisor: no end is lost and no end is reported twice. The supervisor is called without the lock, because it
+        # protects its own queues.
         with self._changed:
             self._supervisor = supervisor
             early, self._early = self._early, []
@@ -332,30 +338,30 @@ class AgentPool:
             supervisor.ended_on_host(rank, returncode, lost, certain)
 
     def credit_of(self, rank: int) -> Credit:
-        """Return the Credit object through which streams are sent to the agent that runs ``rank``."""
+        """Return the Credit object of the agent that runs ``rank``, by which streams are sent to this agent."""
         credit = next(member.credit for member in self.members if rank in member.ranks)
         assert credit is not None
         return credit
 
     def results(self) -> dict[int, bytes]:
-        """Return, by rank, the pickled result of the function. A rank that ended before it sent any is missing."""
+        """Return the pickled results of the function, by rank. Ranks that have sent no result are missing."""
         found = [
             (rank, data) for member in self.members for rank, data in member.results.items() if rank in member.ranks
         ]
         return {rank: bytes(data) for rank, data in found}
 
     def pids(self) -> dict[int, tuple[int, str]]:
-        """Return, by rank, the process id and host of the rank. Call it after all agents have started their ranks."""
+        """Return, by rank, the process id and the host. Call this after all agents have started their ranks."""
         begun = [(member.place, member.begun.pids) for member in self.members if member.begun is not None]
         return {rank: (pid, place.host) for place, pids in begun for rank, pid in zip(place.ranks, pids)}
 
     # --- the end
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """Wait until every agent has sent its last message or is lost. Call it after all ranks have ended.
+        """Wait until every agent has sent its last message or is lost. Call this after all ranks have ended.
 
-        Give up if nothing has arrived for 4 seconds, unless received output is still to be shown on a slow screen. Give
-        up at once if ``give_up()`` becomes true.
+        Stop waiting if no output has arrived for 4 seconds, unless a slow screen has not yet shown all received output.
+        Stop waiting at once if ``give_up()`` becomes true.
         """
         before = self._arrived
         while not self._wait(lambda m: m.over, time.monotonic() + _CLEARED_S, give_up):
@@ -378,7 +384,7 @@ class AgentPool:
     # --- in the server's thread
 
     def heard(self, agent: int, data: bytes) -> None:
-        """Handle ``data``, one message of agent number ``agent``. This implements ``control.server.Agents``."""
+        """Handle ``data``, one message of agent number ``agent``. This implements ``control.server.Agents.heard``."""
         if agent >= len(self.members):
             return
         member = self.members[agent]
@@ -404,14 +410,14 @@ class AgentPool:
             self._note(agent, member, message)
 
     def silent(self, agent: int, silence_s: float) -> None:
-        """Treat an agent as lost, because the server has received nothing from it for ``silence_s`` seconds.
+        """Treat agent number ``agent`` as lost, because no message from it has arrived for ``silence_s`` seconds.
 
-        This implements ``control.server.Agents``.
+        This implements ``control.server.Agents.silent``.
         """
         if agent >= len(self.members):
             return
         self._lose(self.members[agent], f"no message from it for {silence_s:g} s")
-        self._tell(agent, Quit())  # its ranks count as lost, so it must end them if it is connected again
+        self._tell(agent, Quit())  # the agent's ranks count as lost, so it must end them if its connection works again
 
     def _note(self, agent: int, member: Agent, message: Here | Report | Begun | Finished) -> None:
         with self._changed:

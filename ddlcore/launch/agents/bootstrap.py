@@ -1,4 +1,7 @@
-"""Define how the launcher starts an agent and gives it its task, and how the agent reads the task."""
+"""Define the command that starts an agent, and how the launcher passes a task to the agent.
+
+The task tells the agent how to reach the launcher, among other things.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
 
-VARIABLE = "DDL_AGENT"  # holds the task if the environment passes it on
-ANSWER = "ddl-agent-key "  # begins the line with the public key of an agent that got no secret
+VARIABLE = "DDL_AGENT"  # environment variable with the task, if the task is passed by the environment
+ANSWER = "ddl-agent-key "  # first word of the line in which an agent that got no secret prints its public key
 _PUBLIC = "public"
 _LARGEST_BYTES = 1 << 16
 _PROGRAM = (
@@ -28,14 +31,15 @@ _PROGRAM = (
 class AgentTask(msgspec.Struct, frozen=True):
     """The information that an agent needs to begin.
 
-    If one command starts several agents, each of them finds its own index by an environment variable (``number``).
+    One command may start several agents with the same task. Each of them then reads its own position in ``agents`` from
+    an environment variable: the first of the variables in ``number`` that is set.
     """
 
     access: Access
     silence_s: float
     agents: tuple[int, ...]  # indexes of all agents that the same command starts
-    number: tuple[str, ...] = ()  # variables; the first that is set holds this agent's position in `agents`
-    answers: bool = False  # the agent made its own keys and must send the public one to the launcher
+    number: tuple[str, ...] = ()  # variables; the first that is set has this agent's position in `agents` as its value
+    answers: bool = False  # the agent has made its own keys and must print its public key for the launcher
 
     def index(self, environ: Mapping[str, str]) -> int:
         """Return the index of the agent that runs with the environment ``environ``.
@@ -52,9 +56,10 @@ class AgentTask(msgspec.Struct, frozen=True):
 
 
 def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the command that runs one agent: this Python interpreter with this ddlcore, at the same paths as here.
+    """Return the command that runs one agent, without the agent's own arguments.
 
-    The agent also gets the PYTHONPATH of ``environ``.
+    The agent uses the Python interpreter and the ddlcore at the same paths as this process. It also gets the PYTHONPATH
+    of ``environ``.
     """
     root = str(Path(__file__).resolve().parents[3])
     text = _PROGRAM.format(major=sys.version_info[0], minor=sys.version_info[1])
@@ -63,23 +68,24 @@ def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def public_arguments(access: Access, silence_s: float) -> tuple[str, ...]:
-    """Return the arguments that follow ``agent_program`` for an agent that gets no secret on its command line.
+    """Return the arguments for the command of ``agent_program``, for an agent that gets no secret from the launcher.
 
-    ``access`` tells how to reach the launcher, which counts as lost after ``silence_s`` seconds without a message. The
-    caller adds the index of the agent as the last argument.
+    The arguments contain the launcher's endpoint and public key from ``access``. The agent counts the launcher as lost
+    after ``silence_s`` seconds without a message. The caller must add the index of the agent as the last argument.
     """
     return (_PUBLIC, access.endpoint, access.server_public, str(silence_s))
 
 
 def task_text(task: AgentTask) -> bytes:
-    """Return ``task`` as one line of text. It contains keys, so it must be kept secret."""
+    """Return ``task`` as one line of text. The line contains secret keys."""
     return msgspec.json.encode(task) + b"\n"
 
 
 def read_task(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentTask:
-    """Return this agent's task, from its arguments, the environment or standard input.
+    """Return this agent's task, from the command line ``arguments``, from ``environ`` or from standard input.
 
-    Raises DdlInternalError, with a message of one line, if there is no task or if the versions of ddlcore differ.
+    Raises DdlInternalError, with a message of one line, if there is no task, or if the versions of ddlcore on the
+    launcher's host and here differ.
     """
     version, *rest = arguments
     if version != VERSION:
@@ -93,12 +99,15 @@ def read_task(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentTask
     try:
         return msgspec.json.decode(text, type=AgentTask)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # raise below instead: the decoding error could carry parts of keys into a traceback
+        pass  # raise below instead: a traceback with the decoding error could show parts of keys
     raise DdlInternalError("the agent was told nothing: its standard input did not come through")
 
 
 def _line(fd: int) -> bytes:
-    """Return the first line of the file ``fd``. Reads byte by byte, because another reader needs the rest."""
+    """Return the first line of the file with the descriptor ``fd``, without the newline.
+
+    Reads one byte at a time, because other code reads the rest of the file.
+    """
     line = bytearray()
     while len(line) < _LARGEST_BYTES and (byte := os.read(fd, 1)) not in (b"", b"\n"):
         line += byte

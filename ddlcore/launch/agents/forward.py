@@ -1,4 +1,4 @@
-"""Move the output of an agent's ranks to the launcher, and input from the launcher to the rank that reads it."""
+"""Send the output of an agent's ranks to the launcher, and pass input from the launcher to the rank that reads it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from collections.abc import Callable
 from ddlcore.control.wake import Wake
 from ddlcore.launch.agents.wire import CHUNK_BYTES, Credit
 
-_LEFT_BYTES = 4 << 20  # more than a pipe holds; no more is read at the end, because another process may go on writing
+_LEFT_BYTES = 4 << 20  # limit for reading at the end, more than a pipe holds: another process may write without end
 _STREAMS = ("stdout", "stderr")
 
 
 class Forward:
-    """A thread that reads the pipes of all ranks of an agent and sends what they write to the launcher.
+    """A thread that reads the pipes of all ranks of an agent and sends the output of the ranks to the launcher.
 
-    If the launcher gives no credit, the thread stops reading, and the ranks wait as soon as their pipes are full.
+    If no credit is left, because the launcher has not acknowledged enough bytes, the thread stops reading. The ranks
+    must then wait as soon as their pipes are full.
     """
 
     def __init__(self, credit: Credit) -> None:
@@ -34,23 +35,29 @@ class Forward:
         self._thread = threading.Thread(target=self._run, name="ddl-forward", daemon=True)
 
     def add(self, rank: int, stdout: int, stderr: int) -> None:
-        """Take over the reading ends of a rank's pipes. Call it before ``start``, or in the thread."""
+        """Register the reading ends of a rank's pipes. This object will read and close them.
+
+        ``stdout`` and ``stderr`` are file descriptors. Call this before ``start``, or in this object's thread.
+        """
         for name, fd in zip(_STREAMS, (stdout, stderr)):
             os.set_blocking(fd, False)
             self._open[fd] = (rank, name)
             self._selector.register(fd, selectors.EVENT_READ)
 
     def add_again(self, rank: int, stdout: int, stderr: int) -> None:
-        """Take over the pipes of another process of ``rank``, whose first one has ended. Any thread may call this."""
+        """Register the pipes of a new process of ``rank``, whose earlier process has ended.
+
+        Unlike ``add``, this may be called after ``start``, by any thread.
+        """
         self._again.append((rank, stdout, stderr))
         self._wake.set()
 
     def start(self) -> None:
-        """Start the thread. May be called once."""
+        """Start the thread. Call this only once."""
         self._thread.start()
 
     def drain(self) -> None:
-        """Send what is left in the pipes of ranks that have ended, and end the thread.
+        """Send the data that is left in the pipes of the ranks, which have ended, and end the thread.
 
         Waits for credit as long as the launcher is connected.
         """
@@ -81,9 +88,9 @@ class Forward:
             self.add(*self._again.popleft())
 
     def _read(self, fd: int) -> int:
-        """Send the data that is at ``fd``, and return the number of its bytes.
+        """Read the data that ``fd`` has now, send it, and return the number of its bytes.
 
-        0 means the end of the stream, or that there is no data now.
+        0 means that the stream has ended or that there is no data now.
         """
         try:
             data = os.read(fd, CHUNK_BYTES)
@@ -100,12 +107,12 @@ class Forward:
 
 
 class Input:
-    """The standard input of one rank: a pipe that a thread fills as fast as the rank reads it."""
+    """The standard input of one rank: a pipe into which a thread writes data as fast as the rank reads it."""
 
     def __init__(self, used: Callable[[int], None]) -> None:
-        """Start the thread. It calls ``used(nbytes)`` when ``nbytes`` bytes were written or discarded.
+        """Start the thread, which calls ``used(nbytes)`` each time after it has written or discarded ``nbytes`` bytes.
 
-        They need no memory any more then.
+        These bytes do not use memory any more then.
         """
         self.reader, self._writer = os.pipe()
         self._used = used
@@ -114,7 +121,7 @@ class Input:
         self._thread.start()
 
     def put(self, data: bytes) -> None:
-        """Add ``data`` to the input of the rank. Empty data end the input. Never waits."""
+        """Add ``data`` to the input of the rank, without waiting. If ``data`` is empty, the input ends."""
         self._pieces.put(data)
 
     def _run(self) -> None:

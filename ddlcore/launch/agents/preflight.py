@@ -1,4 +1,7 @@
-"""Judge, before any rank starts, whether the hosts of a job fit together. Collects no facts and prints nothing."""
+"""Compare the reports of all hosts of a job before any rank starts, to find hosts that cannot take part.
+
+This module collects no data about hosts and prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,17 @@ from ddlcore.text.columns import table
 class HostCheck:
     """The result of checking one host."""
 
-    host: str  # as the user wrote it
-    report: Report | None
-    problems: tuple[str, ...]  # if there is one, nothing is started
+    host: str  # the name of the host as the user wrote it
+    report: Report | None  # None: the host has sent no report
+    problems: tuple[str, ...]  # if there is any problem, no rank is started
     remarks: tuple[str, ...] = ()  # differences that do not stop the job
 
 
 def compared_packages(registry: Registry) -> dict[str, bool]:
-    """Return a dict whose keys are the names of the distributions that are compared between hosts.
+    """Return the names of the packages whose versions are compared between hosts, as the keys of a dict.
 
-    A value is true if a different version stops the job. That is so for ddl's own plugins, but not for frameworks.
+    The value is true if the job must not start with different versions of the package. This is the case for ddl's own
+    plugins, but not for frameworks.
     """
     ours = registry.distributions()
     others = {name for names in FRAMEWORKS.values() for name in names}
@@ -38,8 +42,8 @@ def compared_packages(registry: Registry) -> dict[str, bool]:
 def judge(host: str, report: Report | None, gone: str, packages: Mapping[str, bool]) -> HostCheck:
     """Compare the report of ``host`` with this host, and return the result.
 
-    ``report`` is None if the host has sent none; ``gone`` then says why. ``packages`` has the form that
-    ``compared_packages`` returns.
+    If the host has sent no report, ``report`` is None and ``gone`` is the reason, or "" if the reason is not known.
+    ``packages`` is the result of ``compared_packages``.
     """
     if report is None:
         return HostCheck(host, None, (gone.removeprefix(f"{host}: ") or "its agent did not answer",))
@@ -59,9 +63,10 @@ def judge(host: str, report: Report | None, gone: str, packages: Mapping[str, bo
 
 
 def show(checks: Sequence[HostCheck], *, on_terminal: bool, width: int = 100) -> list[str]:
-    """Return the lines of a table. Each host has a row with its first problem, and one more row for each other problem.
+    """Return the lines of a table of all hosts, which shows the problems and remarks of each host.
 
-    ``on_terminal`` adds colours.
+    The first row of a host shows its first problem or remark, and each further row shows one more. If ``on_terminal``
+    is true, the table has colours and is at most ``width`` characters wide.
     """
     rows = []
     for check in checks:

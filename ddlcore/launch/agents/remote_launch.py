@@ -1,4 +1,4 @@
-"""Launch the ranks of other hosts: start the agents of a remote plan, check the hosts, and start the ranks there."""
+"""Launch ranks on other hosts: start the agents of a remote plan, check the hosts, and let the agents start ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def goes_on_without_launcher(settings: Settings, command: Sequence[str]) -> bool
 
 @dataclass
 class _Job:
-    """The command, the settings and the other values that are the same for all ranks of a job."""
+    """The command, the settings and the other values that are the same for all ranks of one job."""
 
     command: Sequence[str]  # (): the ranks call a function instead
     environ: Mapping[str, str]
@@ -58,7 +58,7 @@ class _Job:
 
 @dataclass
 class RemoteLaunch:
-    """The part of a job's launch that agents do. Only the main thread uses it."""
+    """The part of a job's launch that uses agents. Only the main thread may use this object."""
 
     remote_plan: RemotePlan
     say: Callable[[str], None]
@@ -76,9 +76,10 @@ class RemoteLaunch:
     # --- before
 
     def look(self, registry: Registry, program: str, files: Sequence[str], port: int) -> Look:
-        """Return the message that asks every agent to report on its host, such as whether ``program`` exists there.
+        """Return the message that asks every agent to report on its host.
 
-        ``files`` must exist there, too. ``port`` is MASTER_PORT if the user chose it, otherwise 0.
+        The report says whether ``program`` and ``files`` exist on the host, among other things. ``port`` is the value
+        of MASTER_PORT if the user has set this variable, otherwise 0.
         """
         most = max(self.remote_plan.layout.ranks.count(host) for host in set(self.remote_plan.layout.ranks))
         return Look(
@@ -103,10 +104,11 @@ class RemoteLaunch:
     ) -> None:
         """Start the agents, and check all hosts by the reports of the agents. ``server`` must be running.
 
-        Raises NotStarted if a host cannot take part. A single problem is the message of that exception; for several
-        problems, ``show`` is first called with the lines of a table of all hosts. ``verbose`` always shows the table.
-        Differences between hosts that do not stop the job are only shown. If ``interrupted()`` becomes true, returns
-        without having checked the hosts.
+        Raises NotStarted if a host cannot take part. If there is only one problem, the exception's message describes
+        it. If there are several problems, ``show`` is first called with each line of a table of all hosts; ``verbose``
+        shows the table in every case, with colours if ``on_terminal`` is true. Differences between hosts that do not
+        stop the job are only shown. If ``interrupted()`` becomes true during the wait for the reports, returns without
+        checking the hosts.
         """
         try:
             self._call(server, look)
@@ -132,9 +134,9 @@ class RemoteLaunch:
                 show(f"{check.host}: {'; '.join(check.remarks)}")
 
     def _call(self, server: Server, look: Look) -> None:
-        """Start the agents.
+        """Start the agents, which connect to ``server``.
 
-        ``look`` is what they must report on. Raises OSError or ValueError if they cannot be started.
+        ``look`` is the request for their reports. Raises OSError or ValueError if the agents cannot be started.
         """
         endpoint_of = self.remote_plan.reach.endpoint_of(server.agents_endpoint)
         self._server, self._endpoint_of = server, endpoint_of
@@ -146,9 +148,10 @@ class RemoteLaunch:
         self._descriptors = {name for command in commands for name in command.descriptors}
 
     def _checks(self, registry: Registry) -> list[HostCheck]:
-        """Return one check for each host, in the order of the hosts.
+        """Return the result of checking each host, in the order of the hosts.
 
-        If a host has several agents, a check that found problems takes precedence.
+        For a host with several agents, return the result of only one agent: one with problems, if there is such a
+        result.
         """
         packages = compared_packages(registry)
         found: dict[str, HostCheck] = {}
@@ -163,8 +166,8 @@ class RemoteLaunch:
     def environments(self, job_file: str, port: int, timeline_dir: str = "") -> list[dict[str, str]]:
         """Return, for each rank of the job, the environment variables that differ between ranks.
 
-        ``job_file`` and ``timeline_dir`` are for the ranks of this host. ``port`` is MASTER_PORT; 0 means a free port
-        of rank 0's host. Call this method after all agents have reported.
+        ``job_file`` and ``timeline_dir`` are paths for the ranks of this host. ``port`` is the value of MASTER_PORT; 0
+        means a free port of rank 0's host. Call this method after all agents have sent their reports.
         """
         layout = self.remote_plan.layout
         names = {name: host for host, name in enumerate(layout.hosts)}
@@ -203,11 +206,12 @@ class RemoteLaunch:
         gives_input: bool = False,
         timeline_dir: Path | None = None,
     ) -> list[str]:
-        """Tell all agents to start their ranks, wait until they have, and return one line for each agent that has not.
+        """Tell all agents to start their ranks, and wait until all agents have done so.
 
-        An empty ``command`` means that the ranks call the function that was sent before. ``gives_input`` says whether
-        rank 0 gets this process's stdin. ``timeline_dir`` is where the ranks' parts of a timeline are written; None
-        means that the agents send no parts. The wait ends early if ``interrupted()`` becomes true.
+        Return one line of text for each agent that has not started its ranks. If ``command`` is empty, the ranks call
+        the function that was sent to the agents before. ``environ`` is the environment of the ranks. ``gives_input``
+        says whether rank 0 gets this process's stdin. ``timeline_dir`` is the directory for the ranks' parts of a
+        timeline; None means that the agents send no parts. The wait ends early if ``interrupted()`` becomes true.
         """
         self._job = job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
         self.agents.timeline_dir = timeline_dir
@@ -225,7 +229,10 @@ class RemoteLaunch:
     # --- later
 
     def call_late(self, host: str) -> None:
-        """Start the agent of ``host``, which is to run ranks. Raises OSError or ValueError if there is no way."""
+        """Start an agent on ``host`` while ranks are already running, so that ``host`` can run ranks later.
+
+        Raises OSError or ValueError if the agent cannot be started.
+        """
         members, reach = self.agents.members, self.remote_plan.reach
         known = self.remote_plan.launcher.address(host, self.remote_plan.environ)
         reach.routes.setdefault(host, route_for(self.remote_plan.settings, reach, known))
@@ -237,9 +244,10 @@ class RemoteLaunch:
         self.agents.call_late(place, command)
 
     def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
-        """Tell an agent that was called late, and has reported, what it needs to start up to ``slots`` ranks.
+        """Check the host of ``member``, an agent started by ``call_late`` that has sent its report.
 
-        Returns the problems for which its host cannot take part; the agent is then ended.
+        If there is no problem, send the agent the data that it needs to start up to ``slots`` ranks, and return (). If
+        the host cannot take part, end the agent and return one line of text for each problem.
         """
         assert member.report is not None and self._job is not None
         check = judge(member.place.host, member.report, member.gone, compared_packages(registry))
@@ -252,9 +260,10 @@ class RemoteLaunch:
         return ()
 
     def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
-        """Return the variables of its own of a process that is started at ``rank`` on ``host`` while others train.
+        """Return the environment variables that only ``rank`` gets, for a process that starts while other ranks train.
 
-        ``hosts``: the host index of each rank, so far.
+        ``host`` is the name of the host of the new process. ``hosts[r]`` is the host index of rank r, or -1 if rank r
+        was not started yet.
         """
         torch_env = bool(self.remote_plan.settings["torch_env"])
         first = self._places[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]]
@@ -315,7 +324,10 @@ class RemoteLaunch:
 
 
 def _feed(credit: Credit) -> None:
-    """Send this process's standard input to rank 0, which an agent runs. ``credit`` limits how much is sent ahead."""
+    """Send this process's standard input to rank 0, which an agent runs.
+
+    ``credit`` limits the number of bytes that are sent before the agent has acknowledged earlier bytes.
+    """
     more = True
     while more:
         try:

@@ -1,4 +1,4 @@
-"""Plan a job whose ranks are started by agents: which launcher starts them, which agents, and at which addresses."""
+"""Plan a job in which agents start ranks: choose the agents, the launcher that starts them, and the addresses."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
 
 _WILDCARDS = ("0.0.0.0", "::", "*")
-_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # reserved for documentation: the system uses its default route to them
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # addresses for documentation: the system uses its default route to them
 
 
 def choose_launcher(
     wanted: str, needed: str, registry: Registry, environ: Mapping[str, str]
 ) -> tuple[LauncherProvider, Callable[[], Launcher]]:
-    """Return the launcher that starts the agents, and a function that builds it.
+    """Return the launcher that starts the agents: its entry in ``registry``, and a function that creates the launcher.
 
-    ``wanted`` is the name that the user chose; an empty string and "auto" mean no choice. Without a choice, the
-    launcher that the transport needs (``needed``) is used. If the transport needs none (``needed`` is empty), it is the
-    one with the highest priority among the launchers that can be used here and whose variables are set in ``environ``.
-    Raises PluginError, with a message of one line, if the launcher is not installed or cannot be used.
+    ``wanted`` is the name that the user chose; an empty string and "auto" mean no choice. If the user chose none,
+    ``needed`` is used: the name of the launcher that the transport needs, "" if the transport needs none. If both are
+    empty, use the launcher with the highest priority among those launchers that can be used here and whose environment
+    variables are set in ``environ``. Raises PluginError, with a message of one line, if the launcher is not installed
+    or cannot be used.
     """
     name = needed if wanted in ("", "auto") else wanted
     if name:
@@ -49,20 +50,20 @@ def choose_launcher(
 
 @dataclass(frozen=True)
 class Reach:
-    """The address at which the control server listens for agents, and the addresses by which other hosts reach it."""
+    """The address at which the control server listens, and the addresses by which other hosts reach this host."""
 
-    bind: str  # as for Listener.bind; "": all agents are on this host
-    routes: dict[str, str]  # by name of another host: this host's address as that host reaches it
-    otherwise: str = ""  # the same for hosts that are not known yet; "": no other hosts will come
+    bind: str  # the argument of Listener.bind; "": all agents are on this host
+    routes: dict[str, str]  # by name of another host: the address by which that host reaches this host
+    otherwise: str = ""  # the address for hosts that are not known yet; "": no other hosts will be added
 
     def endpoint_of(self, bound: str) -> Callable[[str], str]:
-        """Return a function that returns, for the name of a host, the endpoint to which the agents there connect.
+        """Return a function that returns, for the name of a host, the endpoint to which agents on that host connect.
 
         ``bound`` is the endpoint at which the server listens, with the port that the system has chosen.
         """
         port = bound.rpartition(":")[2]
-        # A command that starts agents on this host and on others gives all of them the same endpoint. It must not
-        # be a wildcard address, to which other hosts cannot connect.
+        # A command that starts agents on this host and on others gives all of them the same endpoint. This endpoint
+        # must not be a wildcard address, because other hosts cannot connect to a wildcard address.
         otherwise = self.own if endpoint_host(bound) in _WILDCARDS else ""
 
         def endpoint(host: str) -> str:
@@ -73,17 +74,18 @@ class Reach:
 
     @property
     def own(self) -> str:
-        """The address at which other hosts reach the ranks of this host. It is empty if all ranks are on this host."""
+        """The address at which other hosts reach the ranks of this host, or "" if all ranks are on this host."""
         return next(iter(self.routes.values()), self.otherwise)
 
 
 def find_reach(settings: Settings, hosts: Mapping[str, str], more: bool = False) -> Reach:
-    """Decide at which address the server listens and how other hosts reach it.
+    """Decide at which address the control server listens, and by which addresses other hosts reach the server.
 
-    ``hosts`` are the hosts other than this one on which agents run: for the name of each, the name or address by which
-    the network knows it. The address is that of the setting control_address; if that is not set, the address of
-    network_interface; if that is not set either, the address on the route to each host. ``more`` says that other hosts
-    may come later. Raises ValueError, with a message of one line, if no address is found.
+    ``hosts`` has the hosts, except this host, on which agents run. It maps the name of each host to the name or address
+    by which the network knows the host. The setting ``control_address`` gives the address. If this setting is empty,
+    use the address of the interface in the setting ``network_interface``. If both are empty, use this host's address on
+    the route to each host. ``more`` means that hosts may be added later. Raises ValueError, with a message of one line,
+    if no address is found.
     """
     if not hosts and not more:
         return Reach("", {})
@@ -99,7 +101,7 @@ def find_reach(settings: Settings, hosts: Mapping[str, str], more: bool = False)
     if more:
         otherwise = next(iter(routes.values()), "") or _any_address(interface)
         anywhere = "tcp://[::]:0" if any(":" in address for address in (*distinct, otherwise)) else "tcp://0.0.0.0:0"
-        return Reach(wanted or anywhere, routes, otherwise)  # hosts that come later use the same family of addresses
+        return Reach(wanted or anywhere, routes, otherwise)  # hosts that are added later use the same address family
     if wanted:
         return Reach(wanted, routes)
     if len(distinct) == 1:
@@ -108,9 +110,10 @@ def find_reach(settings: Settings, hosts: Mapping[str, str], more: bool = False)
 
 
 def _any_address(interface: str) -> str:
-    """Return an address of this host at which hosts that are not known yet probably reach it.
+    """Return an address of this host at which hosts that are not known yet can probably reach this host.
 
-    It is the address of ``interface``, if one is given.
+    If ``interface`` is not empty, return the address of this interface. Otherwise return the address on the default
+    route. If there is no default route, return any IPv4 address that is not a loopback address, or else 127.0.0.1.
     """
     if interface:
         return chosen_address(interface, _ANYWHERE[0])
@@ -121,7 +124,10 @@ def _any_address(interface: str) -> str:
 
 
 def route_for(settings: Settings, reach: Reach, known: str) -> str:
-    """Return the address by which a host that comes later reaches this one; the network knows that host as ``known``."""
+    """Return the address by which a host that is added later reaches this host.
+
+    ``known`` is the name or address by which the network knows the added host.
+    """
     if endpoint_host(reach.bind) not in _WILDCARDS:
         return endpoint_host(reach.bind)
     toward = known if endpoint_host(reach.bind) == "::" else _by_ipv4(known)
@@ -129,7 +135,7 @@ def route_for(settings: Settings, reach: Reach, known: str) -> str:
 
 
 def _by_ipv4(host: str) -> str:
-    """Return the first IPv4 address of ``host``, or ``host`` itself if it has none."""
+    """Return the first IPv4 address of ``host``, or ``host`` itself if no IPv4 address is found."""
     try:
         return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
@@ -137,11 +143,12 @@ def _by_ipv4(host: str) -> str:
 
 
 def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
-    """Return, for each host, the address of this host that the other host can reach.
+    """Return, for the name of each host in ``hosts``, the address by which that host reaches this host.
 
-    It is the address of ``interface`` if that is given, otherwise the address on the route to the other host. If no
-    route is found, because only the remote shell knows the name of the host or because no such host exists, it is the
-    first address that was found for another host or for the default route.
+    If ``interface`` is not empty, this is the address of the interface. Otherwise it is this host's address on the
+    route to that host. Sometimes no route to a host is found, because only the remote shell knows the name of the host
+    or because the host does not exist. Then use the first address that was found for another host or for the default
+    route. Raises ValueError if no address at all is found.
     """
     if interface:
         return {host: chosen_address(interface, known) for host, known in hosts.items()}
@@ -166,7 +173,8 @@ def _bracketed(address: str) -> str:
 class RemotePlan:
     """The plan of a job in which agents start ranks.
 
-    It says which ranks and agents there are, which launcher starts the agents, and at which addresses they meet.
+    The plan has the ranks with their hosts, the agents, the launcher that starts the agents, and the addresses by which
+    the agents reach the control server.
     """
 
     layout: Layout
@@ -190,9 +198,9 @@ class RemotePlan:
     ) -> RemotePlan:
         """Make the plan of a job whose ranks run on the hosts of ``layout``.
 
-        ``chosen`` is the result of ``choose_launcher``, and ``directory`` is the directory in which the ranks run.
-        ``more`` says that other hosts may come later. Raises ValueError, with a message of one line, if a host cannot
-        be reached from here by any address.
+        ``chosen`` is the result of ``choose_launcher``. ``directory`` is the working directory of the ranks. ``more``
+        means that hosts may be added later. Raises ValueError, with a message of one line, if no address of this host
+        is found for the other hosts.
         """
         provider, build = chosen
         launcher = build()
@@ -211,9 +219,11 @@ class RemotePlan:
         return () if self.provider.whole or self.layout.here < 0 else self.layout.ranks_of(self.layout.here)
 
     def late_command(self, place: AgentPlace, earlier: Sequence[AgentPlace], access: Access) -> StartCommand:
-        """Return the command that starts the agent of ``place`` alone; agents of ``earlier`` run, or have run.
+        """Return a command that starts only one agent, the agent described by ``place``.
 
-        Raises ValueError, with a message of one line, if the launcher has no such command.
+        ``earlier`` describes all agents that were started before. ``access`` is the endpoint and the keys with which
+        the agent connects to the server. Raises ValueError, with a message of one line, if the launcher has no such
+        command.
         """
         public = public_arguments(access, self.settings.number("silence_s"))
         program = agent_program(self.environ)
@@ -225,7 +235,7 @@ class RemotePlan:
         for command in commands([*earlier, place]):
             if command.agents == (place.index,):
                 return command
-        # One command starts all agents: ask for the one that starts an only agent, and let it be this one.
+        # One command starts all agents. So ask for the command of a job with a single agent, and use it for this agent.
         (command,) = commands([replace(place, index=0)])
         if command.task == "public":
             raise ValueError(f"launcher {self.provider.name} cannot start one agent more")
@@ -234,9 +244,9 @@ class RemotePlan:
     def commands(self, access: Access | None = None) -> Sequence[StartCommand]:
         """Return the commands that start the agents.
 
-        ``access`` holds the endpoint and the keys with which agents connect to the server. If it is None, the commands
-        are only for display, with words in place of addresses and keys. Raises ValueError if the launcher does not
-        start each agent exactly once.
+        ``access`` is the endpoint and the keys with which agents connect to the server. If ``access`` is None, the
+        commands are only for display: they contain words such as PORT in place of addresses and keys. Raises ValueError
+        if the launcher's commands do not start each agent exactly once.
         """
         if access is None:
             address = self.reach.bind.replace(":0", ":PORT") or "ipc://NAME"

@@ -1,4 +1,4 @@
-"""Run the commands that start agents: start each as a process, give it its task, read its output, and end it."""
+"""Run the commands that start agents: start each command as a process, pass a task to it, read its output, end it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLL_S = 0.2  # poll interval if the system has no pidfd
 
 
 class Started:
-    """One running command that starts agents, with a thread that reads its output.
+    """One running command that starts agents, with a thread that reads the output of the command.
 
     The thread calls ``answered(public key)`` for each key that an agent prints, and ``ended(self, exit code)`` when the
     command has ended.
@@ -35,11 +35,11 @@ class Started:
         ended: Callable[[Started, int], None],
         answered: Callable[[str], None],
     ) -> None:
-        """Start the command. Raises OSError if it cannot be started.
+        """Start ``command`` with the environment ``environ``. Raises OSError if it cannot be started.
 
-        The command gets ``task`` on its standard input or in an environment variable, as it wants. ``ended`` is called
-        when it has ended, and ``answered`` with each line that it prints. Call it in the main thread, because the
-        command is tied to the thread that starts it, and the main thread lives as long as the job.
+        ``command.task`` says whether the command gets ``task`` on its standard input, in an environment variable, or
+        not at all. ``ended`` and ``answered`` are described at the class. Call this in the main thread: the kernel
+        kills the command when the thread that started it ends, and the main thread lives as long as the job.
         """
         self.command = command
         self._ended = ended
@@ -54,7 +54,7 @@ class Started:
             stdin=subprocess.PIPE if by_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C at the terminal reaches only us; we pass it on
+            start_new_session=True,  # so that Ctrl-C at the terminal reaches only this process, which passes it on
             preexec_fn=die_with_launcher(os.getpid()),
         )
         if by_stdin:
@@ -66,11 +66,17 @@ class Started:
 
     @property
     def text(self) -> str:
-        """The last part of what the command has written, stderr and stdout in the order of their arrival."""
+        """The last 32 KiB of the command's output, in the order of arrival.
+
+        The output is stderr and stdout, but only stderr if the agents print their keys to stdout.
+        """
         return bytes(self._text).decode("utf-8", "replace")
 
     def close(self, timeout_s: float) -> None:
-        """End the command: close its standard input, after ``timeout_s`` seconds send SIGTERM, and finally SIGKILL."""
+        """Close the command's standard input; send SIGTERM after ``timeout_s`` seconds, and SIGKILL after 1 s more.
+
+        Return as soon as the command has ended.
+        """
         if self._process.stdin is not None:
             self._process.stdin.close()
         for patience_s, number in ((timeout_s, signal.SIGTERM), (1.0, signal.SIGKILL), (1.0, None)):
@@ -89,7 +95,7 @@ class Started:
             poll.register(fd, select.POLLIN)
         for fd in (out, err):
             os.set_blocking(fd, False)
-        # Wait for the process, not for the end of the pipes: a connection that ssh keeps for reuse holds them open.
+        # Wait for the end of the process, not of the pipes: a connection that ssh keeps for reuse keeps the pipes open.
         while self._process.poll() is None:
             for fd, _ in poll.poll(None if pidfd >= 0 else _POLL_S * 1000):
                 if fd != pidfd and not self._read(fd, fd == out):
@@ -104,7 +110,7 @@ class Started:
         self._ended(self, self._process.returncode)
 
     def _read(self, fd: int, is_stdout: bool) -> bool:
-        """Read the data that is there and return True.
+        """Read and handle the data that can be read from ``fd`` now, and return True.
 
         Return False at the end of the stream, or if there is no data now.
         """

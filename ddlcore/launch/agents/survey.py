@@ -1,4 +1,7 @@
-"""Find out whether a host has what a job needs. Starts nothing, and imports no package to learn its version."""
+"""Find out whether a host has everything that a job needs, such as files, a program and free ports.
+
+This module starts no process. It finds the versions of packages without importing the packages.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from ddlcore.launch.ranks.environment import usable_cores
 
 
 def survey(look: Look, endpoint: str) -> Report:
-    """Change to the job's directory, and return the report on this host that ``look`` asks for.
+    """Change to the job's directory, and return the report on this host that the request ``look`` asks for.
 
-    ``endpoint`` is where the launcher listens.
+    ``endpoint`` is the endpoint at which the launcher listens.
     """
     problems = []
     try:
@@ -56,9 +59,9 @@ def survey(look: Look, endpoint: str) -> Report:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return, for each of ``packages``, the version that is installed here; empty if it is not installed.
+    """Return, for each of ``packages``, the version that is installed here, or "" if the package is not installed.
 
-    Reads only metadata.
+    Reads only the metadata of the packages.
     """
     found = dict.fromkeys(packages, "")
     for name in found:
@@ -68,7 +71,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def endpoint_host(endpoint: str) -> str:
-    """Return the IP address in ``endpoint`` (``tcp://IP:PORT``), without brackets. For an ipc endpoint, it is empty."""
+    """Return the IP address in ``endpoint`` (``tcp://IP:PORT``), without brackets. Return "" for an ipc endpoint."""
     return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]") if endpoint.startswith("tcp:") else ""
 
 

@@ -1,4 +1,4 @@
-"""Define the messages between ``ddl run`` and its agents, and the credit that limits how much is sent ahead."""
+"""Define the messages between the launcher and its agents, and the credit that limits the unacknowledged data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Opened, Process, encodable
 
 CHUNK_BYTES = 1 << 16  # largest piece of a stream in one message
-_CREDIT_BYTES = 1 << 20  # limit for stream bytes sent in one direction and not yet acknowledged by the other end
+_CREDIT_BYTES = 1 << 20  # limit for the stream bytes that one end has sent and the other has not yet acknowledged
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
-    """A piece of a stream of ``rank``. An empty ``data`` is the end of the stream.
+    """A piece of a stream of ``rank``. If ``data`` is empty, the stream has ended.
 
-    The streams "stdout", "stderr", "result" and "timeline" are sent by the agent; "stdin" and "task" are sent to it.
+    The agent sends the streams "stdout", "stderr", "result" and "timeline". The launcher sends the streams "stdin" and
+    "task".
     """
 
     rank: int
@@ -26,7 +27,7 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
-    """An acknowledgement that ``nbytes`` bytes of streams were processed. The sender may send as many more."""
+    """Says that ``nbytes`` bytes of streams were processed. The receiver of this message may send as many more."""
 
     nbytes: int
 
@@ -35,7 +36,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
-    """The request to report on a host. It is sent before any rank is started."""
+    """The request to an agent to report on its host. The launcher sends it before the agent starts any rank."""
 
     directory: str
     files: tuple[str, ...]  # files that must exist
@@ -47,7 +48,7 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
 
 
 class RankTask(msgspec.Struct, frozen=True, array_like=True):
-    """One rank that an agent is to start, with those variables of its environment that differ between ranks."""
+    """One rank that an agent must start, with the environment variables that differ between ranks."""
 
     rank: int
     environ: dict[str, str]
@@ -60,7 +61,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     command: tuple[str, ...]  # (): call the function that was sent as the stream "task"
     environ: dict[str, str]  # for all ranks; takes precedence over the agent's own environment
     own: tuple[str, ...]  # prefixes of variables for which the agent's own value takes precedence
-    descriptors: tuple[str, ...]  # variables of the agent that hold a file descriptor for its ranks to inherit
+    descriptors: tuple[str, ...]  # variables of the agent whose value is a file descriptor that its ranks must inherit
     ranks: tuple[RankTask, ...]
     stdin_rank: int = -1  # the rank that reads the stream "stdin"; -1: none
     kernels: bool = False  # compile missing CPU kernels first: otherwise each rank would compile them
@@ -71,7 +72,10 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
-    """The request to send a signal to one rank and, if ``group`` is true, also to all processes that it started."""
+    """The request to send the signal ``number`` to one rank.
+
+    If ``group`` is true, the agent also sends the signal to all processes that the rank has started.
+    """
 
     rank: int
     number: int
@@ -79,16 +83,16 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
 
 
 class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
-    """The request to start one more process, as ``task`` says. No process of that rank runs on the agent's host.
+    """The request to start a new process for the rank in ``task``, of which no process runs on the agent's host.
 
-    There is no answer if that succeeds. Otherwise Ended is the answer.
+    The agent sends no answer if the process was started. If it could not be started, the agent sends Ended.
     """
 
     task: RankTask
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """The news for an agent that ``stays`` that no rank will be started again."""
+    """Tells an agent whose Begin has ``stays`` set that no rank will be started again."""
 
 
 class Heir(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +127,7 @@ class Adopted(msgspec.Struct, frozen=True, array_like=True, tag="adopted"):
 
 
 class Quit(msgspec.Struct, frozen=True, array_like=True, tag="quit"):
-    """The request to an agent to kill its ranks and to end."""
+    """The request to an agent to kill its ranks and then to end."""
 
 
 ToAgent = Look | Begin | Signal | Again | Release | Opened | Handover | Adopted | Data | Ack | Quit
@@ -133,13 +137,13 @@ ToAgent = Look | Begin | Signal | Again | Release | Opened | Handover | Adopted 
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """The first message of an agent. It says that the agent runs and is connected to the launcher."""
+    """The first message of an agent, which says that the agent runs and is connected to the launcher."""
 
     pid: int
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
-    """The answer to Look. ``problems`` has one line for each thing that is missing."""
+    """The answer to Look. ``problems`` has one line of text for each thing that the job needs and the host lacks."""
 
     host: str  # the host's own name
     python: str  # version
@@ -152,7 +156,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
-    """The answer to Begin: the process ids of all ranks or, if the ranks could not be started, an ``error``."""
+    """The answer to Begin: the process ids of all ranks, or the reason (``error``) why the ranks were not started."""
 
     pids: tuple[int, ...]
     error: str = ""
@@ -161,21 +165,21 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """The report that a rank's process has ended. Its last output may arrive later."""
+    """Says that a rank's process has ended. The last output of the process may arrive after this message."""
 
     rank: int
     returncode: int
-    lost: str = ""  # why there is no process, if it could not be started again
+    lost: str = ""  # if a new process of the rank could not be started: the reason
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
-    """A line of text that the launcher is to show to the user."""
+    """A line of text that the launcher must show to the user."""
 
     text: str
 
 
 class Leaves(msgspec.Struct, frozen=True, array_like=True, tag="leaves"):
-    """The news that the agent has got SIGTERM: its host is to leave an elastic job."""
+    """Says that the agent has received SIGTERM. This means that its host must leave the elastic job."""
 
 
 class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
@@ -188,7 +192,10 @@ class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The last message of an agent: its ranks and what they left behind have ended, and all their output was sent."""
+    """The last message of an agent.
+
+    The agent's ranks and all processes that the ranks have started have ended, and all their output was sent.
+    """
 
 
 FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Leaves | Adopt | Finished
@@ -199,7 +206,7 @@ _from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAg
 
 
 def encode(record: ToAgent | FromAgent) -> bytes:
-    """Return ``record``, a message of this file, as bytes."""
+    """Return ``record``, one of the messages defined in this file, as bytes."""
     try:
         return _encoder.encode(record)
     except UnicodeEncodeError:
@@ -209,9 +216,9 @@ def encode(record: ToAgent | FromAgent) -> bytes:
 
 
 def decode_to_agent(data: bytes) -> ToAgent:
-    """Return the message that the launcher sent as ``data``.
+    """Return the message that the launcher has sent as the bytes ``data``.
 
-    Raises DdlInternalError, with a message of one line, if it cannot be read.
+    Raises DdlInternalError, with a message of one line, if ``data`` is malformed.
     """
     try:
         return _to_agent.decode(data)
@@ -220,9 +227,9 @@ def decode_to_agent(data: bytes) -> ToAgent:
 
 
 def decode_from_agent(data: bytes) -> FromAgent:
-    """Return the message that an agent sent as ``data``.
+    """Return the message that an agent has sent as the bytes ``data``.
 
-    Raises DdlInternalError, with a message of one line, if it cannot be read.
+    Raises DdlInternalError, with a message of one line, if ``data`` is malformed.
     """
     try:
         return _from_agent.decode(data)
@@ -231,10 +238,11 @@ def decode_from_agent(data: bytes) -> FromAgent:
 
 
 class Credit:
-    """The sending end of all streams in one direction. Sent bytes use up credit; acknowledgements restore it.
+    """The sending end of all streams between one agent and the launcher, in one direction.
 
-    Any thread may use it. A rank that writes faster than its output is shown must wait, as it would at a full pipe. So
-    the memory that the output takes is bounded.
+    Sent bytes use up credit, and acknowledgements from the other end restore the credit. If no credit is left, the
+    sender must wait. So a rank that writes faster than its output is shown must wait, as if a pipe were full, and the
+    output uses a limited amount of memory. Any thread may use this object.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -244,16 +252,16 @@ class Credit:
         self._changed = threading.Condition()
 
     def send(self, rank: int, stream: str, data: bytes) -> bool:
-        """Send all of ``data`` in pieces, and wait for credit where needed. An empty ``data`` ends the stream.
+        """Send ``data`` in pieces, and wait for credit before a piece if too little is left. Return True.
 
-        Returns False if the credit is closed. A part may have been sent then.
+        If ``data`` is empty, the stream ends. Return False if ``close`` was called; a part of ``data`` may have been
+        sent in this case.
         """
         at = 0
         while True:
             piece = data[at : at + CHUNK_BYTES]
             with self._changed:
-                # A piece must be smaller than the whole credit: for a larger one, no acknowledgement could end this
-                # wait.
+                # A piece must be smaller than the whole credit, because otherwise this wait would never end.
                 while self._left < len(piece) and not self._closed:
                     self._changed.wait(1.0)
                 if self._closed:
@@ -265,7 +273,7 @@ class Credit:
                 return True
 
     def give(self, nbytes: int) -> None:
-        """Restore ``nbytes`` of credit, because the other end has processed as many bytes."""
+        """Restore ``nbytes`` bytes of credit, because the other end has acknowledged ``nbytes`` bytes."""
         with self._changed:
             self._left += nbytes
             self._changed.notify_all()
@@ -277,9 +285,9 @@ class Credit:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let every call of ``send`` return False, because nobody receives any more.
+        """Make every call of ``send`` return False, because the other end receives nothing any more.
 
-        This holds for calls that wait now and for later ones.
+        This applies to calls that are waiting now and to later calls.
         """
         with self._changed:
             self._closed = True

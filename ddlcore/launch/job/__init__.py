@@ -1,1 +1,1 @@
-"""One whole job: where its ranks run, what the launcher does while they run, and how it ends."""
+"""Run one whole job: choose the hosts of the ranks, start and watch the ranks, and report how the job has ended."""

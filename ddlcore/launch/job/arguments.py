@@ -1,4 +1,4 @@
-"""Check the arguments of ``ddlcore.run``, and translate those that only Horovod's ``run`` has."""
+"""Check the arguments of ``ddlcore.run``, and translate the arguments that exist only for Horovod's ``run``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.job.placement import Placed, check_elastic, find_discovery, place
 from ddlcore.plug.registry import Registry
 
-_CALLER = 4  # stack level of the caller of ``run``, from a function here that calls ``_warn``
+_CALLER = 4  # stack level, seen from ``_warn``, of the code that has called ``ddlcore.run``
 
 
 def check_call(func: object, args: object, kwargs: object, executable: str | None) -> None:
-    """Raise ValueError if ``func(*args, **kwargs)`` cannot be called in other processes of this interpreter."""
+    """Check the first arguments of ``ddlcore.run``, and raise ValueError if one of them has a wrong type.
+
+    Also raise ValueError if ``executable`` is given and is not the interpreter of this process.
+    """
     if not callable(func):
         raise ValueError(f"run: func is of type {type(func).__name__}; pass a function")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
@@ -34,10 +37,11 @@ def check_call(func: object, args: object, kwargs: object, executable: str | Non
 def number_of_ranks(
     num_proc: int | None, np: int | None, hosts: str | None, hostfile: str | None, discovery: str | None = None
 ) -> int | None:
-    """Return how many ranks the arguments ask for. None stands for all slots of the hosts.
+    """Return the number of ranks for these arguments of ``ddlcore.run``. A result of None means all slots of the hosts.
 
-    ``num_proc`` and ``np`` are two names of the same argument. Raises ValueError if they contradict each other or the
-    hosts.
+    ``num_proc`` and ``np`` are two names for the number of ranks. If neither is given, the result is None if hosts are
+    given in any way, and 2 if not. ``discovery`` is the host discovery script. Raises ValueError if ``num_proc`` and
+    ``np`` are different or if the number is not an int.
     """
     if np is not None:
         if num_proc is not None and num_proc != np:
@@ -52,9 +56,10 @@ def number_of_ranks(
 
 
 def settings_from(horovod: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings for which keywords of ``horovod.run`` stand.
+    """Return the settings of ddl that have the same meaning as these arguments of ``horovod.run``.
 
-    Warns about those that have no effect. Raises ValueError for those that cannot be served, and for bad values.
+    ``horovod`` has the value of each argument by name. Warns about arguments that have no effect in ddl. Raises
+    ValueError for arguments that ddl cannot support, and for bad values.
     """
     if horovod["use_gloo"] and horovod["use_mpi"]:
         raise ValueError("run: use_gloo and use_mpi name different transports; pass one of them, or backend=")
@@ -70,12 +75,12 @@ def settings_from(horovod: Mapping[str, object]) -> dict[str, object]:
 
 
 def given(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return those of ``settings`` whose value is not None."""
+    """Return the items of ``settings`` whose value is not None."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def joined(names: str | Sequence[str] | None) -> str | None:
-    """Return ``names``, a text or several texts, as one text with commas; None if there are none."""
+    """Return ``names`` as one text, with a comma between two names. Return None if ``names`` is None."""
     return names if names is None or isinstance(names, str) else ",".join(names)
 
 
@@ -87,7 +92,12 @@ def placed_on(
     registry: Registry,
     environ: Mapping[str, str],
 ) -> Placed:
-    """Return where ``ranks`` run, as ``place`` does. Raises ValueError if the transport cannot serve them there."""
+    """Decide on which hosts the ranks run, and check that the transports can serve ranks on these hosts.
+
+    ``ranks`` is the number of ranks; None means all slots of the hosts. ``hosts`` and ``hostfile`` are the arguments of
+    ``ddlcore.run``. Raises ValueError, PluginError or TransportError, with a message of one line, if the ranks cannot
+    run there.
+    """
     if hosts is not None and hostfile is not None:
         raise ValueError("run: hosts and hostfile both say where; pass one of them")
     discovery = find_discovery(settings, registry, environ)

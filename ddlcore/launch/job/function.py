@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
     from ddlcore.launch.agents.remote_plan import RemotePlan
 
-_TASK = -1  # key of the file that holds the function, beside the keys of the ranks
+_TASK = -1  # key of the file with the function, in a dict whose other keys are ranks
 
 
 def run(
@@ -89,32 +89,35 @@ def run(
 ) -> list[Any]:
     """Call ``func(*args, **kwargs)`` in ``num_proc`` new processes and return the results in rank order.
 
-    ``func`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere, also at a
-    prompt or in a notebook. This process shows what the ranks print, each line with its rank. The call blocks until all
-    ranks have ended, and leaves no process behind. The positional arguments are those of ``horovod.run``, in its order.
+    ``func`` must call ``ddl.init()`` itself, like a script under ``ddl run``. It may be defined anywhere, also at a
+    prompt or in a notebook. This process shows the output of the ranks, each line with its rank. The call returns when
+    all ranks have ended, and no process remains. The positional arguments and their order are the same as for
+    ``horovod.run``.
 
-    * ``num_proc``: the default is the number of slots in ``hosts`` or ``hostfile``, or 2 without these. ``np`` is its
-      deprecated name.
+    * ``num_proc``: the number of processes. The default is the number of slots in ``hosts`` or ``hostfile``, or 2 if
+      neither is given. ``np`` is a deprecated name for ``num_proc``.
     * ``hosts``, ``hostfile``, ``network_interface`` (or ``network_interfaces``; names in one text or in a list),
       ``ssh_port``, ``ssh_identity_file``: the same as the flags of ``ddl run``.
-    * ``output_filename``: a directory, to which the output of each rank is also written, as ``--output-dir`` does.
-    * ``verbose``: show the number of ranks and of threads.
-    * ``backend``, ``start_timeout_s`` (seconds), ``torch_env`` (False: the ranks do not get torchrun's variables, as
-      with ``--no-torch-env``): settings. ``dashboard``: where the live page of the job is served (the setting of that
-      name); True: at the first free port. ``env``: variables that are added to the environment of the ranks.
-    * ``start_timeout``, ``use_gloo``, ``use_mpi``, ``mpi_args``: Horovod's names of the settings ``start_timeout_s``,
-      ``backend`` and ``launcher_args``, which take precedence. ``disable_cache`` has no effect and warns.
-    * ``min_num_proc`` (or ``min_np``) makes the job elastic, as ``--min-np`` does: ``func`` calls a function that
-      ``elastic.run`` decorates, and the results are those of the ranks of the last world, in the order of these ranks.
-      ``max_num_proc`` (or ``max_np``), ``slots``, ``reset_limit``, ``cooldown_range`` (two numbers of seconds) and
-      ``host_discovery_script`` are the same as the flags ``--max-np``, ``--slots-per-host``, ``--reset-limit``,
+    * ``output_filename``: a directory to which the output of each rank is also written, as with ``--output-dir``.
+    * ``verbose``: show the number of ranks and the number of threads.
+    * ``backend``, ``start_timeout_s`` (seconds) and ``torch_env`` are settings. ``torch_env=False`` means that the
+      ranks do not get torchrun's variables, as with ``--no-torch-env``.
+    * ``dashboard``: the address of the live page of the job (the setting of that name). True means the first free port.
+    * ``env``: variables that are added to the environment of the ranks.
+    * ``start_timeout``, ``use_gloo``, ``use_mpi``, ``mpi_args``: Horovod's names for the settings ``start_timeout_s``,
+      ``backend`` and ``launcher_args``. If both are given, the settings take precedence. ``disable_cache`` only gives a
+      warning.
+    * ``min_num_proc`` (or ``min_np``) makes the job elastic, as ``--min-np`` does. ``func`` then calls a function that
+      is decorated by ``elastic.run``. The results are those of the ranks of the last world, in the order of these
+      ranks. ``max_num_proc`` (or ``max_np``), ``slots``, ``reset_limit``, ``cooldown_range`` (two numbers of seconds)
+      and ``host_discovery_script`` are the same as the flags ``--max-np``, ``--slots-per-host``, ``--reset-limit``,
       ``--host-cooldown-s`` and ``--host-discovery-script``.
-    * An ``executable`` that is not this process's interpreter is a ValueError.
+    * ``executable``: only the interpreter of this process is allowed.
 
     Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed if ``func``
-    raises on a rank or a rank dies; the error names the rank, and its cause is the exception that was raised there. The
-    other ranks then have ``grace_s`` seconds (a setting) to end by themselves. Raises ReplicasDiffer if the ranks
-    returned but their parameters differ.
+    raises an exception on a rank or if a rank dies. RankFailed names the rank, and its cause is the exception that was
+    raised on that rank. The other ranks then have ``grace_s`` seconds (a setting) to end by themselves. Raises
+    ReplicasDiffer if the ranks returned but their parameters differ.
     """
     check_call(func, args, kwargs, executable)
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
@@ -171,12 +174,13 @@ def run_placed(
     output_dir: Path | None = None,
     page: JobPage | None = None,
 ) -> list[Any]:
-    """Call a function on ranks whose hosts are already chosen (``placed``), and return the results as ``run`` does.
+    """Call a function on ranks whose hosts are already chosen (``placed``), and return the results in rank order.
 
     ``call`` is (func, args, kwargs). ``remarks`` says whether to show differences between hosts that do not stop the
-    job. ``output_dir`` has a directory for each rank, to which its output is written; if it is None, output is only
-    shown. ``page`` is told what happens. Raises NotStarted, with the problems of each host, if some hosts cannot take
-    part.
+    job. ``output_dir`` contains a directory for each rank, to which the output of the rank is also written; None means
+    that the output is only shown. ``page`` is the live page that shows the events of the job; None means no page.
+    Raises NotStarted, with the problems of each host, if some hosts cannot take part. Raises the same errors as ``run``
+    if a rank fails or if parameters differ.
     """
     size = placed.layout.size
     task = pickle.dumps(Task(tuple(sys.path), _pickled(*call)))
@@ -268,10 +272,10 @@ def _prepare(
 
 
 def _outcomes(places: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
-    """Return the outcome of each rank below ``places``, in rank order. It is None for a rank that left none.
+    """Return the outcome of each rank below ``places``, in rank order: its return value or its exception.
 
-    The outcome of a rank of this host is read from its file in ``files``; that of another rank was received from its
-    agent.
+    The outcome of a rank of this host is read from the rank's file in ``files``. The outcomes of other ranks were
+    received from their agents. If a rank wrote no outcome, the result has None for this rank.
     """
     results = {} if remote is None else remote.agents.results()
     return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(places)]
@@ -290,9 +294,10 @@ def _supervised(
     page: JobPage | None,
     growth: Growth | None,
 ) -> list[End]:
-    """Let the agents start their ranks, watch all ranks until they have ended, and return how each ended.
+    """Let the agents start their ranks, watch all ranks until they have ended, and return the end of each rank.
 
-    If the caller is interrupted, all ranks are ended before the exception is raised again.
+    If an exception interrupts this function, such as KeyboardInterrupt, all ranks are ended before the exception is
+    raised again.
     """
     noted = page.ended if page is not None else lambda end: None
     again = None if growth is None else growth.begin
@@ -331,7 +336,11 @@ def _show(screen: Screen, text: str) -> None:
 
 
 def _dashboard_setting(dashboard: str | int | bool | None) -> str | None:
-    """Return the setting ``dashboard`` for the argument of that name; None leaves it to the environment."""
+    """Return the value of the setting ``dashboard`` that corresponds to the argument ``dashboard`` of ``run``.
+
+    Return None if ``dashboard`` is None, which means that the argument was not given. The environment then determines
+    the setting.
+    """
     if isinstance(dashboard, bool):
         return "auto" if dashboard else ""
     return None if dashboard is None else str(dashboard)
@@ -348,25 +357,28 @@ def _pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 def _begin(
     environments: Mapping[int, Mapping[str, str]], files: Mapping[int, int], output: Output
 ) -> list[RankProcess]:
-    """Start all ranks of this host; if one cannot be started, kill those that were started before it.
+    """Start all ranks of this host, and return their processes.
 
-    Each rank itself makes sure, after exec, that it dies with this process: none of our code may run between fork and
-    exec.
+    If a rank cannot be started, kill the ranks that were started before. Each rank itself makes sure, after exec, that
+    it dies with this process, because no Python code may run in the child between fork and exec.
     """
 
     return begin_all(list(environments), lambda rank: _begin_rank(rank, environments[rank], files), output)
 
 
 def _begin_rank(rank: int, environment: Mapping[str, str], files: Mapping[int, int]) -> RankProcess:
-    # The caller's process may run any number of threads. A fork copies their locks but not the threads, so Python code
-    # before exec could wait forever for such a lock. That is why there is no `in_child` here.
+    # The caller's process may run any number of threads. A fork copies locked locks but not the threads that would
+    # unlock them, so Python code before exec could wait forever for such a lock. Therefore no `in_child` is passed.
     fds = (files[_TASK], files[rank])
     command = own_python(FUNCTION_PROGRAM, *map(str, (*fds, os.getpid())))
     return RankProcess.begin(rank, command, environment, pass_fds=fds)
 
 
 def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
-    """Return screens for the present sys.stdout and sys.stderr, which in a notebook have no file descriptors."""
+    """Return screens that write to the present sys.stdout and sys.stderr.
+
+    The screens use no file descriptors, because in a notebook these streams have none.
+    """
 
     def screen(stream: Any) -> Screen:
         terminal = bool(getattr(stream, "isatty", bool)())
@@ -376,7 +388,10 @@ def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
 
 
 def _outcome(data: bytes) -> Outcome | None:
-    """Return the outcome that a rank wrote as ``data``, or None if the rank ended before it had written all of it."""
+    """Return the outcome that a rank wrote as the bytes ``data``.
+
+    Return None if ``data`` is incomplete or empty, because the rank ended before it had written its outcome.
+    """
     if not data:
         return None
     try:
@@ -393,7 +408,10 @@ def _results(
     output: Output,
     members: Sequence[int],
 ) -> list[Any]:
-    """Return what the function has returned on the ranks ``members``, in their order."""
+    """Return the return values of the function on the ranks ``members``, in the order of ``members``.
+
+    If a rank has failed or has no return value, raise RankFailed for the rank that failed first.
+    """
     values: list[Any] = []
     if all(end.returncode == 0 for end in ends):
         present = [outcome for outcome in map(outcomes.__getitem__, members) if outcome is not None and outcome.value]
@@ -434,7 +452,7 @@ def _failure(
 
 
 class _RemoteTraceback(Exception):
-    """An exception whose text is the traceback of another process. It serves as the cause of another error."""
+    """An exception whose text is a traceback from another process. It is used as the cause of another exception."""
 
     def __init__(self, trace: str) -> None:
         super().__init__(trace)

@@ -1,4 +1,8 @@
-"""Lets an elastic job change its hosts: carries out what the host table decides, by agents, server and supervisor."""
+"""Add hosts to an elastic job and remove hosts from it while it runs.
+
+The host table decides which hosts run ranks. This module carries out these decisions: it calls the agents, the control
+server and the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from ddlcore.launch.ranks.supervisor import Supervisor, Watched
     from ddlcore.plug.registry import Registry
 
-TICK_S = 1.0  # how often is asked which hosts there are, and whether a host has been left out for long enough
+TICK_S = 1.0  # time between two queries of host discovery, and between two calls of ``HostTable.decide``
 
 
 def growth_of(
@@ -41,7 +45,11 @@ def growth_of(
     registry: Registry,
     say: Callable[[str], None],
 ) -> Growth:
-    """Return the object that lets the hosts and processes of the elastic job ``placed`` change."""
+    """Return the object that changes the hosts and processes of the elastic job described by ``placed``.
+
+    ``begin_here`` starts another process of a rank on this host. ``remote`` is None if the job has no agents. ``say``
+    shows a line to the user.
+    """
     layout, whole = placed.layout, placed.remote_plan is not None and placed.remote_plan.provider.whole
     hosts = placed.hosts or (HostSlots(layout.hosts[0], layout.size),)
     here = -1 if whole else layout.here
@@ -83,17 +91,21 @@ class Remote(Protocol):
 
 
 class BeginHere(Protocol):
-    """Starts another process of a rank on the launching process's own host."""
+    """A function that starts another process of a rank on the host of the launching process."""
 
     def __call__(self, rank: int, hosts: Sequence[int]) -> Watched:
-        """Start it and return it. ``hosts``: the host index of each rank so far. Raises OSError if that fails."""
+        """Start a process of ``rank`` on this host, and return the object by which a supervisor watches the process.
+
+        ``hosts[r]`` is the host index of rank r, or -1 if rank r was not started yet. Raises OSError if the process
+        cannot be started.
+        """
 
 
 class Growth:
-    """The hosts and processes of one elastic job, from the start of its first ranks to its end.
+    """The hosts and processes of one elastic job, from the start of its first ranks to the end of the job.
 
-    The supervisor asks it what follows from the end of a rank, as it asks a ``Revival``. Unless something else is said,
-    the supervisor's thread calls the methods.
+    This is also the ``RestartPolicy`` that tells the supervisor whether a rank that has ended is started again. The
+    supervisor's thread calls the methods, unless a method says that any thread may call it.
     """
 
     def __init__(
@@ -109,7 +121,7 @@ class Growth:
         say: Callable[[str], None],
         starts: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
-        """Begin with the ranks that were started at first.
+        """Begin with the ranks that were started at the start of the job.
 
         ``here`` is the index in ``table`` of the host whose processes ``begin_here`` starts; -1 means that there is no
         such host. ``starts`` has the number of processes that each rank had before its present or last one, if not 0.
@@ -127,10 +139,14 @@ class Growth:
         self._say = say
         self._supervisor: Supervisor | None = None
         self._closing = threading.Event()
-        self._failed: set[str] = set()  # what was said about discovery
+        self._failed: set[str] = set()  # errors of host discovery that were already shown to the user
 
     def attach(self, supervisor: Supervisor, discovery: HostDiscovery | None) -> None:
-        """Begin to look for hosts, by ``discovery`` if there is one, and act in the thread of ``supervisor``."""
+        """Begin to ask ``discovery`` for hosts, and to carry out the decisions of the host table.
+
+        ``discovery`` is None if no host will be added. A new thread asks ``discovery`` once a second. The thread of
+        ``supervisor`` carries out all decisions. Call this before the supervisor runs.
+        """
         self._supervisor = supervisor
         if self._remote is not None:
             agents = self._remote.agents
@@ -141,17 +157,23 @@ class Growth:
         threading.Thread(target=self._look, args=(supervisor, discovery), name="ddl-hosts", daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking for hosts, because the ranks have ended."""
+        """Stop asking for hosts, because the ranks have ended."""
         self._closing.set()
 
     def host_name(self, rank: int) -> str:
-        """Return the name of the host of the last process of ``rank``. Any thread may call this."""
+        """Return the name of the host on which the most recent process of ``rank`` was started.
+
+        Return "" if no process of ``rank`` was started. Any thread may call this.
+        """
         return self._table.name_of(rank)
 
     # --- what the supervisor asks
 
     def begin(self, rank: int) -> Watched:
-        """Start another process of ``rank`` where the table says. Raises OSError if that fails."""
+        """Start another process of ``rank`` on the host that the host table has chosen.
+
+        Return the object by which the supervisor watches the process. Raises OSError if the process cannot be started.
+        """
         host = self._table.host_of(rank)
         self._starts[rank] = self._starts.get(rank, 0) + 1
         self._server.rank_started(rank, host)  # before the process can say anything
@@ -165,9 +187,10 @@ class Growth:
         return self._remote.agents.again(name, rank, variables, self._output, self._starts[rank])
 
     def delay_s(self, end: End) -> float | None:
-        """Return after how many seconds the supervisor starts the rank that has ended again, where it was.
+        """Return the time in seconds after which the supervisor starts the ended rank again on the same host.
 
-        Returns None if it does not start it again.
+        ``end`` is the end of the rank. Return None if the supervisor does not start the rank again on this host. In
+        this case, record the end in the host table, which may start the rank on another host later.
         """
         delay_s = self._revival.delay_s(end)
         if delay_s is None:
@@ -178,7 +201,7 @@ class Growth:
         return delay_s
 
     def otherwise(self, end: End) -> str:
-        """Return, for the user, what follows from ``end`` after ``delay_s`` has returned None."""
+        """Return words for the user that say what happens after ``end``, for which ``delay_s`` has returned None."""
         if end.lost and not self._revival.over:
             return "it is started again when a host has room for it"
         left_s = self._table.hosts[self._table.host_of(end.rank)].blocked_until_s - time.monotonic()
@@ -188,29 +211,32 @@ class Growth:
 
     @property
     def over(self) -> bool:
-        """Whether no rank has to be started any more, because the training is complete or the job cannot go on."""
+        """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
         return self._revival.over
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the processes that are ``running`` are not needed any more.
-
-        That is so when the training is complete without them.
-        """
+        """Return whether the training is complete and needs no rank in ``running``, the ranks that still run."""
         return self._revival.is_done(running)
 
     def relevant(self) -> list[End]:
-        """Return the ends that decide how the job has ended, at most one for each rank."""
+        """Return the ends of processes that determine the job's exit code, at most one for each rank.
+
+        See ``Revival.relevant``.
+        """
         return self._revival.relevant()
 
     # --- what happens to hosts
 
     def found(self, entries: Sequence[HostSlots]) -> None:
-        """Take the hosts that host discovery has found now."""
+        """Give ``entries``, all hosts that host discovery has found now, to the host table.
+
+        Then carry out the decisions of the host table.
+        """
         known = {host.name for host in self._table.hosts}
         named = []
         for one in entries:
             if one.host not in known and is_this_host(one.host, resolve=True):
-                if self._here >= 0:  # listed under another name
+                if self._here >= 0:  # this host has another name in the host table
                     one = HostSlots(self._table.hosts[self._here].name, one.slots)
                 else:
                     self._here = len(self._table.hosts)
@@ -244,7 +270,7 @@ class Growth:
         self._act()
 
     def _act(self) -> None:
-        """Carry out what the table decides now."""
+        """Carry out the decisions that the host table makes now: start agents and ranks, and dismiss ranks."""
         if self._revival.over:
             return
         self.hand_over(self._table)
@@ -270,7 +296,10 @@ class Growth:
             self._table.lost(host, time.monotonic())
 
     def _hosts(self, rank: int) -> list[int]:
-        """Return the host index of each rank up to the last one, and at least up to ``rank``."""
+        """Return the host index of each rank, in rank order. It is -1 for a rank that was never started.
+
+        The last rank in the list is ``rank`` or the highest rank that was ever started, whichever is higher.
+        """
         hosts = [self._table.host_of(one) for one in range(self._table.places)]
         last = max(one for one, host in enumerate(hosts) if host >= 0 or one == rank)
         return hosts[: last + 1]
@@ -290,7 +319,7 @@ class Growth:
     def _discover(self, discovery: HostDiscovery) -> Sequence[HostSlots] | None:
         try:
             return tuple(discovery.hosts())
-        except Exception as error:  # it is foreign code, and a training must not end because it fails
+        except Exception as error:  # host discovery is code of others, and its failure must not end a training
             text = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
             if text not in self._failed:
                 self._failed.add(text)

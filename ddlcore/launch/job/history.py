@@ -18,14 +18,14 @@ from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages import FromCoordinator, Opened, Register, ToCoordinator, Welcome, World, WorldReport
 from ddlcore.text.ranks import ranks_text
 
-_MOST_ROWS = 10  # of the summary; the oldest are left out
+_MOST_ROWS = 10  # limit for the rows of the summary; the oldest rows are left out
 
 
 @dataclass(frozen=True)
 class Change:
-    """The beginning of one world after the first one, as it is told to the user."""
+    """The beginning of a world other than the first: its time, and the line of text for the user."""
 
-    after_s: float  # since the first world began
+    after_s: float  # seconds from the beginning of the first world
     text: str
 
 
@@ -41,12 +41,16 @@ class Failure:
 class History:
     """The worlds of one elastic job, as they are told to the user and to the ranks.
 
-    Two threads call it: the supervisor's thread calls ``ended``, and the control server's thread everything else.
+    The supervisor's thread calls ``ended``, and the control server's thread calls ``heard`` and ``told``. Any thread
+    may call ``summary`` and ``status``.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without a world. ``say`` shows a line to the user; ``clock`` is the clock of ``End.at_s``."""
-        self.host_of: Callable[[int], str] | None = None  # the host of a rank's process; None: there is one host only
+        """Begin without a world. ``say`` shows a line of text to the user.
+
+        ``clock`` returns the time in seconds. It must be the same clock that gives the times ``End.at_s``.
+        """
+        self.host_of: Callable[[int], str] | None = None  # returns the host name of a rank; None: there is only one
         self._say = say
         self._clock = clock
         self._lock = threading.Lock()
@@ -57,7 +61,7 @@ class History:
         self._reason: tuple[int, str] | None = None  # the rank that was the first to leave the world, and why
         self._ends: dict[int, Failure] = {}  # by rank that is not back
         self._known: set[int] = set()  # ranks that were members of some world
-        self._stopped_at_s: float | None = None  # since when the training stands still
+        self._stopped_at_s: float | None = None  # the time at which the training stopped; None: it runs
         self._begun_s = 0.0
         self._losses = 0
         self._joins = 0
@@ -68,7 +72,7 @@ class History:
     # --- what happens
 
     def ended(self, end: End) -> None:
-        """Take the end of a rank's process. Call it before the coordinator is told."""
+        """Record the end of a rank's process. Call this before the end is reported to the coordinator."""
         with self._lock:
             if end.failed:
                 self._losses += 1
@@ -78,7 +82,7 @@ class History:
                     self._stands_still(end.at_s)
 
     def heard(self, rank: int, message: ToCoordinator) -> None:
-        """Take a message of ``rank``. Call it before the coordinator gets the message."""
+        """Record a message from ``rank`` to the coordinator. Call this before the coordinator gets the message."""
         if isinstance(message, Register):
             with self._lock:
                 self._registered[rank] = message
@@ -127,7 +131,7 @@ class History:
     # --- what was
 
     def summary(self) -> str:
-        """Return the history in a few lines. It is empty if there was one world only."""
+        """Return a few lines of text about all changes of the world, or "" if there was at most one world."""
         with self._lock:
             if not self._changes:
                 return ""
@@ -144,7 +148,7 @@ class History:
             return "\n".join([*lines, *(f"  {row.after_s:{width}.1f} s  {row.text}" for row in rows)])
 
     def status(self) -> str:
-        """Return the present world in one line. It is empty before the first one."""
+        """Return one line of text about the present world, or "" if no world has begun yet."""
         with self._lock:
             if not self._members:
                 return ""
@@ -252,7 +256,7 @@ class History:
 
 
 def _with_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return the ranks in words, with the names of their hosts where these are known."""
+    """Return the ranks in words, grouped by host, with the host names. In ``hosts``, "" means an unknown host."""
     ranks_on: dict[str, list[int]] = {}
     for rank, host in zip(ranks, hosts, strict=True):
         ranks_on.setdefault(host, []).append(rank)

@@ -1,7 +1,7 @@
-"""Tables of Horovod's flags, variables and keywords of ``run``: the setting that each becomes here, or a message.
+"""Tables of Horovod's flags, environment variables and arguments of ``horovod.run``, and their effects in ddl.
 
-The tables change nothing by themselves: ``ddl run`` looks up the words of its command line and its environment in them,
-and ``ddlcore.run`` its arguments.
+The effect of each is a setting of ddl, an environment variable, or a message. ``ddl run`` looks up the words of its
+command line and its environment variables in these tables, and ``ddlcore.run`` looks up its arguments.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from ddlcore.plug.aliases import FLAGS_OF_TRANSPORTS
 
 @dataclass(frozen=True)
 class Foreign:
-    """A flag or variable of Horovod, and what it does here.
+    """A flag or environment variable of Horovod, and its effect in ddl.
 
-    Exactly one of ``setting``, ``environ``, ``note`` and ``later`` is given; it decides what the flag or variable does.
+    Exactly one of ``setting``, ``environ``, ``note`` and ``later`` is given. It determines the effect.
     """
 
     names: tuple[str, ...]
     values: int = 1  # number of words that follow the flag
-    setting: str = ""  # our setting that gets its value
+    setting: str = ""  # the name of the ddl setting that gets the value of the flag or variable
     convert: Callable[[str], object] = str  # raises ValueError for a bad value; returns None to ignore the flag
     environ: str = ""  # NAME=VALUE, added to the ranks' environment
-    note: str = ""  # shown to the user; the job starts
-    later: str = ""  # shown to the user; after a flag, but not after a variable, nothing is started
+    note: str = ""  # a message for the user; the job starts
+    later: str = ""  # a message for the user; a flag with such a message, but not a variable, prevents the start
 
     def answer(self, name: str, value: str, given: Answers) -> None:
-        """Add to ``given`` the setting, variable or message that results from ``value``.
+        """Add the setting, variable or message that results from ``value`` to ``given``.
 
-        ``name`` is the flag or variable as the user wrote it. Raises ValueError, with a message of one line, for a bad
-        value.
+        ``name`` is the flag or variable as the user wrote it, and ``value`` is its value. Raises ValueError, with a
+        message of one line, for a bad value.
         """
         if self.later and _off(value):
             return
@@ -58,7 +58,10 @@ class Foreign:
 
 @dataclass
 class Answers:
-    """The settings, variables and messages that result from all given flags or variables of Horovod."""
+    """The settings, environment variables and messages that result from all given flags or variables of Horovod.
+
+    ``refusals`` has the messages about flags that prevent the start, and ``notes`` has all other messages.
+    """
 
     settings: dict[str, object] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
@@ -86,7 +89,7 @@ def _whole(text: str) -> int:
 
 
 def log_level(text: str) -> str:
-    """Return our name of Horovod's log level ``text``. Raises ValueError if ``text`` is no log level."""
+    """Return the name of Python's log level for ``text``, a log level of Horovod. Raises ValueError for other texts."""
     level = text.strip().upper()
     names = {"TRACE": "DEBUG", "FATAL": "ERROR", "0": "DEBUG", "1": "DEBUG", "2": "INFO", "3": "WARNING", "4": "ERROR"}
     level = names.get(level, level)
@@ -302,8 +305,8 @@ _ORDER = {name: at for at, name in enumerate(_BY_VARIABLE)}
 def read_variables(environ: Mapping[str, str]) -> Answers:
     """Return the settings and messages that result from the HOROVOD_* variables in ``environ``.
 
-    Raises ValueError, with one line, for a bad value. The ``refusals`` of the result are only messages: unlike a flag,
-    a variable never stops the start.
+    Raises ValueError, with a message of one line, for a bad value. The caller shows the ``refusals`` of the result only
+    as messages: unlike a flag, a variable never prevents the start.
     """
     given = Answers()
     names = [name for name in environ if name.startswith("HOROVOD_")]
@@ -317,11 +320,10 @@ def read_variables(environ: Mapping[str, str]) -> Answers:
 
 
 def read_keywords(given: Mapping[str, object]) -> Answers:
-    """Return the settings and messages that result from keywords of ``horovod.run``.
+    """Return the settings and messages that result from ``given``, keyword arguments of ``horovod.run`` by name.
 
-    None and False stand for "not given".
-
-    Raises ValueError, with one line, for a bad value. If the result has ``refusals``, nothing can be started.
+    A value of None or False means that the argument was not given. Raises ValueError, with a message of one line, for a
+    bad value. If the result has ``refusals``, the caller must not start the job.
     """
     answers = Answers()
     for name, value in given.items():

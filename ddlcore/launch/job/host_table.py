@@ -1,7 +1,7 @@
-"""Decides on which hosts of an elastic job processes run: which hosts are called, and which ranks start or leave where.
+"""Decide on which hosts of an elastic job processes run: which agents and ranks to start, which ranks to dismiss.
 
-It does no I/O and knows no time of its own. A *place* is a number of the launch, at which one process after another may
-run, also on different hosts; the launcher calls it a rank.
+A *place* is a rank number of the launch. Several processes may run at the same place one after another, also on
+different hosts. This module does no I/O and reads no clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _FREE, _BUSY, _LEAVING, _DONE = "free", "busy", "leaving", "done"
 
 @dataclass(frozen=True)
 class Call:
-    """The decision to start the agent of a host."""
+    """The decision to start an agent on ``host`` (an index in the host table), so that the host can be used."""
 
     host: int
 
 
 @dataclass(frozen=True)
 class Start:
-    """The decision to start a process at ``place`` on ``host``, which can be reached."""
+    """The decision to start a process at ``place`` on ``host`` (an index in the host table)."""
 
     place: int
     host: int
@@ -31,7 +31,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """The decision that the processes at ``places`` leave the training, and why."""
+    """The decision that the processes at ``places`` must leave the training. ``reason`` says why."""
 
     places: tuple[int, ...]
     reason: str
@@ -43,17 +43,20 @@ Decision = Call | Start | Dismiss
 @dataclass
 class _Host:
     name: str
-    slots: int  # how many processes it may run now
-    reached: bool  # whether processes can be started there now
-    calling: bool = False  # whether its agent is being started
-    failures: int = 0  # in a row
-    blocked_until_s: float = 0.0
-    leaving: bool = False  # it has said so itself
+    slots: int  # number of processes that the host may run now
+    reached: bool  # whether processes can be started on the host now
+    calling: bool = False  # whether the agent of the host is being started
+    failures: int = 0  # number of failures one after another
+    blocked_until_s: float = 0.0  # no process is started on the host before this time
+    leaving: bool = False  # whether the agent of the host has asked to leave the job
     last_failure_s: float = field(default=-float("inf"))
 
 
 def cooldown_range(text: str) -> tuple[float, float]:
-    """Return the two times of ``text``, in seconds. Raises ValueError, with a message of one line, for anything else."""
+    """Return the two times in seconds that ``text`` contains, such as "60 600".
+
+    Raises ValueError, with a message of one line, if ``text`` is not two positive numbers in ascending order.
+    """
     try:
         least_s, most_s = map(float, text.replace(",", " ").split())
     except ValueError:
@@ -75,16 +78,18 @@ class HostTable:
         cooldown_s: tuple[float, float],
         here: int = -1,
     ) -> None:
-        """Begin with ``hosts``, and with processes at the first places, whose hosts are ``assigned``.
+        """Begin with ``hosts``, and with a running process at each of the first places.
 
-        These hosts count as reached, and so does the launching process's own host, which has the index ``here``; -1
-        means that the launching process starts no processes itself. There are ``places`` places, and processes run at
-        ``most`` of them at the same time, not counting those that leave. ``cooldown_s`` says for how many seconds a
-        host is left out after its first failure; the time doubles with each failure, up to the second value.
+        ``assigned`` has the host index of each of these processes. Processes can be started at once on these hosts and
+        on the launching process's own host, which has the index ``here``; -1 means that the launching process starts no
+        processes itself. There are ``places`` places. At most ``most`` processes run at the same time, not counting
+        processes that are leaving. After a failure, no process is started on the host for some time. After the host's
+        first failure, this time is the first value of ``cooldown_s`` (seconds). Each further failure doubles it, up to
+        the second value.
         """
         reached = {*assigned, here}
         self.hosts = [_Host(one.host, one.slots, index in reached) for index, one in enumerate(hosts)]
-        self._at: list[int] = [*assigned, *[-1] * (places - len(assigned))]  # the host of the last process
+        self._at: list[int] = [*assigned, *[-1] * (places - len(assigned))]  # by place: host of the last process
         self._state = [_BUSY] * len(assigned) + [_FREE] * (places - len(assigned))
         self._most = most
         self._cooldown_s = cooldown_s
@@ -92,19 +97,22 @@ class HostTable:
     # --- what happens
 
     def found(self, entries: Sequence[HostSlots]) -> None:
-        """Take the hosts that host discovery has found now.
+        """Record ``entries``, all hosts that host discovery has found now, with their slots.
 
-        A host that is missing leaves the job, and a new one may be used.
+        A known host that is not in ``entries`` will leave the job. A new host may be used from now on.
         """
         known = {host.name: host for host in self.hosts}
         slots = {one.host: one.slots for one in entries}
         for name, host in known.items():
             host.slots = 0 if host.leaving else slots.get(name, 0)
-            host.leaving = host.leaving and name in slots  # once it was away, it may come back
+            host.leaving = host.leaving and name in slots  # a host that was missing once may be used again later
         self.hosts += [_Host(name, count, False) for name, count in slots.items() if name not in known]
 
     def leaves(self, host: int) -> None:
-        """Take the news that ``host`` leaves the job, whatever is found."""
+        """Record that ``host`` leaves the job, even if host discovery still finds it.
+
+        The host may be used again after host discovery has found hosts once and this host was not among them.
+        """
         self.hosts[host].slots, self.hosts[host].leaving = 0, True
 
     def reached(self, host: int) -> None:
@@ -112,37 +120,52 @@ class HostTable:
         self.hosts[host].reached, self.hosts[host].calling = True, False
 
     def lost(self, host: int, now_s: float) -> None:
-        """Record that ``host`` cannot be reached, or can no longer be reached. It is left out for a while."""
+        """Record at the time ``now_s`` that ``host`` cannot be reached. No process is started there for some time."""
         self.hosts[host].reached = self.hosts[host].calling = False
         self._block(host, now_s)
 
     def ended(self, place: int, succeeded: bool) -> None:
-        """Record that the process at ``place`` has ended, and that the supervisor will not start another one there."""
-        done = succeeded and self._state[place] == _BUSY  # its script has ended, so another one would do so, too
+        """Record that the process at ``place`` has ended, and that the supervisor does not start it again.
+
+        ``succeeded`` is false if the process has failed.
+        """
+        done = succeeded and self._state[place] == _BUSY  # its script is complete, so a new process would end, too
         self._state[place] = _DONE if done else _FREE
 
     def failed(self, place: int, now_s: float) -> None:
-        """Record that processes have failed too often at ``place``. Its host is left out for a while."""
+        """Record at the time ``now_s`` that the processes at ``place`` have failed too often.
+
+        No process is started on the host of ``place`` for some time.
+        """
         self._state[place] = _FREE
         self._block(self._at[place], now_s)
 
     # --- what follows
 
     def host_of(self, place: int) -> int:
-        """Return the index of the host on which the last process at ``place`` was started, or -1 if none was."""
+        """Return the index of the host on which the latest process for ``place`` was started.
+
+        Return -1 if none was started.
+        """
         return self._at[place]
 
     def name_of(self, place: int) -> str:
-        """Return the name of the host of the last process at ``place``. It is empty if none was started."""
+        """Return the name of the host on which the latest process for ``place`` was started.
+
+        Return "" if none was started.
+        """
         return self.hosts[self._at[place]].name if self._at[place] >= 0 else ""
 
     @property
     def places(self) -> int:
-        """The number of places."""
+        """The number of places, used and unused."""
         return len(self._at)
 
     def decide(self, now_s: float) -> list[Decision]:
-        """Return what is to be done now. The table counts each decision as carried out."""
+        """Return the decisions that the caller must carry out now. The table assumes that the caller does so.
+
+        ``now_s`` is the present time in seconds.
+        """
         decisions: list[Decision] = [*self._dismissals()]
         for index, host in enumerate(self.hosts):
             if host.calling or now_s < host.blocked_until_s:
@@ -172,9 +195,9 @@ class HostTable:
         return found
 
     def _called(self) -> int:
-        """Return how many processes could run on the hosts that are being called now.
+        """Return the number of processes that could run on the hosts whose agents are being started now.
 
-        With this number, no more hosts are called than needed.
+        This number is used so that no more agents are started than needed.
         """
         return sum(host.slots for host in self.hosts if host.calling)
 
@@ -182,7 +205,10 @@ class HostTable:
         return sum(at == host and state in states for at, state in zip(self._at, self._state, strict=True))
 
     def _free_place(self, host: int) -> int:
-        """Return a place for a process on ``host``, if possible one that was there before; -1 if none is free."""
+        """Return a free place for a process on ``host``, or -1 if no place is free.
+
+        If possible, return a place whose latest process was on ``host``, too.
+        """
         free = [place for place, state in enumerate(self._state) if state == _FREE]
         return min(free, key=lambda place: (self._at[place] != host, place), default=-1)
 

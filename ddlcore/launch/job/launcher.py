@@ -1,4 +1,4 @@
-"""Run one job from this host: check the request, start the ranks, watch them, and leave no process behind."""
+"""Run one job from this host: check the request, start the ranks, watch them, and make sure that no process remains."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 class EndEarly:
     """A callable object that ends the ranks of a launch before they end by themselves. Any thread may call it.
 
-    A call ends the ranks immediately if they run. Otherwise it ends them as soon as they have started.
+    If the ranks run, the call ends them at once. If they have not started yet, they are ended as soon as they start.
     """
 
     def __init__(self) -> None:
@@ -63,17 +63,17 @@ class EndEarly:
         self._how: Callable[[], None] | None = None
 
     # There is no lock, so the order matters: a call sets `asked` before it reads `_how`, and `attach` sets `_how`
-    # before it reads `asked`. So the later of the two sees what the earlier one has written, and no request is
-    # lost. Both may call `how`; a second call has no effect.
+    # before it reads `asked`. If both run at the same time, at least one of them sees the value that the other has
+    # written, so no request is lost. Both may call `how`; a second call of `how` has no effect.
     def __call__(self) -> None:
         self.asked = True
         if self._how is not None:
             self._how()
 
     def attach(self, how: Callable[[], None]) -> None:
-        """Register ``how``, a function that ends the ranks and that any thread may call.
+        """Register ``how``, a function that ends the ranks. Any thread must be allowed to call ``how``.
 
-        If the end was already requested, call ``how`` now.
+        If the end of the ranks was requested before, call ``how`` now.
         """
         self._how = how
         if self.asked:
@@ -84,7 +84,7 @@ class EndEarly:
 class Launch:
     """The description of one job. All values have been checked."""
 
-    command: tuple[str, ...]  # as resolve_command returns it
+    command: tuple[str, ...]  # the result of resolve_command
     placed: Placed
     settings: Settings
     registry: Registry
@@ -105,12 +105,12 @@ class Launch:
 
     @property
     def remote_plan(self) -> RemotePlan | None:
-        """How agents start the ranks, or None if this process starts all ranks without agents."""
+        """The plan by which agents start ranks, or None if this process starts all ranks without agents."""
         return self.placed.remote_plan
 
     @property
     def launched_by(self) -> str:
-        """The name of the launcher that starts the agents. It is empty if there are no agents."""
+        """The name of the launcher that starts the agents, or "" if there are no agents."""
         return self.placed.launcher
 
     @property
@@ -119,16 +119,20 @@ class Launch:
 
     @property
     def places(self) -> int:
-        """How many numbers the launcher may give to ranks. An elastic job may have more ranks later than at its start."""
+        """The number of different rank numbers that the job may use, from 0 to this number - 1.
+
+        In an elastic job, this may be more than the number of ranks at the start.
+        """
         return self.placed.places
 
 
 def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
-    """Return the route, which names the transports that the ranks will use, or None if ``auto`` finds none.
+    """Return the route, which names the transports that the ranks will use. Return None if "auto" finds no transport.
 
-    None is not an error here, because only a script that calls ``init()`` needs a transport. ``hosts`` holds the host
-    index of each rank, and ``launcher`` is the name of the launcher that starts the ranks. Raises ValueError,
-    PluginError or TransportError, with a message of one line, if ``backend`` is malformed or cannot serve these ranks.
+    None is not an error here, because only a script that calls ``init()`` needs a transport. ``backend`` is the setting
+    of this name, and ``hosts`` has the host index of each rank. ``launcher`` is the name of the launcher that starts
+    the ranks. Raises ValueError, PluginError or TransportError, with a message of one line, if ``backend`` is malformed
+    or if its transports cannot serve these ranks.
     """
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
     if backend == "auto":
@@ -147,9 +151,9 @@ def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher
 
 
 def prepare_directory(directory: Path, size: int) -> None:
-    """Create a directory for each of ``size`` ranks below ``directory``.
+    """Create a directory for the output of each of ``size`` ranks below ``directory``.
 
-    Raises ValueError, with a message of one line, if that fails.
+    Raises ValueError, with a message of one line, if a directory cannot be created.
     """
     try:
         for rank in range(size):
@@ -159,12 +163,12 @@ def prepare_directory(directory: Path, size: int) -> None:
 
 
 def run_job(launch: Launch) -> int:
-    """Run the job to its end and return its exit code. Only the main thread may call this.
+    """Run the job to its end and return the launcher's exit code. Only the main thread may call this.
 
-    The exit code is STOPPED if all ranks agreed to stop and then ended well; otherwise that of the first rank that failed.
-    If no rank failed by itself, it is 130 if all ranks were
-    killed, 1 if the ranks' parameters differ or a rank that was ended by the launcher has another exit code than 0, and
-    otherwise 0. Raises NotStarted if no rank was started.
+    If a rank failed by itself, return the exit code of the rank that failed first. If no rank failed by itself, return
+    the first of these codes whose condition is true: 130 if all ranks were killed; 1 if a rank that the launcher has
+    ended has another exit code than 0, or if the ranks' parameters differ; STOPPED if all ranks agreed to stop; 0
+    otherwise. Raises NotStarted if no rank was started.
     """
     with page_of(launch.settings, _title(launch.command), launch.placed.host_names()) as page:
         code = _run(launch, page)
@@ -226,8 +230,8 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             failure_log.listeners.append(launch.watch.heard)
             stack.callback(launch.watch.end)
         # The trap must be entered before the first rank or agent starts: otherwise a Ctrl-C during the start would end
-        # this process by an exception and leave ranks without anybody who watches them. The trap keeps what arrives
-        # until `trap.forward` is called, because before that there is no supervisor that could act on a signal.
+        # this process by an exception, and no process would watch the ranks. The trap keeps the signals that arrive
+        # until `trap.forward` is called, because before that there is no supervisor that could react to a signal.
         trap = stack.enter_context(SignalTrap(stays=remote is not None))
         if remote is not None:
             stack.callback(remote.agents.close)
@@ -315,10 +319,11 @@ def _begin_remote(
     trap: SignalTrap,
     gathering: Gathering | None,
 ) -> None:
-    """Tell the agents to start their ranks, and wait until they have.
+    """Tell the agents to start their ranks, and wait until all agents have done so.
 
-    Raises NotStarted if an agent cannot start its ranks, or if a signal that ends the job has arrived. The ranks of
-    this host are then killed here, and those of other hosts when the agents are closed.
+    Raises NotStarted if an agent cannot start its ranks, or if a signal that ends the job has arrived. In this case,
+    this function first kills the ranks of this host (``local``). The agents kill their ranks when the agents are
+    closed.
     """
     parts = gathering.directory if gathering is not None else None
     problems = remote.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), parts)
@@ -348,7 +353,11 @@ def _begin(
     remote: RemoteLaunch | None,
     gathering: Gathering | None = None,
 ) -> tuple[list[RankProcess], BeginHere]:
-    """Start the ranks of this host. Returns their processes, and a function that starts another process of a rank."""
+    """Start the ranks of this host.
+
+    Return their processes, and a function that starts another process of a rank on this host. Raises NotStarted if a
+    rank cannot be started.
+    """
     parts = str(gathering.directory) if gathering is not None else ""
     port = launch.port if remote is not None else launch.port or master_port({})
     threads, environments, late = local_environments(
@@ -398,7 +407,8 @@ def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callab
 def gives_input() -> bool:
     """Return whether rank 0 gets this process's stdin.
 
-    It does not if stdin is a terminal: rank 0's process group is in the background, so the rank could not read it.
+    Return False if stdin is a terminal: rank 0's process group is in the background, so rank 0 could not read from the
+    terminal.
     """
     try:
         return not os.isatty(0)

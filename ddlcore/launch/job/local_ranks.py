@@ -1,4 +1,4 @@
-"""Start the ranks of this host and put them under supervision, for ``ddl run`` and ``ddlcore.run`` alike."""
+"""Start the ranks of this host and create their supervisor. ``ddl run`` and ``ddlcore.run`` use this module."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
 
 
-LateEnvironment = Callable[[int, Sequence[int]], dict[str, str]]  # by rank and the host index of each rank so far
+LateEnvironment = Callable[[int, Sequence[int]], dict[str, str]]  # arguments: rank, host index of each rank so far
 
 
 def chosen_port(layout: Layout, environ: Mapping[str, str]) -> int:
-    """Return the port that the variable MASTER_PORT is to have: what the user set, or else a free port.
+    """Return the value for the variable MASTER_PORT: the port that the user has set, or else a free port.
 
-    Returns 0 if the user set none and rank 0 is on another host.
+    Returns 0 if the user has not set the variable and rank 0 is on another host.
     """
     return master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
 
@@ -50,10 +50,12 @@ def local_environments(
     port: int,
     timeline_dir: str = "",
 ) -> tuple[dict[str, str], dict[int, dict[str, str]], LateEnvironment]:
-    """Return the variables for thread counts that the user has not set, and the environment of each rank of this host.
+    """Return the environments of the ranks of this host, as a tuple of three values.
 
-    The third value is a function that returns the environment of a process that is started at a rank while others train.
-    ``remote`` is None if the job has no agents. ``port`` is MASTER_PORT.
+    The first value is the variables for thread counts that the user has not set. The second is the complete environment
+    of each rank of this host. The third is a function that returns the environment of a process that is started on this
+    host while other ranks already train. ``remote`` is None if the job has no agents. ``port`` is the value of
+    MASTER_PORT. ``timeline_dir`` is the directory for parts of a timeline, or "" if no timeline is wanted.
     """
     local = layout.ranks_of(0) if remote is None else remote.remote_plan.local_ranks
     threads = thread_variables(environ, usable_cores(), max(1, len(local)))
@@ -76,7 +78,10 @@ def local_environments(
 
 
 def begin_all(ranks: Sequence[int], begin: Callable[[int], RankProcess], output: Output) -> list[RankProcess]:
-    """Start all ``ranks`` of this host by ``begin``. If one cannot be started, kill those that were started before."""
+    """Start all ``ranks`` of this host by calling ``begin``, and register their pipes with ``output``.
+
+    If a rank cannot be started, kill the ranks that were started before, and raise the error again.
+    """
     processes: list[RankProcess] = []
     try:
         for rank in ranks:
@@ -104,7 +109,7 @@ def supervise(
     """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run.
 
     ``noted`` is called with the end of each rank. ``revival`` decides which ranks are started again, and ``begin``
-    starts one on this host, see Supervisor.
+    starts such a rank. Both are None if the job is not elastic.
     """
 
     def ended(end: End) -> None:

@@ -35,25 +35,26 @@ _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because anothe
 
 
 class FailureLog:
-    """A wrapper around a coordinator that records which ranks leave because of an exception.
+    """A wrapper around a coordinator. The wrapper records which ranks leave because of an exception.
 
-    It passes all calls on to the coordinator, but gives pulses and profiles to the functions in ``listeners`` instead.
-    The functions in ``observers`` get all other messages, with the coordinator's answers.
+    The wrapper passes all calls on to the coordinator, except pulses and profiles (messages in which a rank reports its
+    own state), which it passes to the functions in ``listeners``. The functions in ``observers`` are called with all
+    other messages and with the coordinator's answers.
     """
 
     def __init__(self, coordinator: CoordinatorProtocol, dead: Callable[[], Mapping[int, str]] = dict) -> None:
-        """Wrap ``coordinator``, which makes the decisions.
+        """Wrap ``coordinator``.
 
-        ``dead()`` returns the ranks that did not answer when a stall ended the job: for each rank, a text with what is
-        known of it.
+        ``dead()`` returns the ranks that did not answer when a stall ended the job. For each such rank, it returns a
+        text that describes the state of the rank.
         """
-        self.kill: Callable[[int, str], None] | None = None  # kills a rank; set when the ranks run
+        self.kill: Callable[[int, str], None] | None = None  # kills a rank, with a reason; set when the ranks run
         self._dead = dead
         self._killed: set[int] = set()
         self.raised: list[int] = []  # in the order of their reports
-        self.stopped = ""  # why the ranks stop at a call of ``should_stop()``; "": nobody has asked for that
-        self.told_stop: Callable[[str], None] = lambda reason: None  # called with it once, when it is decided
-        self.differ = ""  # how the ranks' parameters differ, if that ended the job
+        self.stopped = ""  # why the ranks stop at a call of ``should_stop()``; "": they were not asked to stop
+        self.told_stop: Callable[[str], None] = lambda reason: None  # called once with this reason, when it is known
+        self.differ = ""  # how the ranks' parameters differ, if this difference ended the job
         self.listeners: list[Callable[[int, Pulse | Profile], None]] = []
         self.observers: list[Callable[[int, ToCoordinator, Outgoing], None]] = []
         self.history: History | None = None  # of the worlds of an elastic job
@@ -132,7 +133,7 @@ def _told(outgoing: Outgoing, history: History) -> Outgoing:
 
 
 def _is_cause(reason: str) -> bool:
-    """Return whether ``reason``, with which a rank leaves, is a failure of its own and not the loss of another rank."""
+    """Return whether a rank that leaves for ``reason`` has failed itself, and not because another rank was lost."""
     if reason.startswith("raised "):
         return reason.split()[1].rstrip(":") not in _SECONDARY
     if reason.startswith("ended its script"):  # as by sys.exit(3); never reported after the loss of another rank
@@ -149,11 +150,13 @@ def open_network(
     driver: SearchDriver | None = None,
     membership: Membership | None = None,
 ) -> tuple[Server, FailureLog]:
-    """Create the control server of one launch, and return it with the failure log that wraps its coordinator.
+    """Create the control server of one launch for ranks 0 to ``size`` - 1, and the failure log around its coordinator.
 
-    The job file exists afterwards, but the server's thread is not yet started. ``remote`` is the remote launch if the
-    job has agents, and ``driver`` searches for better settings while the job runs. ``membership``: the
-    worlds of an elastic job. Raises ValueError for a malformed ``control_address``, and DdlInternalError if the address is in use.
+    After this call the job file exists, but the server's thread is not yet started. ``remote`` is the remote launch,
+    or None if the job has no agents. ``driver`` searches for better settings while the job runs; None means no search.
+    ``membership`` decides about the worlds of an elastic job; None means that the job is not elastic. ``say`` is called
+    with lines for the user. Raises ValueError for a malformed setting ``control_address``, and DdlInternalError if this
+    address is in use or if this process may not open enough files.
     """
     sessions = build_sessions(size, settings, registry, driver, membership=membership)
     failure_log = FailureLog(sessions, sessions.dead)

@@ -1,7 +1,7 @@
-"""Start the process that serves a job's live page, and tell it what happens, for ``ddl run`` and ``ddlcore.run`` alike.
+"""Start the process that serves a job's live page (a web page), and send the events of the job to this process.
 
-The process is separate, so that neither a slow browser nor a hostile client can delay the launcher. Nothing here waits
-for it before the job has ended.
+``ddl run`` and ``ddlcore.run`` use this module. The process is separate from the launcher, so that neither a slow
+browser nor a hostile client can delay the launcher. The launcher waits for this process only after the job has ended.
 """
 
 from __future__ import annotations
@@ -27,25 +27,29 @@ from ddlcore.launch.ranks.exit_status import End, NotStarted
 from ddlcore.messages import Answer, Bye, Hello, Leave, Profile, Pulse, Resume, ToCoordinator, Welcome, WorldReport
 from ddlcore.telemetry import PAGE_PULSE_S
 
-# The first entry of the path is the user's directory, in which a queue.py would hide the one of Python.
+# An empty entry of sys.path means the user's directory, where a file queue.py would hide Python's own module queue.
 _PROGRAM = """
 sys.path[:] = [one for one in sys.path if one]
 from ddlcore.dashboard.serving import main
 main()
 """
-_MOST_RECORDS = 20000  # that wait for the process to read them; the oldest are dropped
-_END_S = 3.0  # time for the process to end
-_SELDOM_S = 10.0  # events about replay: not more often, because a job may leave it in every step
+_MOST_RECORDS = 20000  # limit for the records that the process has not yet read; the oldest are dropped
+_END_S = 3.0  # time within which the process must end
+_SELDOM_S = 10.0  # shortest time between two events about replay, because a job may leave replay in every step
 
 
 class JobPage:
-    """The live page of one job, from before its start to after its end. Any thread may call the methods for events."""
+    """The live page of one job, from before the start of the job to after its end.
+
+    Any thread may call the methods that record events: ``heard``, ``passed``, ``ended``, ``said`` and ``over``.
+    """
 
     def __init__(self, settings: Settings, title: str, hosts: Sequence[str]) -> None:
-        """Start the process. ``title`` is the job's command, and ``hosts`` holds the host of each rank.
+        """Start the process that serves the page.
 
-        Raises ValueError, with a message of one line, if a package is missing or the page cannot be served where the
-        setting ``dashboard`` says, and OSError if the process cannot be started.
+        ``title`` is the job's command, and ``hosts`` has the host name of each rank. Raises ValueError, with a message
+        of one line, if a package is missing or if the page cannot be served at the address in the setting
+        ``dashboard``. Raises OSError if the process cannot be started.
         """
         require_installed()
         place = place_of(settings.text("dashboard"))
@@ -84,12 +88,15 @@ class JobPage:
     # --- what happens
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """Take a report of ``rank`` about itself."""
+        """Record a pulse, in which ``rank`` reports its own state. Profiles are ignored."""
         if isinstance(message, Pulse):
             self._tell(Heard(rank, message))
 
     def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
-        """Take a message of ``rank``, and the messages with which the coordinator answered it."""
+        """Record the events that follow from ``message``, which ``rank`` has sent to the coordinator.
+
+        ``outgoing`` is the messages that the coordinator sends because of ``message``.
+        """
         if isinstance(message, Hello):
             self._tell(State(rank, records.INIT, host=self.host_of(rank)))
         elif isinstance(message, Bye):
@@ -116,24 +123,30 @@ class JobPage:
             self._tell(World(report.generation, report.size, *totals))
 
     def ended(self, end: End) -> None:
-        """Take the end of a rank's process."""
+        """Record the end of a rank's process."""
         failed = records.STOPPED if end.stopped else records.FAILED
         self._tell(State(end.rank, records.ENDED if end.returncode == 0 else failed, end.reason))
         if end.failed:
             self._event("error", f"rank {end.rank} {end.reason}")
 
     def said(self, text: str) -> None:
-        """Take a message of the launcher to the user, such as the report of a stall."""
+        """Record a message that the launcher has shown to the user, such as the report of a stall."""
         self._event("warning" if text.startswith("stalled") else "info", text)
 
     def over(self, code: int, text: str = "") -> None:
-        """Tell the page that the job has ended with exit code ``code``; -1: it has none. Only the first call counts."""
+        """Record that the job has ended with exit code ``code``. Only the first call has an effect.
+
+        A code of -1 means that the job has no exit code. ``text`` then says why the job has ended.
+        """
         if not self._over:
             self._over = True
             self._tell(Over(code, text))
 
     def close(self) -> None:
-        """End the process, after all pages that are open have been told everything."""
+        """Send all remaining records to the process, and wait until the process has ended.
+
+        If the process has not ended after some seconds, kill it.
+        """
         self.over(-1, "The launcher has given up.")
         self._closing = True
         self._wake.set()
@@ -143,7 +156,7 @@ class JobPage:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._thread.join(_END_S)  # a blocked write ends with the process
+        self._thread.join(_END_S)  # if the thread is blocked in a write, the end of the process ends the write
         self._errors.close()
 
     # --- to the process
@@ -168,7 +181,7 @@ class JobPage:
             while True:
                 self._wake.wait()
                 self._wake.clear()
-                closing = self._closing  # read first: what was added before it was set is still written
+                closing = self._closing  # read first, so that records added before it was set are still written
                 while self._records:
                     pipe.write(encoded(self._records.popleft()))
                 pipe.flush()
@@ -182,7 +195,10 @@ class JobPage:
                 pipe.close()
 
     def _why(self) -> str:
-        """Return the last line that the process wrote to stderr, or how it ended."""
+        """Return the last line that the process has written to stderr.
+
+        If there is no such line, return the exit code of the process in words.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._errors.seek(0)
@@ -192,9 +208,11 @@ class JobPage:
 
 @contextlib.contextmanager
 def page_of(settings: Settings, title: str, hosts: Sequence[str]) -> Iterator[JobPage | None]:
-    """Yield the live page of a job, or None if the settings ask for none. It ends with the context.
+    """Return a context manager that yields the live page of a job, or None if the settings do not ask for a page.
 
-    An exception that leaves the context is shown as the end of the job. Raises NotStarted if the page cannot be served.
+    ``title`` is the job's command, and ``hosts`` has the host name of each rank. The page is closed at the end of the
+    ``with`` block. If an exception leaves the block, the page shows this exception as the end of the job. Raises
+    NotStarted if the page cannot be served.
     """
     if not settings.text("dashboard"):
         yield None

@@ -1,4 +1,4 @@
-"""Decide on which hosts the ranks run and which launcher starts them, from the command line and the environment."""
+"""Decide on which hosts the ranks run and which launcher starts them, by the command line and the environment."""
 
 from __future__ import annotations
 
@@ -28,23 +28,27 @@ class Placed:
 
     layout: Layout
     remote_plan: RemotePlan | None = None
-    hosts: tuple[HostSlots, ...] = ()  # all that there are, those of the layout first; (): this host alone
-    discovery: HostDiscovery | None = None  # says which hosts an elastic job may use later
-    most: int = 0  # the most ranks that an elastic job may have at a time; 0: those of the layout
+    hosts: tuple[HostSlots, ...] = ()  # all known hosts, first the hosts of the layout; (): only this host
+    discovery: HostDiscovery | None = None  # finds the hosts that an elastic job may use later
+    most: int = 0  # the most ranks that an elastic job may have at a time; 0: as many as the layout has
 
     @property
     def launcher(self) -> str:
-        """The name of the launcher that starts the agents; "" if there are no agents."""
+        """The name of the launcher that starts the agents, or "" if there are no agents."""
         return "" if self.remote_plan is None else self.remote_plan.provider.name
 
     @property
     def places(self) -> int:
-        """How many numbers of ranks there may be: those that leave still have theirs when others have come."""
+        """The number of different rank numbers that the job may use.
+
+        With host discovery, this is twice the largest number of ranks, because ranks that are leaving still use their
+        numbers while new ranks already have others.
+        """
         most = max(self.layout.size, self.most)
         return most if self.discovery is None else 2 * most
 
     def host_names(self) -> list[str]:
-        """Return the name of the host of each rank; "" for those that may be started later."""
+        """Return the host name of each rank, in rank order. The name is "" for a rank that may be started later."""
         later = [""] * (self.places - self.layout.size)
         if self.remote_plan is None:
             return [socket.gethostname()] * self.layout.size + later
@@ -60,10 +64,12 @@ def place(
     environ: Mapping[str, str],
     discovery: HostDiscovery | None = None,
 ) -> Placed:
-    """Decide where the ranks run. ``ranks``, ``hosts`` and ``hostfile`` are the values of -np, -H and --hostfile.
+    """Decide on which hosts the ranks run, and plan the agents if agents are needed.
 
-    Without -H and --hostfile, the hosts are those that ``discovery`` finds, those of a batch system's allocation, or else
-    this host. Raises ValueError or PluginError, with a message of one line, if the ranks cannot be placed.
+    ``ranks``, ``hosts`` and ``hostfile`` are the values of the flags -np, -H and --hostfile; None means that the flag
+    was not given. Without -H and --hostfile, use the hosts that ``discovery`` finds. If ``discovery`` is None, use the
+    hosts of a batch system's allocation; if there is none, use only this host. Raises ValueError or PluginError, with a
+    message of one line, if the ranks cannot be placed.
     """
     if hosts is not None and hostfile is not None:
         raise ValueError("-H and --hostfile both say where; give one of them")
@@ -99,9 +105,10 @@ def place(
 
 
 def find_discovery(settings: Settings, registry: Registry, environ: Mapping[str, str]) -> HostDiscovery | None:
-    """Return what says which hosts an elastic job may use; None if the settings name nothing.
+    """Return the host discovery that ``settings`` name, ready for use. Return None if they name none.
 
-    Raises ValueError or PluginError, with a message of one line, if it cannot be used here.
+    A host discovery finds the hosts that an elastic job may use. Raises ValueError or PluginError, with a message of
+    one line, if the job is not elastic or if the host discovery cannot be used here.
     """
     name = settings.text("host_discovery") or ("script" if settings.text("host_discovery_script") else "")
     if not name:
@@ -114,7 +121,10 @@ def find_discovery(settings: Settings, registry: Registry, environ: Mapping[str,
 
 
 def _discovered(discovery: HostDiscovery, settings: Settings) -> Sequence[HostSlots]:
-    """Wait until there are enough hosts for the least number of ranks, and return the hosts."""
+    """Wait until ``discovery`` finds enough hosts for the setting ``min_np``, and return all hosts that it has found.
+
+    Raises ValueError if this takes longer than the setting ``start_timeout_s``.
+    """
     least, patience_s = settings.whole("min_np"), settings.number("start_timeout_s")
     until_s = time.monotonic() + patience_s
     while True:
@@ -129,7 +139,10 @@ def _discovered(discovery: HostDiscovery, settings: Settings) -> Sequence[HostSl
 
 
 def _needed_launcher(backend: str, registry: Registry) -> str:
-    """Return the name of the launcher that a transport named in ``backend`` needs; "" if none needs a launcher."""
+    """Return the name of the launcher that a transport named in the setting ``backend`` needs.
+
+    Return "" if none of these transports needs a launcher.
+    """
     wanted = parse_backend(backend)
     names = [name for choice in (wanted.default, *wanted.kinds.values()) for name in choice.names]
     providers = [registry.transports[name] for name in names if name in registry.transports]
@@ -137,7 +150,10 @@ def _needed_launcher(backend: str, registry: Registry) -> str:
 
 
 def _allocations(registry: Registry, environ: Mapping[str, str]) -> bool:
-    """Return whether ``environ`` shows an allocation of a batch system for which a launcher is installed."""
+    """Return whether this process runs in an allocation of a batch system for which a launcher is installed.
+
+    The variables in ``environ`` show this.
+    """
     return any(
         one.variables and not one.optional and all(name in environ for name in one.variables)
         for one in registry.launchers.values()
@@ -145,7 +161,10 @@ def _allocations(registry: Registry, environ: Mapping[str, str]) -> bool:
 
 
 def check_elastic(settings: Settings, size: int, route: Route | None) -> None:
-    """Raise ValueError, with a message of one line, if an elastic job of ``size`` ranks cannot be as ``settings`` say."""
+    """Check the settings of an elastic job with ``size`` ranks, and raise ValueError if they do not fit together.
+
+    The message has one line. ``route`` names the transports of the job; None means that no transport was found.
+    """
     least = settings.whole("min_np")
     if not least:
         if settings.whole("max_np"):

@@ -1,4 +1,4 @@
-"""Catch the signals that are meant for the job and pass them on. The receiver decides what to do about a signal."""
+"""Catch signals to the launcher that are meant for the job, and pass each of them to a function that reacts to it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTE
 
 
 def _leave_to_the_reader(number: int, frame: FrameType | None) -> None:
-    """Do nothing: before Python calls this handler, it has written the signal's number to the wake-up descriptor."""
+    """Do nothing, because Python has already written the signal's number to the wake-up file descriptor."""
 
 
 class SignalTrap:
     """A context manager in which the signals that are meant for the job do not end this process.
 
-    Only the main thread enters and leaves it. A separate thread reads the signals from a socket and passes them to the
-    job. A Python signal handler cannot pass them on: it may interrupt the main thread at any point, even while that
-    thread holds a lock that the handler would need.
+    Only the main thread may enter and leave the context. A separate thread reads the numbers of the signals from a
+    socket and passes them to the job. A Python signal handler must not do this: a handler may interrupt the main thread
+    at any point, even while the main thread has locked a lock that the handler would need.
     """
 
     def __init__(self, *, stays: bool = False) -> None:
-        """Prepare the trap.
+        """Create the trap, without catching signals yet.
 
-        If ``stays`` is true, Ctrl-Z does not stop this process, because the agents would take a stopped launcher for
-        lost.
+        If ``stays`` is true, Ctrl-Z will not stop this process. This is needed if the job has agents, because the
+        agents would treat a stopped launcher as lost.
         """
         self.interrupts = 0  # number of SIGINTs so far
         self._stays = stays and hasattr(signal, "SIGTSTP")
@@ -53,9 +53,9 @@ class SignalTrap:
         return self
 
     def came(self) -> int:
-        """Return the number of the first signal received so far that asks the job to end, or 0 if there is none.
+        """Return the number of the first received signal that asks the job to end, or 0 if there is none yet.
 
-        Call it before ``forward``, whose thread then takes all signals.
+        Call this only before ``forward``, because the thread of ``forward`` removes all signals from the socket.
         """
         try:
             numbers = self._reader.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -64,9 +64,10 @@ class SignalTrap:
         return next((number for number in numbers if number in _ENDING), 0)
 
     def forward(self, deliver: Callable[[int], None], say: Callable[[str], None] = lambda _: None) -> None:
-        """Call ``deliver(number)`` for each signal from now on, and for those that arrived since the trap was entered.
+        """Start a thread that calls ``deliver(number)`` for each signal.
 
-        Call it once. ``say`` shows the user a line when Ctrl-Z was ignored.
+        This includes the signals that have arrived since the context was entered. Call this only once. ``say`` is
+        called with a line for the user each time Ctrl-Z was ignored.
         """
         self._thread = threading.Thread(target=self._run, args=(deliver, say), name="ddl-signals", daemon=True)
         self._thread.start()

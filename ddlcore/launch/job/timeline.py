@@ -14,17 +14,17 @@ from ddlcore.runtime.timeline_switch import parts_beside
 
 @dataclass(frozen=True)
 class Gathering:
-    """The timeline of one job: its file, and the directory in which the parts of all ranks are gathered."""
+    """The timeline of one job: the file of the trace, and the directory for the parts that the ranks write."""
 
     file: Path
-    directory: Path  # gets the parts of all ranks; agents send those of other hosts
+    directory: Path  # for the parts of all ranks; agents send the parts of the ranks on their hosts
 
     @classmethod
     def of(cls, settings: Settings) -> Gathering | None:
-        """Prepare the directory for the parts, and return the timeline, or None if no timeline is wanted.
+        """Prepare the directory for the parts, and return a Gathering. Return None if no timeline is wanted.
 
         Parts that an earlier job has left in the directory are removed. Raises ValueError, with a message of one line,
-        if the file cannot be written or if the directory holds files that ddl did not write.
+        if the directory cannot be used, for example because it contains files that ddl did not write.
         """
         wanted = settings.text("timeline")
         if not wanted or wanted.upper() == "DYNAMIC":
@@ -46,11 +46,11 @@ class Gathering:
         return cls(file, directory)
 
     def drop(self) -> None:
-        """Remove the directory, because no rank was started or because the trace is written."""
+        """Remove the directory, because no rank was started or because the trace was written."""
         remove_directory(self.directory)
 
     def finish(self, say: Callable[[str], None], size: int) -> None:
-        """Merge the parts into the trace. Call it after all ranks have ended, whether or not they failed.
+        """Merge the parts into the trace file, and remove the directory. Call this after all ranks have ended.
 
         ``size`` is the number of ranks that were started at first.
         """

@@ -1,1 +1,1 @@
-"""What a job shows: the ranks' lines and those of ddl, on the terminal and in files."""
+"""Show the output of a job on the terminal and write it to files: the lines of the ranks and the lines of ddl."""

@@ -1,7 +1,7 @@
-"""Move what the ranks write to the screen and to files, in a separate thread.
+"""Read the output of the ranks, and write it to the screen and to files, in a separate thread.
 
-The thread that watches the ranks must not do this: if nobody reads the output, or reads it slowly, a write blocks, and
-the thread would notice the death of a rank too late.
+The thread that watches the ranks must not do this: a write blocks if the program that reads ddl's output is slow, and
+that thread would then notice the death of a rank too late.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ddlcore.launch.output.tracebacks import Tracebacks, error_of, unmarked
 from ddlcore.text.ranks import span
 
 LAST_LINES = 20
-_LONGEST_KEPT = 500  # characters of a line that is kept for the summary
-_PARTIAL_S = 0.2  # how long a line may stay incomplete before it is shown as it is
+_LONGEST_KEPT = 500  # limit for the characters of a line that is kept for the summary
+_PARTIAL_S = 0.2  # an incomplete line is shown after this time
 _READ_BYTES = 1 << 16
-_LEFT_BYTES = 4 << 20  # more than a pipe holds; no more is read at the end, because another process may go on writing
+_LEFT_BYTES = 4 << 20  # limit for reading at the end, more than a pipe holds: another process may write without end
 _STREAMS = ("stdout", "stderr")
 
 
 def rank_directory(directory: Path, rank: int, size: int) -> Path:
-    """Return the directory of a rank below ``directory``, such as ``rank.07`` if ``size`` is 12.
+    """Return the directory for the output of ``rank`` below ``directory``, such as ``rank.07`` if ``size`` is 12.
 
-    The leading zeros make the order of the names the order of the ranks.
+    The name has leading zeros, so that the names of all ranks sort in the order of the ranks.
     """
     return directory / f"rank.{rank:0{len(str(size - 1))}d}"
 
@@ -42,17 +42,17 @@ class _Stream:
     rank: int
     name: str
     screen: Screen
-    fd: int  # below 0: no descriptor; the data comes by `feed`
+    fd: int  # descriptor of the pipe; below 0: there is no pipe, and the data is passed to `feed`
     file: int = -1  # descriptor of the file below --output-dir; -1: none
     lines: Lines = field(default_factory=Lines)
-    since_s: float = 0.0  # when the incomplete line was begun
-    begun: str = ""  # what was already shown of the incomplete line
+    since_s: float = 0.0  # time at which the incomplete line was begun
+    begun: str = ""  # the part of the incomplete line that was already shown
 
 
 class Output:
-    """The part of the launcher that shows what ``size`` ranks write and stores it in files.
+    """The part of the launcher that shows the output of ``size`` ranks and writes it to files.
 
-    One thread builds it, adds the streams and starts it. Any thread may call ``say`` and ``feed``.
+    One thread creates this object, adds the streams and starts it. Any thread may call ``say`` and ``feed``.
     """
 
     def __init__(
@@ -64,10 +64,11 @@ class Output:
         stamped: bool = False,
         verbose: bool = False,
     ) -> None:
-        """Prepare to show the output of ``size`` ranks on ``screens``, for stdout and stderr.
+        """Prepare to show the output of ``size`` ranks on ``screens``, the screens for stdout and stderr.
 
-        ``directory`` is where the output is also written to files; None means that there are no files. With
-        ``stamped``, each line begins with the time. With ``verbose``, no traceback is shortened.
+        The output is also written to files in ``directory``; None means that there are no files. If ``stamped`` is
+        true, each line begins with the time. If ``verbose`` is true, tracebacks that report only the loss of another
+        rank or Ctrl-C are shown in full.
         """
         self._tracebacks = Tracebacks(size, verbose)
         self._wrote: set[int] = set()
@@ -88,31 +89,41 @@ class Output:
         self._thread = threading.Thread(target=self._run, name="ddl-output", daemon=True)
 
     def add(self, rank: int, stdout: int, stderr: int) -> None:
-        """Take over the reading ends of the pipes of a rank of this host. Call it before ``start``."""
+        """Register the pipes of ``rank``, which runs on this host. This object will read and close the pipes.
+
+        ``stdout`` and ``stderr`` are the file descriptors of the reading ends. Call this before ``start``.
+        """
         for name, fd in zip(_STREAMS, (stdout, stderr), strict=True):
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, self._begun(rank, name, fd))
 
     def add_again(self, rank: int, stdout: int, stderr: int) -> None:
-        """Take over the pipes of another process of ``rank``, whose first one has ended. Any thread may call this."""
+        """Register the pipes of a new process of ``rank``, whose earlier process has ended.
+
+        Unlike ``add``, this may be called after ``start``, by any thread.
+        """
         self._again.append((rank, stdout, stderr))
         self._wake.set()
 
     def add_fed(self, rank: int) -> None:
-        """Register a rank whose output will be passed to ``feed``. Call it before ``start``."""
+        """Register ``rank``, whose output will be passed to ``feed``. Call this before ``start``."""
         for name in _STREAMS:
             self._remote_streams[rank, name] = self._begun(rank, name, -2 * rank - 1 - _STREAMS.index(name))
 
     def add_fed_later(self, rank: int) -> None:
-        """Register a rank whose output will be passed to ``feed``, as ``add_fed`` does. Any thread may call this."""
+        """Register ``rank``, whose output will be passed to ``feed``, while the job already runs.
+
+        Unlike ``add_fed``, this may be called after ``start``, by any thread.
+        """
         for name in _STREAMS:
             self._later.add((rank, name))
 
     def feed(self, rank: int, name: str, data: bytes, shown: Callable[[], None]) -> None:
-        """Take ``data``, a piece that a rank of another host wrote to its stream ``name``. Never waits.
+        """Pass ``data``, output of ``rank`` on another host, to the output thread, without waiting.
 
-        An empty ``data`` means that the stream has ended. Any thread may call this. ``shown`` is called in the output
-        thread after ``data`` was shown and no longer needs memory.
+        ``name`` is the stream to which the rank wrote ``data``: "stdout" or "stderr". If ``data`` is empty, the stream
+        has ended. ``shown`` is called in the output thread after ``data`` was shown and does not use memory any more.
+        Any thread may call this.
         """
         self._fed.append((rank, name, data, shown))
         self._wake.set()
@@ -132,14 +143,15 @@ class Output:
         self._thread.start()
 
     def say(self, text: str) -> None:
-        """Show ``text``, a message of the launcher itself, on stderr. Any thread may call this. Never waits."""
+        """Show ``text``, a message of the launcher itself, on stderr, without waiting. Any thread may call this."""
         self._said.append(text)
         self._wake.set()
 
     def last_lines(self, rank: int) -> list[str]:
         """Return the last lines that ``rank`` wrote to stdout and stderr, in the order of their arrival.
 
-        If they contain a traceback, which stands as a whole above, return only its error.
+        If these lines contain a traceback, return only its exception and the lines after it, because the whole
+        traceback was already shown on the screen.
         """
         lines = list(self._last[rank])
         if rank not in self._tracebacks.seen:
@@ -147,14 +159,14 @@ class Output:
         return error_of([unmarked(rank, line.encode()).decode() for line in lines])
 
     def wrote(self, rank: int) -> bool:
-        """Return whether ``rank`` wrote anything, be it only a progress bar or a prompt."""
+        """Return whether ``rank`` wrote any output. A progress bar or a prompt counts as output."""
         return rank in self._wrote
 
     def drain(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Show everything that is left in the pipes of ranks that have ended, and end the output thread.
+        """Show all output that is left in the pipes of the ranks, which have ended, and end the output thread.
 
-        Waits for a slow screen, as the output of any program does, until ``give_up()`` is true. Does not wait for
-        processes that keep a pipe open after their rank has ended.
+        If the screen is slow, wait for it until ``give_up()`` is true. Do not wait for processes that keep a pipe open
+        after their rank has ended.
         """
         self._ending = True
         self._wake.set()
@@ -197,9 +209,9 @@ class Output:
         )
 
     def _read(self, stream: _Stream) -> int:
-        """Read the data that is there, show it, and return the number of its bytes.
+        """Read the data that ``stream`` has now, show it, and return the number of its bytes.
 
-        0 means the end of the stream, or that there is no data now.
+        0 means that the stream has ended or that there is no data now.
         """
         try:
             data = os.read(stream.fd, _READ_BYTES)
@@ -261,7 +273,7 @@ class Output:
 
     def _show_tracebacks(self, over: bool = False) -> None:
         for ranks, pieces in self._tracebacks.due(time.monotonic(), over):
-            owner = object()  # its last line may be incomplete, but nothing will continue it
+            owner = object()  # a new stream for each traceback: no later text continues an incomplete last line
             self._err.show(owner, pieces, self._err.prefix(span(ranks), self._stamp()))
             self._err.end_line(owner)
 
@@ -269,13 +281,13 @@ class Output:
         return datetime.now().isoformat(timespec="milliseconds") + " " if self._stamped else ""
 
     def _note(self, stream: _Stream, pieces: list[tuple[bytes, bytes]]) -> None:
-        """Keep the last lines that a rank wrote to ``stream``, for the summary of a failure."""
+        """Keep the last lines of ``pieces``, text that a rank wrote to ``stream``, for the summary of a failure."""
         if len(pieces) > LAST_LINES + 1:
-            stream.begun = ""  # it belongs to a line that is not among the last ones
+            stream.begun = ""  # this is the beginning of a line that is not among the last lines
         for text, end in pieces[-LAST_LINES - 1 :]:
             stream.begun = (stream.begun + text[: _LONGEST_KEPT + 1].decode("utf-8", "replace"))[: _LONGEST_KEPT + 1]
             if end == b"\r":
-                stream.begun = ""  # overwritten
+                stream.begun = ""  # the next text overwrites this line
             elif end:
                 self._remember(stream)
 

@@ -1,4 +1,7 @@
-"""Show the lines of many streams on one screen, each line whole and with its rank. Reads from no stream itself."""
+"""Show the lines of many streams on one screen, each line unbroken and with its rank in front.
+
+A screen is a terminal, file, pipe or notebook. The caller reads the streams.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,20 @@ _COLOURS = (36, 33, 32, 35, 34, 31)
 
 Piece = tuple[
     bytes, bytes
-]  # text, and what ended it: b"\n", b"\r" (a line that is to be overwritten), b"" (nothing yet)
+]  # text, and its end: b"\n", b"\r" (the next text overwrites the line), or b"" (the line is not complete)
 
 
 class Lines:
-    """A splitter that cuts a stream of bytes into lines and keeps the incomplete last line. It accepts any bytes."""
+    """A splitter that cuts a stream of bytes into lines, and keeps the incomplete last line. Any bytes are allowed."""
 
     def __init__(self) -> None:
         self._kept = b""
 
     def feed(self, data: bytes) -> list[Piece]:
-        """Add ``data`` to the stream, and return the lines that it completes."""
+        """Add ``data`` to the stream, and return the lines that are complete now.
+
+        If the incomplete line is longer than 64 KiB, also return this line.
+        """
         text = self._kept + data
         pieces: list[Piece] = []
         begin = 0
@@ -37,9 +43,9 @@ class Lines:
         return pieces + self.rest() if len(self._kept) > _LONGEST_BYTES else pieces
 
     def rest(self) -> list[Piece]:
-        """Return the incomplete line as it is, and forget it.
+        """Return the incomplete line, or [] if there is none, and remove it from this splitter.
 
-        It may be a prompt, a progress bar, or the last line of a stream.
+        An incomplete line may be a prompt, a progress bar, or the last line of a stream.
         """
         kept, self._kept = self._kept, b""
         if kept.endswith(b"\r"):
@@ -52,24 +58,26 @@ class Lines:
 
 
 class Screen:
-    """A terminal, file, pipe or notebook that several streams share. Only one thread uses it.
+    """A terminal, file, pipe or notebook that several streams share. Only one thread may use it.
 
-    If one stream has begun a line, the line is ended before another stream is shown. On a terminal, a carriage return
-    lets a stream overwrite its own line; in a file, pipe or notebook, it ends the line, so that nothing is overwritten.
+    If one stream has begun a line, the screen ends this line before it shows another stream. On a terminal, a carriage
+    return lets a stream overwrite its own line. In a file, pipe or notebook, a carriage return ends the line, so that
+    no text is overwritten.
     """
 
     def __init__(self, write: Callable[[bytes], None], *, is_terminal: bool = False, colour: bool = False) -> None:
         self._write = write
         self._is_terminal = is_terminal
         self._colour = colour
-        self._open: object = None  # the stream whose incomplete line the cursor is in
+        self._open: object = None  # the stream whose line is incomplete, with the cursor in this line
         self._at_start = False  # the cursor is at the start of that line, which can be overwritten
-        self.broken = False  # the reader is gone
+        self.broken = False  # writing has failed, because the reader is gone or the stream is closed
 
     def prefix(self, ranks: str, stamp: str = "") -> bytes:
-        """Return the prefix of the lines of a rank or of several, such as ``[3] `` or ``[0-3] ``.
+        """Return the prefix for lines of one or several ranks, such as ``[3] `` or ``[0-3] ``.
 
-        ``stamp`` is the time, if lines show it. If the screen has colours, the prefix has the colour of its first rank.
+        ``ranks`` is the text between the brackets. ``stamp`` is the time, which is put in front of the brackets, or "".
+        If the screen has colours, the colour of the prefix depends on the first rank.
         """
         text = f"{stamp}[{ranks}]"
         if not self._colour:
@@ -78,7 +86,7 @@ class Screen:
         return f"\x1b[{_COLOURS[first % len(_COLOURS)]}m{text}\x1b[0m ".encode()
 
     def show(self, owner: object, pieces: list[Piece], prefix: bytes = b"") -> None:
-        """Write ``pieces`` of the stream ``owner``, with ``prefix`` before each line."""
+        """Write ``pieces``, which are text of the stream ``owner``, with ``prefix`` in front of each line."""
         out = bytearray()
         for text, end in pieces:
             goes_on = self._open is not None and self._open == owner and not self._at_start
@@ -95,9 +103,9 @@ class Screen:
         self._put(out)
 
     def end_line(self, owner: object = None) -> None:
-        """End the incomplete line, if there is one, with a newline.
+        """If the last line on the screen is incomplete, end this line with a newline.
 
-        If ``owner`` is given, only a line that this stream has begun is ended.
+        If ``owner`` (a stream) is given, do this only if this stream has begun the line.
         """
         if self._open is not None and owner in (None, self._open):
             self._open = None
@@ -113,12 +121,15 @@ class Screen:
 
 
 def coloured(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Return whether to use colours, which is so on a terminal that supports them, unless NO_COLOR is set."""
+    """Return whether to use colours: only on a terminal that supports colours, and not if NO_COLOR is set."""
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
 
 
 def file_writer(fd: int) -> Callable[[bytes], None]:
-    """Return a function that writes all of its bytes to ``fd``, even if another program made ``fd`` non-blocking."""
+    """Return a function that writes all bytes of its argument to the file descriptor ``fd``.
+
+    If another program has made ``fd`` non-blocking, the function waits until all bytes can be written.
+    """
 
     def write(data: bytes) -> None:
         view = memoryview(data)
@@ -132,9 +143,9 @@ def file_writer(fd: int) -> Callable[[bytes], None]:
 
 
 def stream_writer(stream: Any) -> Callable[[bytes], None]:
-    """Return a function that writes bytes to a Python stream such as sys.stdout.
+    """Return a function that writes bytes to ``stream``, a Python stream such as sys.stdout.
 
-    A stream that takes no bytes, such as that of a notebook, gets them decoded to text.
+    If the stream accepts only text, such as the stream of a notebook, the function decodes the bytes to text.
     """
     raw = getattr(stream, "buffer", None)
 

@@ -1,4 +1,7 @@
-"""Show a line below all others on a terminal: how far a search has advanced, and what it has found."""
+"""Show a progress line of a search for better settings, below all other lines on a terminal.
+
+The line shows how many samples were measured and the best result so far.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _ERASE = b"\r\x1b[2K"
 
 
 class Bar:
-    """A Watcher of a search. It shows a progress line below all other output. Any thread may call its methods."""
+    """A Watcher (see tune/driver.py) that shows the progress line of a search. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,10 +27,7 @@ class Bar:
         self._shown = False
 
     def beneath(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Return a function that writes like ``write``, but above the progress line.
-
-        ``write`` must write to a terminal.
-        """
+        """Return a function that writes text above the progress line. It calls ``write`` to write to the terminal."""
 
         def above(data: bytes) -> None:
             with self._lock:
@@ -52,7 +52,7 @@ class Bar:
         self.clear()
 
     def say(self, text: str) -> None:
-        """Show a line of text above the progress line, or on stderr if ``beneath`` was not called."""
+        """Show ``text``, one line, above the progress line. If ``beneath`` was not called, write it to stderr."""
         with self._lock:
             if self._write is None:
                 sys.stderr.write(f"{text}\n")
@@ -62,7 +62,7 @@ class Bar:
             self._write(erased + f"{text}\n".encode() + drawn)
 
     def clear(self) -> None:
-        """Remove the progress line. The next sample shows it again."""
+        """Remove the progress line from the terminal. The next sample shows the line again."""
         with self._lock:
             if self._shown and self._write is not None:
                 self._write(_ERASE)
@@ -78,7 +78,7 @@ class Bar:
 
 
 def progress(session: Session) -> tuple[int, int]:
-    """Return the number of samples so far, and the total number that is expected at present."""
+    """Return the number of samples measured so far, and the total number of samples that is expected at present."""
     done = len(session.samples)
     if session.phase is Phase.DONE:
         return done, done
@@ -89,9 +89,9 @@ def progress(session: Session) -> tuple[int, int]:
 
 
 def gain_text(session: Session) -> str:
-    """Return in words the best result so far and its gain over the default.
+    """Return words about the best result so far and its gain over the default settings.
 
-    If there is none yet, say what is being measured.
+    If there is no result yet, the words say that the default is being measured.
     """
     base, best = session.cost_s(session.default), session.cost_s(session.best)
     if base is None or best is None:
@@ -100,7 +100,7 @@ def gain_text(session: Session) -> str:
 
 
 def _drawn(session: Session) -> str:
-    """Return the progress line as text, drawn by rich."""
+    """Return the progress line as text, with colours. The library rich draws it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -1,4 +1,4 @@
-"""Report to the user in plain lines how a search for better settings goes."""
+"""Report the progress and the result of a search for better settings to the user, in plain lines of text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ EVERY = 5  # samples between two lines if no bar is shown
 
 
 class Lines:
-    """A Watcher of a search that reports each event of the search in one line."""
+    """A Watcher (see tune/driver.py) that reports each event of a search to the user in one line of text."""
 
     def __init__(self, say: Callable[[str], None], samples: bool) -> None:
-        """Report each event by ``say``. If ``samples`` is true, also report the progress every few samples."""
+        """Report each event by calling ``say``. If ``samples`` is true, also report the progress every 5 samples."""
         self._say = say
         self._samples = samples
         self._phase = Phase.SEARCH
@@ -37,7 +37,7 @@ class Lines:
 
 
 def outcome(session: Session) -> str:
-    """Return in one line what a finished search has found."""
+    """Return one line of text about the result of a finished search."""
     assert session.result is not None
     changed = session.changed(session.result)
     if not changed:

@@ -1,8 +1,9 @@
-"""Show the traceback that several ranks wrote once, and that of a rank which only lost its peers in one line.
+"""Shorten the tracebacks of ranks: if several ranks write the same traceback, show it only once.
 
-It holds back what a rank writes to stderr from the beginning of a traceback until the rank has written nothing for a
-moment, and then waits as short a time for other ranks with the same traceback. A rank that writes it later refers to
-the one that was shown. It has no clock and no thread of its own.
+If a rank has failed only because it lost another rank, its traceback is shown as one line. To do this, the module keeps
+the text that a rank writes to stderr, from the beginning of a traceback until the rank has written no text for 0.2 s.
+Then it waits up to 0.4 s for other ranks with the same traceback. If another rank writes the same traceback later, only
+one line is shown, which refers to the traceback above. The module reads no clock and starts no thread.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import NamedTuple
 
 from ddlcore.launch.output.screen import Piece
 
-QUIET_S = 0.2  # a traceback is complete when nothing has followed for so long
-GATHER_S = 0.4  # how long a complete traceback waits for other ranks with the same one
-LONGEST_S = 2.0  # how long a rank that keeps writing is held back at most
-_MOST_LINES = 1000  # of one rank; more are not held back
-_ABOVE_S = 60.0  # how long a later rank may refer to a traceback; after that, it may be far above
-_MOST_ABOVE = 32  # tracebacks that are remembered for this
+QUIET_S = 0.2  # a traceback is complete when its rank has written no text for so long
+GATHER_S = 0.4  # time that a complete traceback waits for other ranks with the same traceback
+LONGEST_S = 2.0  # longest time for which the text of a rank that writes without a pause is kept back
+_MOST_LINES = 1000  # limit for the lines of one rank that are kept back
+_ABOVE_S = 60.0  # for so long, other ranks may refer to a shown traceback; later it may be far above on the screen
+_MOST_ABOVE = 32  # number of shown tracebacks that are remembered for such references
 
 _BEGIN = b"Traceback (most recent call last):"
-# Raised on a rank because another one has failed, so the traceback of this one explains nothing.
+# Errors that a rank raises because another rank has failed, so that the rank's own traceback explains nothing.
 _SECONDARY = re.compile(rb"ddlcore\.errors\.(?:PeerLost|Closed): ")
 _INTERRUPT = b"KeyboardInterrupt"
 _FRAME = re.compile(rb'  File "([^"<]+)", line (\d+)')
@@ -30,14 +31,14 @@ _LIBRARY = re.compile(rb"[/\\]lib(?:64)?[/\\]python3|[/\\]site-packages[/\\]")
 _DURING = b"During handling of the above exception, another exception occurred:"
 _BECAUSE = b"The above exception was the direct cause of the following exception:"
 _LINKS = tuple([b"", between, b"", _BEGIN] for between in (_DURING, _BECAUSE))  # between two tracebacks of a chain
-_NOTICE = re.compile(rb"Exception ignored |" + _DURING + b"|" + _BECAUSE)  # what Python writes before a traceback
+_NOTICE = re.compile(rb"Exception ignored |" + _DURING + b"|" + _BECAUSE)  # lines that Python writes before a traceback
 _VERBOSE = b"  (--verbose shows the traceback)"
-_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(?:: |$)")  # of the kind `module.Name: message`
+_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(?:: |$)")  # a line of the form `module.Name: message`
 
 
 @dataclass
 class Block:
-    """What one rank wrote since the beginning of a traceback."""
+    """The text that one rank has written since the beginning of a traceback that is not complete yet."""
 
     rank: int
     since_s: float
@@ -47,49 +48,56 @@ class Block:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A complete traceback, and what each rank that wrote it has written after it."""
+    """A complete traceback that waits for other ranks with the same traceback.
+
+    This object also has, for each rank that wrote the traceback, the text that the rank has written after it.
+    """
 
     since_s: float
-    head: list[Piece]  # up to the line with the exception
-    rests: dict[int, list[Piece]]  # by rank
+    head: list[Piece]  # the traceback up to the line with the exception
+    rests: dict[int, list[Piece]]  # by rank: the text after the traceback
 
 
 @dataclass
 class _Above:
-    """A traceback that stands on the screen."""
+    """The record of a traceback that was shown on the screen: when, and for which ranks."""
 
     at_s: float
     ranks: set[int]
 
 
 class Shown(NamedTuple):
-    """Text that is ready to be shown, of one or several ranks."""
+    """Text of one or several ranks that must be shown now."""
 
     ranks: list[int]
     pieces: list[Piece]
 
 
 class Tracebacks:
-    """The tracebacks that are held back. One thread uses it.
+    """The tracebacks of ``size`` ranks. Each traceback is kept back for a short time before it is shown.
 
-    ``verbose``: a traceback of which only one line matters is shown whole.
+    If ``verbose`` is true, tracebacks that report only the loss of another rank or Ctrl-C are shown in full. Only one
+    thread may use this object.
     """
 
     def __init__(self, size: int, verbose: bool = False) -> None:
         self._size = size
         self._verbose = verbose
-        self._open: dict[int, Block] = {}  # by rank: it may still grow
-        self._waiting: list[_Waiting] = []  # for other ranks, in the order in which they were completed
-        self._above: dict[tuple[bytes, ...], _Above] = {}  # by their lines
-        self.seen: set[int] = set()  # the ranks that wrote a traceback
+        self._open: dict[int, Block] = {}  # by rank: a traceback that is not complete yet
+        self._waiting: list[_Waiting] = []  # complete tracebacks, in the order in which they were completed
+        self._above: dict[tuple[bytes, ...], _Above] = {}  # by their lines: tracebacks that were shown
+        self.seen: set[int] = set()  # the ranks that have written a traceback
 
     def take(self, rank: int, pieces: list[Piece], now_s: float) -> list[Piece]:
-        """Take what ``rank`` has written to stderr, and return what is to be shown of it now."""
+        """Handle ``pieces``, which ``rank`` has written to stderr, and return the pieces that must be shown now.
+
+        The other pieces are kept back; ``due`` returns them later.
+        """
         block = self._open.get(rank)
         at = 0
         if block is None:
             at = next((i for i, (text, _) in enumerate(pieces) if unmarked(rank, text) == _BEGIN), len(pieces))
-            # What follows a traceback that still waits is shown after it.
+            # Text that follows a traceback which still waits is shown after this traceback.
             held = next((one for one in reversed(self._waiting) if rank in one.rests), None)
             direct = pieces[:at]
             if held is not None:
@@ -109,7 +117,10 @@ class Tracebacks:
         return direct
 
     def due(self, now_s: float, over: bool = False) -> list[Shown]:
-        """Return what is to be shown now. ``over``: nothing more will be written, so everything is."""
+        """Return the texts that were kept back and must be shown now.
+
+        If ``over`` is true, the ranks write no more text, so return all texts that were kept back.
+        """
         for block in list(self._open.values()):
             quiet = now_s - block.last_s >= QUIET_S
             if over or quiet or now_s - block.since_s >= LONGEST_S or len(block.pieces) > _MOST_LINES:
@@ -122,15 +133,15 @@ class Tracebacks:
         return shown
 
     def end(self, rank: int, now_s: float) -> None:
-        """Record that ``rank`` writes no more, so that its traceback is complete."""
+        """Record that ``rank`` will write no more text, so that its traceback is complete."""
         block = self._open.pop(rank, None)
         if block is not None:
             self._finish(block, now_s)
 
     def patience_s(self, now_s: float) -> float | None:
-        """Return after how many seconds ``due`` may have something to show at the earliest.
+        """Return the time in seconds after which ``due`` may return a text, if the ranks write no more text.
 
-        Returns None if nothing is held back.
+        Return None if no text is kept back.
         """
         times = [block.last_s + QUIET_S for block in self._open.values()]
         times += [one.since_s + GATHER_S for one in self._waiting]
@@ -139,14 +150,15 @@ class Tracebacks:
     def _finish(self, block: Block, now_s: float) -> None:
         pieces = [(unmarked(block.rank, text), end) for text, end in block.pieces]
         short = pieces if self._verbose else in_short(pieces)
-        # After Ctrl-C, several threads and processes of a rank may write tracebacks, which are one line together.
+        # After Ctrl-C, several threads and processes of a rank may write tracebacks: all of them together become one
+        # line.
         parts = [short] if short is not pieces else _apart(pieces)
         for part in parts:
             self._add(block.rank, part if self._verbose else in_short(part), now_s)
 
     def _add(self, rank: int, pieces: list[Piece], now_s: float) -> None:
         head, rest = _split(pieces)
-        # Only what is behind all others of this rank: its tracebacks keep their order.
+        # Search only after the last waiting traceback of this rank, so that the rank's tracebacks keep their order.
         begin = max((i + 1 for i, one in enumerate(self._waiting) if rank in one.rests), default=0)
         for one in self._waiting[begin:]:
             if _texts(one.head) == _texts(head):
@@ -158,9 +170,9 @@ class Tracebacks:
         return len(one.rests) == self._size or now_s - one.since_s >= GATHER_S
 
     def _release(self, last: _Waiting, now_s: float) -> list[Shown]:
-        """Return ``last``, preceded by complete tracebacks of the same ranks that came before it.
+        """Return the texts of ``last`` and, before them, the texts of earlier waiting tracebacks of the same ranks.
 
-        In this way each rank's lines keep their order.
+        In this way the lines of each rank keep their order.
         """
         chosen, ranks = [last], set(last.rests)
         for one in reversed(self._waiting[: self._waiting.index(last)]):
@@ -179,9 +191,10 @@ class Tracebacks:
         return [Shown(ranks, head), *(Shown([rank], one.rests[rank]) for rank in ranks if one.rests[rank])]
 
     def _referring(self, head: list[Piece], ranks: list[int], now_s: float) -> list[Piece]:
-        """Return ``head``, or only its exception line if the same traceback of other ranks was shown before.
+        """Return ``head``, a traceback of ``ranks``, or one line if the same traceback of other ranks was shown before.
 
-        If one of ``ranks`` has shown the same traceback itself, this is another event, and ``head`` is returned whole.
+        The line has the exception and a reference to the lowest of the other ranks. If the traceback shown before was
+        also from one of ``ranks``, the error has happened again, so return the whole ``head``.
         """
         lines = _texts(head)
         self._above = {key: one for key, one in self._above.items() if now_s - one.at_s < _ABOVE_S}
@@ -198,10 +211,10 @@ class Tracebacks:
 
 
 def in_short(pieces: list[Piece]) -> list[Piece]:
-    """Return one line, if every traceback in ``pieces`` is only about the failure of another rank, or about Ctrl-C.
+    """Shorten the tracebacks in ``pieces`` to one line, if all of them report only the loss of another rank or Ctrl-C.
 
-    Otherwise, return ``pieces`` as they are. After Ctrl-C, the line says what the script was doing. Lines that belong
-    to no traceback follow.
+    The result has this line, and then the lines of ``pieces`` that are not part of a traceback. After Ctrl-C, the line
+    also names the line of the script that was running. If there is any other traceback, return ``pieces`` unchanged.
     """
     errors: list[bytes] = []
     others: list[Piece] = []
@@ -218,7 +231,7 @@ def in_short(pieces: list[Piece]) -> list[Piece]:
                 return pieces
             errors.append(text)
         elif not inside and _EXCEPTION.match(text) and b"Error" in text:
-            return pieces  # something else went wrong as well
+            return pieces  # there was another error as well
         elif not inside and text and not _NOTICE.match(text):
             others.append((text, end))
     if inside or not errors:
@@ -228,12 +241,12 @@ def in_short(pieces: list[Piece]) -> list[Piece]:
 
 
 def unmarked(rank: int, line: bytes) -> bytes:
-    """Return ``line`` without the mark of its rank, such as "[rank1]: ", which a framework may put before each line."""
+    """Return ``line`` without a mark such as "[rank1]: ", which a framework may put in front of a rank's lines."""
     return line.removeprefix(b"[rank%d]: " % rank)
 
 
 def _apart(pieces: list[Piece]) -> list[list[Piece]]:
-    """Return the tracebacks in ``pieces``, each with what follows it. A chain of exceptions is one."""
+    """Split ``pieces`` into tracebacks, each with the lines that follow it. A chain of exceptions is not split."""
     parts: list[list[Piece]] = []
     before = b""  # the last line that is not empty
     for piece in pieces:
@@ -245,9 +258,9 @@ def _apart(pieces: list[Piece]) -> list[list[Piece]]:
 
 
 def _split(pieces: list[Piece]) -> tuple[list[Piece], list[Piece]]:
-    """Return the pieces up to the line with the exception, and those after it.
+    """Return the pieces up to the line with the exception, and the pieces after this line.
 
-    The first of the latter may be further lines of the exception's message.
+    The pieces after this line may begin with further lines of the exception's message.
     """
     texts = [text for text, _ in pieces]
     at = 1 if texts[0] == _BEGIN else 0
@@ -266,9 +279,9 @@ def _texts(pieces: Iterable[Piece]) -> tuple[bytes, ...]:
 
 
 def error_of(lines: Sequence[str]) -> list[str]:
-    """Return the error of the last traceback in ``lines``, and what was written after it.
+    """Return the exception lines of the last traceback in ``lines``, and all lines after them.
 
-    ``lines`` may begin inside the traceback. All of them are returned if they contain no error.
+    ``lines`` may begin inside the traceback. If ``lines`` contain no traceback, return all of them.
     """
     at = 0
     for i, line in enumerate(lines):

@@ -1,1 +1,1 @@
-"""The ranks of one host, whether the launcher or an agent starts them: their commands, environments and processes."""
+"""The commands, environments and processes of the ranks of one host. The launcher or an agent starts these ranks."""

@@ -1,4 +1,4 @@
-"""Run one rank of ``ddlcore.run``: read a function from one inherited file, write its result to another."""
+"""Run one rank of ``ddlcore.run``: read a function from an inherited file, call it, and write its result to a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ddlcore.launch.ranks.process import die_with_launcher
 
 
 def main(arguments: list[str]) -> int:
-    """Read the function from a file, call it, and write its outcome to another file.
+    """Read the function from one file, call it, and write its return value or its exception to another file.
 
-    ``arguments`` are TASK_FD, RESULT_FD and LAUNCHER_PID. Returns the exit code: 0, or 1 if the function raised.
+    ``arguments`` are the file descriptors of the two files and the process id of the launcher, as text. Return the exit
+    code of this process: 1 if the function raised an exception, otherwise 0.
     """
     task_fd, result_fd, launcher = map(int, arguments)
     tie = die_with_launcher(launcher)
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> int:
         tie()
     for fd in (task_fd, result_fd):
         os.set_inheritable(fd, False)
-    task: Task = pickle.loads(read_all(task_fd))  # from our own parent, through a file that nobody else can open
+    task: Task = pickle.loads(read_all(task_fd))  # from the parent process, in a file that no other process can open
     sys.path[:] = task.path
     sys.argv = [""]
     outcome = _call(task)
@@ -39,15 +40,15 @@ def _call(task: Task) -> Outcome:
         return Outcome(value=cloudpickle.dumps(fn(*args, **kwargs)))
     except BaseException as error:  # SystemExit and Ctrl-C too: the launching process reports them
         if isinstance(error, SystemExit) and not error.code and os.environ.get("DDL_ELASTIC"):
-            return Outcome()  # this process has left the training, or came too late for it
-        sys.last_value = error  # as the interpreter does for an uncaught exception: shutdown tells the other ranks
+            return Outcome()  # this process has left the training, or was started too late to join the training
+        sys.last_value = error  # as the interpreter does for an uncaught exception: shutdown reports it to other ranks
         return _failure(error)
 
 
 def _failure(error: BaseException) -> Outcome:
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next  # leave out our own frame
+        trace = trace.tb_next  # leave out the frame of this module
     try:
         pickled = cloudpickle.dumps(error)
         pickle.loads(pickled)

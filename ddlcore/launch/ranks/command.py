@@ -1,4 +1,7 @@
-"""Decide what each rank executes, from the words that follow the options. Runs nothing."""
+"""Decide which command each rank executes, by the words after the options of ``ddl run``.
+
+This module runs no command.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 def ranks_path(
     path: str, executable: str = sys.executable, in_environment: bool = sys.prefix != sys.base_prefix
 ) -> str:
-    """Return the PATH of the ranks: ``path``, with the directory of ``executable`` before it if necessary.
+    """Return the variable PATH of the ranks: ``path``, with the directory of ``executable`` in front if necessary.
 
-    This is necessary if ``ddl`` runs in a virtual environment that ``path`` lacks. So ``.venv/bin/ddl run python
-    train.py`` uses the python of that environment, whether it is activated or not.
+    The directory is added if ``ddl`` runs in a virtual environment (``in_environment``) whose directory is not in
+    ``path``. Because of this, ``.venv/bin/ddl run python train.py`` uses the python of that virtual environment even if
+    the environment is not activated.
     """
     directory = os.path.dirname(executable)
     if not in_environment or directory in path.split(os.pathsep):
@@ -29,11 +33,12 @@ def ranks_path(
 
 
 def resolve_command(command: Sequence[str], *, path: str, interpreter: str = sys.executable) -> list[str]:
-    """Return the command to execute. Its first item is an absolute path, or a path with a directory in it.
+    """Return the command to execute for ``command``, the words that the user has written.
 
-    Accepts ``python train.py …``, ``train.py …`` and ``-m module …`` (``interpreter`` runs the last two), and any
-    executable. Programs are looked up in ``path``, which has the form of PATH. Raises ValueError, with a message of one
-    line, if the program or its script does not exist.
+    The first item of the result is a path with a directory. ``command`` may be ``python train.py …``, ``train.py …``,
+    ``-m module …``, or any executable with arguments. ``interpreter`` runs ``train.py …`` and ``-m module …``. Programs
+    are looked up in ``path``, which has the form of the variable PATH. Raises ValueError, with a message of one line,
+    if the program or its script does not exist.
     """
     if not command:
         raise ValueError("no command; write it after the options, such as: ddl run -np 4 python train.py")
@@ -58,7 +63,7 @@ def resolve_command(command: Sequence[str], *, path: str, interpreter: str = sys
 
 
 def own_script(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the files that ``command`` needs on each host: the script of a Python interpreter, if there is one."""
+    """Return the files that ``command`` needs on each host: its Python script, or () if it has no Python script."""
     first = command[0] if command else ""
     if first.endswith(".py"):
         return (first,)
@@ -67,13 +72,13 @@ def own_script(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def own_python(program: str, *arguments: str) -> list[str]:
-    """Return a command that runs the Python code ``program`` in this interpreter with the ddlcore of this process."""
+    """Return a command that runs the Python code ``program`` with this interpreter and the ddlcore of this process."""
     root = str(Path(os.path.abspath(__file__)).parents[3])
     return [sys.executable, "-c", f"import sys; sys.path.append(sys.argv.pop(1))\n{program}", root, *arguments]
 
 
 def may_run_python(resolved: Sequence[str]) -> bool:
-    """Return whether the command may run Python. The result is False only if the program is clearly something else."""
+    """Return whether the command ``resolved`` may run Python. Return False only if this is clearly not the case."""
     name = os.path.basename(resolved[0])
     if _is_python(resolved[0]) or name in _SHELLS:
         return True
@@ -90,7 +95,10 @@ def _is_python(program: str) -> bool:
 
 
 def _script_of(arguments: Sequence[str]) -> str | None:
-    """Return the script in the arguments of a Python interpreter; None if it runs a module, a string or stdin."""
+    """Return the script in ``arguments``, the arguments of a Python interpreter.
+
+    Return None if the interpreter runs a module (-m), a string (-c) or stdin.
+    """
     rest = iter(arguments)
     for argument in rest:
         if argument in _TAKES_VALUE:

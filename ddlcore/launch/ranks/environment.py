@@ -1,4 +1,4 @@
-"""Decide the environment of each rank: our own variables, and those that scripts for other libraries expect."""
+"""Decide the environment of each rank: ddl's own variables, and variables that scripts for other libraries expect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddlcore.types import Placement
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-# These describe this host, user, session or process. All others are passed on to other hosts, as in Horovod.
+# Variables that describe this host, user, session or process. All others are passed on to other hosts, as in Horovod.
 _STAYS = re.compile(
     r"HOME|USER|LOGNAME|SHELL|MAIL|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|TERM_SESSION_ID|WINDOWID"
     r"|SSH_\w+|XDG_\w+|DBUS_\w+|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|KRB5CCNAME|INVOCATION_ID|JOURNAL_STREAM"
@@ -26,25 +26,26 @@ _STAYS = re.compile(
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def thread_variables(environ: Mapping[str, str], cores: int, local_size: int) -> dict[str, str]:
-    """Return the variables for thread counts that the user has not set, as shares of the host's ``cores``.
+    """Return values for the variables of thread counts that are not set in ``environ``.
 
-    The share is the same for each of the ``local_size`` ranks of the host, and at least one.
+    Each value is ``cores``, the number of the host's CPU cores, divided by ``local_size``, the number of the host's
+    ranks. Each value is at least 1.
     """
     share = str(max(1, cores // local_size))
     return {name: share for name in THREAD_VARIABLES if name not in environ}
 
 
 def setting_variables(settings: Settings) -> dict[str, str]:
-    """Return the settings that were given by flag or config file, as environment variables for the ranks.
+    """Return the settings that were given by a flag or in a config file, as environment variables for the ranks.
 
-    So a flag takes precedence over the variable that the user has set.
+    In the ranks, these values replace the variables that the user has set, so a flag takes precedence over a variable.
     """
     given: dict[str, str] = {}
     for name, value in settings.items():
@@ -54,7 +55,10 @@ def setting_variables(settings: Settings) -> dict[str, str]:
 
 
 def wanted_port(environ: Mapping[str, str]) -> int:
-    """Return MASTER_PORT if the user set it, otherwise 0. Raises ValueError if it is no port number."""
+    """Return the value of MASTER_PORT, or 0 if the user has not set this variable.
+
+    Raises ValueError if the value is not a port number.
+    """
     wanted = environ.get("MASTER_PORT", "1")
     if not wanted.isdecimal() or not 0 < int(wanted) < 65536:
         raise ValueError(f"MASTER_PORT={wanted} is no port; unset it, or set it to one between 1 and 65535")
@@ -62,9 +66,9 @@ def wanted_port(environ: Mapping[str, str]) -> int:
 
 
 def master_port(environ: Mapping[str, str]) -> int:
-    """Return MASTER_PORT if the user set it, otherwise a free port.
+    """Return the value of MASTER_PORT, or a free port if the user has not set this variable.
 
-    Raises ValueError if the user's value is no port number or the port is in use.
+    Raises ValueError if the value is not a port number or if the port is in use.
     """
     wanted = wanted_port(environ)
     if not wanted:
@@ -78,21 +82,22 @@ def master_port(environ: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class HostPlace:
-    """The facts about one host that decide the environment of its ranks."""
+    """The data about one host that the environment of its ranks depends on."""
 
-    job_file: str = ""  # "": the agent of the host fills it in
-    address: str = ""  # address at which other hosts reach it; "": there are no other hosts
-    ports: tuple[int | str, ...] = ()  # free ports of that host, one for each of its ranks; (): find them here
+    job_file: str = ""  # path of the job file; "": the agent of the host adds it
+    address: str = ""  # address at which other hosts reach the host; "": there are no other hosts
+    ports: tuple[int | str, ...] = ()  # free ports of the host, one for each of its ranks; (): find them on this host
     cores: int = 1
-    launcher: str = ""  # name of the launcher that starts its ranks; "": `ddl run` itself
-    timeline_dir: str = ""  # as in Environment; agents use directories of their own
+    launcher: str = ""  # name of the launcher that starts the ranks of the host; "": `ddl run` itself
+    timeline_dir: str = ""  # directory for parts of a timeline; "": no timeline, or the agent adds a directory
 
 
 def shared_environment(environ: Mapping[str, str], added: Mapping[str, str], torch_env: bool = True) -> dict[str, str]:
-    """Return the variables that all ranks share: those of ``environ``, and those of ``added``, which take precedence.
+    """Return the variables that are the same for all ranks.
 
-    ``environ`` is the environment of the launching process. PATH is extended as ``ranks_path`` says, and
-    PYTHONUNBUFFERED is set. Without ``torch_env``, torchrun's variables in ``environ`` are left out.
+    These are the variables in ``environ``, the environment of the launching process, and the variables in ``added``,
+    which take precedence. PATH is the result of ``ranks_path``, and PYTHONUNBUFFERED is set. If ``torch_env`` is false,
+    torchrun's variables in ``environ`` are left out.
     """
     out = {CHILD_MARK, *(() if torch_env else TORCHRUN_VARIABLES)}
     base = {name: value for name, value in environ.items() if name not in out}
@@ -100,7 +105,10 @@ def shared_environment(environ: Mapping[str, str], added: Mapping[str, str], tor
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``environ`` that other hosts get: all that do not describe this host, user or session."""
+    """Return the variables in ``environ`` that the ranks on other hosts get.
+
+    Variables that describe this host, user, session or process are left out.
+    """
     return {name: value for name, value in environ.items() if not _STAYS.fullmatch(name)}
 
 
@@ -111,11 +119,12 @@ def own_environments(
     torch_env: bool = True,
     elastic: bool = False,
 ) -> list[dict[str, str]]:
-    """Return, for each rank, the variables that differ between ranks.
+    """Return, for each rank, the environment variables that differ between ranks.
 
-    ``hosts`` holds the host index of each rank, ``places`` describes each host, and ``port`` is MASTER_PORT. RANK and
-    the related variables are those that torchrun sets, and are left out without ``torch_env``; TF_CONFIG is what
-    multi-worker strategies read. ``elastic``: the job goes on without ranks that are lost.
+    ``hosts`` has the host index of each rank, ``places`` describes each host, and ``port`` is the value of MASTER_PORT.
+    The result contains ddl's own variables, RANK and the other variables that torchrun sets (unless ``torch_env`` is
+    false), and TF_CONFIG, which multi-worker strategies read. ``elastic`` means that the job continues if ranks are
+    lost.
     """
     workers = _workers(hosts, places, port)
     made = []
@@ -141,10 +150,13 @@ def own_environments(
 def late_environment(
     placement: Placement, place: HostPlace, master: str, port: int | str, torch_env: bool = True
 ) -> dict[str, str]:
-    """Return the variables that only one process gets, which is started while the other ranks of an elastic job train.
+    """Return the variables of one process that is started while the other ranks of an elastic job already train.
 
-    ``placement`` has the ranks that there were so far, and ``place`` is the new one's place on its host. ``master`` and
-    ``port`` are MASTER_ADDR and MASTER_PORT. TF_CONFIG is not set, because its readers cannot take in another worker.
+    The result has only the variables that differ between ranks. ``placement`` has the rank of the process, and the host
+    index of each rank (-1 if it was not started yet). ``place`` describes the host of the process. ``master`` and
+    ``port`` are the values of MASTER_ADDR and MASTER_PORT; if ``master`` is "", the loopback address is used. TF_CONFIG
+    is not set, because the strategies that read TF_CONFIG cannot add a worker later. If ``torch_env`` is false,
+    torchrun's variables are not set either.
     """
     ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir, True)
     rank, host = placement.rank, placement.hosts[placement.rank]
@@ -154,7 +166,7 @@ def late_environment(
 
 
 def _workers(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[str]:
-    """Return for each rank an "address:port" at which a library of the training script may listen; the port is free."""
+    """Return, for each rank, an "address:port" with a free port, at which a library of the script may listen."""
     missing = sum(not places[host].ports for host in hosts)
     found = iter(free_ports(missing, avoid=(port,) if isinstance(port, int) else ()))
     ports = [iter(place.ports) for place in places]
@@ -173,6 +185,10 @@ def rank_environments(
     added: Mapping[str, str],
     port: int,
 ) -> list[dict[str, str]]:
-    """Return the complete environment of each rank of a job whose ranks are all on this host."""
+    """Return the complete environment of each rank of a job in which all ranks run on this host.
+
+    ``environ`` is the environment of this process, ``hosts`` has the host index of each rank, ``added`` has variables
+    that take precedence over ``environ``, and ``port`` is the value of MASTER_PORT.
+    """
     shared = shared_environment(environ, added)
     return [{**shared, **own} for own in own_environments(hosts, (HostPlace(job_file),), port)]

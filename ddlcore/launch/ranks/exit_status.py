@@ -1,4 +1,4 @@
-"""Decide how a run ended: which rank failed first, with which exit code, and in which words. It does nothing else."""
+"""Find out how a run has ended: which rank failed first, which exit code follows, and how to describe this in words."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from ddlcore.control.liveness import describe_exit
 from ddlcore.text.ranks import ranks_text
 
-STOPPED = 85  # ERESTART, and the code that HTCondor's manual uses for "has saved a checkpoint, run me again"
+STOPPED = 85  # ERESTART; HTCondor's manual uses this code for "has saved a checkpoint, run me again"
 
 
 class NotStarted(Exception):
-    """Raised when no rank was started. Its message is one line with the reason."""
+    """Raised if no rank was started. The message is one line with the reason."""
 
     def __init__(self, text: str, code: int = 2, hosts: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Create the exception. ``code`` is the exit code with which the launcher ends.
+        """Create the exception with the message ``text``. ``code`` is the exit code with which the launcher ends.
 
-        ``hosts`` lists the problems of each host that cannot take part, if these are the reason.
+        If hosts cannot take part, ``hosts`` has the problems of each of these hosts by the name of the host.
         """
         self.code = code
         self.hosts = dict(hosts or {})
@@ -28,10 +28,10 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class End:
-    """How and when one rank ended."""
+    """The end of one process of a rank: its time, its return code and its reason."""
 
     rank: int
-    returncode: int  # as in subprocess: the negative signal number if a signal ended it
+    returncode: int  # as in subprocess: the negative signal number if a signal ended the process
     at_s: float  # time of the end, monotonic clock
     stopped: bool = False  # the launcher had told it to end, so its return code says nothing about the job
     lost: str = ""  # why the rank counts as lost although its end was not seen; "": it was seen
@@ -44,7 +44,7 @@ class End:
 
     @property
     def reason(self) -> str:
-        """The end in words, such as "exited with code 3"."""
+        """The end of the process in words, such as "exited with code 3"."""
         if self.silent:
             return f"{describe_exit(self.returncode)} by the launcher: {self.silent}"
         return self.lost or describe_exit(self.returncode)
@@ -53,14 +53,14 @@ class End:
 def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None:
     """Return the end of the rank whose failure explains the other ends, or None if no rank failed by itself.
 
-    It is a rank that was killed because it did not answer, otherwise the first rank in ``raised`` that failed,
-    otherwise the rank that ended first. ``raised`` are the ranks that reported an exception, in the order of their
-    reports. They take precedence because a rank may report its exception first and yet end after another rank, which
-    failed only because it lost that rank.
+    ``raised`` has the ranks that have reported an exception, in the order of their reports. If a rank was killed
+    because it did not answer, return the end of this rank. Otherwise, if a rank in ``raised`` has failed, return the
+    end of the first such rank. Otherwise return the failure that happened first. Ranks in ``raised`` take precedence:
+    the rank whose exception is the cause may end later than another rank that failed only because of this exception.
     """
     failed = {end.rank: end for end in ends if end.failed}
     silent = [end for end in ends if end.failed and end.silent]
-    if silent:  # the other ranks have ended because of it
+    if silent:  # the other ranks have ended because of this rank
         return silent[0]
     for rank in raised:
         if rank in failed:
@@ -69,16 +69,20 @@ def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None
 
 
 def shell_code(returncode: int) -> int:
-    """Return the exit code that a shell reports: 128 + the signal number if a signal ended the process."""
+    """Return the exit code that a shell reports for ``returncode``, a return code of ``subprocess``.
+
+    If a signal ended the process, this is 128 + the signal number.
+    """
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False, stopped: bool = False) -> int:
     """Return the exit code of the run whose ranks ended with ``ends``.
 
-    ``killed`` says that all ranks were killed, as by a second Ctrl-C. ``stopped`` says that the ranks had agreed to
-    stop, see ``should_stop``: if all of them then ended with 0, the code is STOPPED, because the training is not
-    complete and can be started again from its checkpoint.
+    ``raised`` has the ranks that have reported an exception. ``killed`` means that all ranks were killed, for example
+    by a second Ctrl-C. ``stopped`` means that the ranks have agreed to stop, see ``should_stop``. If the ranks have
+    agreed to stop and all ranks ended with 0, the exit code is STOPPED: the training is not complete and can be started
+    again from its checkpoint.
     """
     first = first_failure(ends, raised)
     if first is not None:
@@ -93,11 +97,12 @@ def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool =
 def summary(
     ends: Sequence[End], first: End, host: str, last_lines: Sequence[str], after_s: float, wrote: bool = False
 ) -> str:
-    """Return the text that is shown when a rank failed. ``first`` is the end of the rank that failed first.
+    """Return the text that is shown to the user when a rank has failed.
 
-    ``host`` is the host of that rank, ``last_lines`` are the last lines that it wrote, and ``after_s`` is the time in
-    seconds from the start to the failure. ``wrote`` says that it wrote something, even if that left no line, such as a
-    progress bar.
+    ``ends`` has the ends of all ranks, and ``first`` is the end of the rank that failed first. ``host`` is the host
+    name of that rank, ``last_lines`` has the last lines that the rank wrote, and ``after_s`` is the time in seconds
+    from the start to the failure. ``wrote`` says whether the rank wrote any output. The rank may have written output
+    even if ``last_lines`` is empty: a progress bar, for example, leaves no line.
     """
     text = [f"rank {first.rank} on {host} failed first: it {_described(first, f' after {after_s:.1f} s')}"]
     if last_lines:
@@ -116,7 +121,10 @@ def summary(
 
 
 def _described(end: End, when: str = "") -> str:
-    """Return the end in words that follow "it". ``when``, such as " after 3.0 s", is put where no reason precedes it."""
+    """Return the end in words that continue a sentence whose subject is the rank, such as "exited with code 3".
+
+    ``when`` is a time in words, such as " after 3.0 s". It is added before the reason of the end, if there is a reason.
+    """
     if end.lost:
         return f"was lost{when}: {end.lost}"
     how = describe_exit(end.returncode)

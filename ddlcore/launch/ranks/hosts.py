@@ -1,4 +1,7 @@
-"""Decide how many ranks run on which host, from ``-np``, ``-H`` and host files. Starts nothing and contacts no host."""
+"""Decide how many ranks run on which host, by the flags ``-np`` and ``-H`` and host files.
+
+This module starts no process and contacts no host.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Layout:
-    """The assignment of ranks to hosts. A host is identified by its index in the order of the user's list."""
+    """The assignment of ranks to hosts. A host index is the position of the host in the user's list of hosts."""
 
     hosts: tuple[str, ...]  # names as the user wrote them; only hosts that run ranks
     ranks: tuple[int, ...]  # (size,) host index of each rank
-    here: int = 0  # index of the launching process's own host; -1: it runs no rank
+    here: int = 0  # index of the launching process's own host; -1: this host runs no rank
 
     @property
     def size(self) -> int:
@@ -31,7 +34,7 @@ class Layout:
 
     @property
     def remote_hosts(self) -> tuple[int, ...]:
-        """The indexes of all hosts except the launching process's own."""
+        """The indexes of all hosts except the host of the launching process."""
         return tuple(index for index in range(len(self.hosts)) if index != self.here)
 
     def ranks_of(self, host: int) -> tuple[int, ...]:
@@ -40,7 +43,10 @@ class Layout:
 
 
 def parse_hosts(text: str) -> list[HostSlots]:
-    """Parse ``host:slots,host:slots``. Raises ValueError, with a message of one line, for anything else."""
+    """Return the hosts and slots in ``text``, the value of ``-H``, which has the form ``host:slots,host:slots``.
+
+    Raises ValueError, with a message of one line, if ``text`` has another form.
+    """
     entries = []
     for part in map(str.strip, text.split(",")):
         found = _ENTRY.fullmatch(part)
@@ -53,10 +59,11 @@ def parse_hosts(text: str) -> list[HostSlots]:
 
 
 def read_hostfile(path: str) -> list[HostSlots]:
-    """Read a host file with one host on each line: ``host slots=4``, ``host:4``, or a host alone, which takes one rank.
+    """Return the hosts and slots in the host file ``path``.
 
-    ``#`` begins a comment. Raises ValueError for any other line, with a message of one line that contains the number of
-    that line.
+    Each line of the file has one host: ``host slots=4``, ``host:4``, or only ``host``, which means one slot. ``#``
+    begins a comment. Raises ValueError for a line of another form, with a message of one line that contains the line
+    number. Also raises ValueError if the file cannot be read or names no host.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -88,7 +95,8 @@ def _slots(text: str, host: str, where: str) -> int:
 def is_this_host(host: str, resolve: bool = False) -> bool:
     """Return whether ``host`` is a name or an address of this machine.
 
-    If ``resolve`` is true and the name is not known locally, it is also looked up, which may ask the network.
+    If ``resolve`` is true and ``host`` is not one of this machine's own names and addresses, also look up the addresses
+    of ``host``. This may contact a name server.
     """
     host = host.rpartition("@")[2].strip("[]").lower()
     own = socket.gethostname().lower()
@@ -108,11 +116,12 @@ def is_this_host(host: str, resolve: bool = False) -> bool:
 def lay_out(
     ranks: int | None, entries: Sequence[HostSlots] | None, *, what: str = "-H", resolve: bool = True
 ) -> Layout:
-    """Assign the ranks to hosts in the order of ``entries``. If ``entries`` is None, all ranks run on this host.
+    """Assign ``ranks`` ranks to the hosts in ``entries``, in the order of ``entries``.
 
-    Each host takes as many ranks as it has slots, before the next host is used. If ``ranks`` is None, all slots are
-    used. ``what`` names the source of ``entries`` in messages, and ``resolve`` is passed to ``is_this_host``. Raises
-    ValueError, with a message of one line, if there are too few slots or if a host is listed twice.
+    Each host gets as many ranks as it has slots before the next host is used. If ``ranks`` is None, all slots are used.
+    If ``entries`` is None, all ranks run on this host. ``what`` is the name of the source of ``entries`` for messages,
+    and ``resolve`` is the argument for ``is_this_host``. Raises ValueError, with a message of one line, if there are
+    too few slots, if a host is listed twice, or if the number of ranks is missing or below 1.
     """
     if ranks is not None and ranks < 1:
         raise ValueError(f"-np {ranks}: at least one rank is needed")
@@ -132,7 +141,10 @@ def lay_out(
 
 
 def _own(entries: Sequence[HostSlots], what: str, is_own: Callable[[str], bool]) -> int:
-    """Return the index of that entry which is this host, or -1. Raises ValueError if a host is listed twice."""
+    """Return the index of this host in ``entries``, or -1 if this host is not in the list.
+
+    ``is_own`` tells whether a host name means this host. Raises ValueError if a host is listed twice.
+    """
     seen: dict[str, str] = {}
     here = -1
     for index, entry in enumerate(entries):

@@ -1,4 +1,4 @@
-"""Decides whether and when the process of a rank that has failed is started again, and how an elastic job has ended."""
+"""Decide whether and when a failed rank of an elastic job is started again, and how the job has ended."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection
 from ddlcore.launch.ranks.exit_status import End
 
 WINDOW_S = 600.0
-_LONGEST = 64  # delays grow to at most so many times the first one
+_LONGEST = 64  # a delay is at most so many times the first delay
 
 
 class Revival:
-    """The rules of one elastic job for processes that fail. The supervisor's thread calls it."""
+    """The rules of one elastic job for ranks that fail. Only the supervisor's thread may call the methods."""
 
     def __init__(
         self,
@@ -23,15 +23,17 @@ class Revival:
         complete: Callable[[], bool],
         world: Callable[[], tuple[int, Collection[int]]],
     ) -> None:
-        """Allow ``restarts`` starts of each rank within WINDOW_S.
+        """Allow each rank to be started again at most ``restarts`` times within WINDOW_S seconds.
 
-        ``first_delay_s`` is how many seconds the first start waits that is not made at once; each further one waits
-        twice as long as the one before. ``startable(rank)`` returns whether the rank's host is there, so that another
-        process can be started.
+        If a signal has killed a rank and this is the rank's first failure, the rank is started again at once. Every
+        other start is delayed by ``first_delay_s`` seconds or a multiple of this time, see ``delay_s``.
+        ``startable(rank)`` returns whether the rank's host can be reached, so that another process can be started
+        there.
 
-        Other threads change what the remaining functions return. ``over()`` returns why no further world can open, or
-        an empty string as long as one can. ``complete()`` returns whether the training has reached its end. ``world()``
-        returns the number of the last world (0 if there was none) and its ranks.
+        The results of ``over``, ``complete`` and ``world`` may change at any time, because other threads change them.
+        ``over()`` returns why no further world can begin, or "" as long as one can begin. ``complete()`` returns
+        whether the training has reached its end. ``world()`` returns the number of the last world (0 if there was none)
+        and the ranks of this world.
         """
         self._restarts = restarts
         self._first_delay_s = first_delay_s
@@ -43,18 +45,20 @@ class Revival:
         self._failures: dict[int, deque[float]] = defaultdict(deque)
 
     def delay_s(self, end: End) -> float | None:
-        """Return after how many seconds the rank that ended as ``end`` says is started again, or None if it never is.
+        """Return the time in seconds after which the ended rank is started again, or None if it is not started again.
 
-        A process that was killed is started at once, then after 1, 2, 4, … times ``first_delay_s``. One that ended by
-        itself, maybe by an error that all ranks raise, is never started at once: if all have ended by then, the job is
-        over, and no second process hides the error.
+        ``end`` is the end of the rank. If a signal has killed the rank, the delay is 0 for its first failure within
+        WINDOW_S seconds, then 1, 2, 4, … times ``first_delay_s``. If the rank has ended by itself, the delay is 1, 2,
+        4, … times ``first_delay_s`` from the first failure on. A rank that has ended by itself is never started at
+        once, because all ranks may raise the same error: if all ranks end during the delay, the job is over, and no new
+        process hides the error.
         """
         number, members = self._world()
         self._in_world.append((number, end))
         if not end.failed or not self._startable(end.rank) or self._over() or self._complete():
             return None
         if end.returncode > 0 and not members:
-            return None  # no world has begun: it would come again, as a mistake in the script does
+            return None  # no world has begun: the error, such as a mistake in the script, would happen again
         failures = self._failures[end.rank]
         while failures and end.at_s - failures[0] > WINDOW_S:
             failures.popleft()
@@ -67,27 +71,28 @@ class Revival:
         return self._first_delay_s * min(2 ** (earlier - 1), _LONGEST) if earlier else 0.0
 
     def otherwise(self, end: End) -> str:
-        """Return, for the user, what follows from ``end`` after ``delay_s`` has returned None."""
+        """Return words for the user that say what happens after ``end``, for which ``delay_s`` has returned None."""
         return "it is not started again"
 
     @property
     def over(self) -> bool:
-        """Whether no process has to be started any more, because the training is complete or the job cannot go on."""
+        """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
         return self._complete() or bool(self._over())
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the processes that are ``running`` are not needed any more.
+        """Return whether the training is complete and needs no rank in ``running``, the ranks that still run.
 
-        That is so when the training is complete without them.
+        The ranks of the last world are needed until they end.
         """
         return self._complete() and not set(running) & set(self._world()[1])
 
     def relevant(self) -> list[End]:
-        """Return the ends that decide how the job has ended, at most one for each rank.
+        """Return the ends of processes that determine the job's exit code, at most one for each rank.
 
-        If the training is complete, these are the ends of the ranks that completed it. Otherwise, they are the first
-        end of each rank in the last world: later ends are consequences of these, and failures of earlier worlds had
-        been mended.
+        If the training is complete, return the last ends of the ranks that have completed it. If it is not complete,
+        return the first end of each rank during the last world, because later ends are consequences of these ends. The
+        job had recovered from failures in earlier worlds, so these failures do not count. For a rank that did not end
+        during the last world, return its last end.
         """
         number, members = self._world()
         last = {end.rank: end for _, end in self._in_world}

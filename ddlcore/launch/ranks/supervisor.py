@@ -1,4 +1,4 @@
-"""Watch the ranks of one run: record which ranks end, pass on signals, and decide which ranks to end and when."""
+"""Watch the ranks of one run: record the ends of ranks, pass signals on to ranks, and decide when to end ranks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ddlcore.control.liveness import Watcher
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.text.ranks import ranks_text
 
-KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
-LEFT_BEHIND_S = 1.0  # how long processes that a rank started may outlive it, from SIGTERM to SIGKILL
+KILL_AFTER_S = 3.0  # time from SIGTERM to SIGKILL
+LEFT_BEHIND_S = 1.0  # time from SIGTERM to SIGKILL for processes that run longer than the rank that started them
 _DEAD_AFTER_S = 5.0  # a process that still runs this long after SIGKILL hangs in the kernel
-_GROUP_POLL_S = 0.02  # polled, because no event tells that a group's last process has ended
+_GROUP_POLL_S = 0.02  # poll interval, because no event reports the end of a group's last process
 _IDLE_S = 3600.0
 LOST = 255  # the return code recorded for a rank that was lost with its host
 
 
 class Watched(Protocol):
-    """A rank that a supervisor watches: a process of this host, or a rank that an agent runs and reports on."""
+    """The interface of a rank that a supervisor watches: a process of this host, or a rank that an agent runs."""
 
     @property
     def rank(self) -> int: ...
@@ -31,43 +31,43 @@ class Watched(Protocol):
     def process(self) -> subprocess.Popen[bytes] | None:
         """The process of the rank, or None for a rank that an agent runs.
 
-        The agent then reports the end of the rank and ends the processes that the rank left behind.
+        An agent reports the end of the rank itself, and ends the processes that the rank has left behind.
         """
 
     def signal(self, number: int) -> None:
-        """Send the signal to the rank's process alone."""
+        """Send the signal ``number`` only to the rank's own process."""
 
     def signal_group(self, number: int) -> None:
-        """Send the signal to the rank's process and to all processes that it started."""
+        """Send the signal ``number`` to the rank's process and to all processes that the rank has started."""
 
     def leaves_group(self) -> bool:
-        """Return whether any process that the rank started still runs after the rank itself has ended."""
+        """Return whether processes that the rank has started still run after the rank itself has ended."""
 
 
 class RestartPolicy(Protocol):
-    """The object that decides, in an elastic job, what follows from the end of a rank."""
+    """The interface of an object that decides, in an elastic job, whether a rank that has ended is started again."""
 
     def delay_s(self, end: End) -> float | None:
-        """Return after how many seconds the supervisor starts the rank of ``end`` again.
+        """Return the time in seconds after which the supervisor starts the ended rank again.
 
-        Returns None if the supervisor itself does not start it again.
+        ``end`` is the end of the rank. Return None if the supervisor must not start the rank again.
         """
 
     def otherwise(self, end: End) -> str:
-        """Return, for the user, what follows from ``end`` after ``delay_s`` has returned None."""
+        """Return words for the user that say what happens after ``end``, for which ``delay_s`` has returned None."""
 
     @property
     def over(self) -> bool:
-        """Whether no rank has to be started any more, because the training is complete or the job cannot go on."""
+        """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
 
     def is_done(self, running: Collection[int]) -> bool:
-        """Return whether the ranks that are ``running`` are not needed, because the training is complete without them."""
+        """Return whether the training is complete and needs no rank in ``running``, the ranks that still run."""
 
 
 class Supervisor:
     """The supervisor of the ranks of one run, from their start to their end.
 
-    One thread calls ``run`` and ``stop``. The methods that say so may be called by any other thread.
+    Only one thread may call ``run`` and ``stop``. Any thread may call the methods whose description says so.
     """
 
     def __init__(
@@ -81,17 +81,18 @@ class Supervisor:
         begin: Callable[[int], Watched] | None = None,
         stays: bool = False,
     ) -> None:
-        """Watch ``processes``. ``ended`` is called at once for each end of a rank; ``say`` shows a line to the user.
+        """Watch ``processes``. ``ended`` is called at once for each end of a rank. ``say`` shows a line to the user.
 
-        The other ranks are ended ``grace_s`` seconds after the first failure. If ``revival`` is given, the job is
-        elastic: the other ranks go on, and the failed one is started again by ``begin``, which raises OSError if that
-        is not possible. If ``begin`` is None, no rank is started again. With ``stays``, the supervisor does not end
-        when all ranks have ended: it waits for calls of ``start`` until ``release`` is called.
+        If a rank fails, the other ranks are ended ``grace_s`` seconds after the first failure. If ``revival`` is given,
+        the job is elastic: the other ranks continue, and ``revival`` decides whether the failed rank is started again.
+        ``begin`` starts a rank again, and raises OSError if this is not possible. If ``begin`` is None, no rank is
+        started again. If ``stays`` is true, ``run`` does not return when all ranks have ended: it waits for calls of
+        ``start`` until ``release`` is called.
         """
         self._stays = stays
         self._revival = revival
         self._begin = begin
-        self._due: dict[int, float] = {}  # by rank: when its process is started again
+        self._due: dict[int, float] = {}  # by rank: the time at which a process of the rank is started
         self._running = {process.rank: process for process in processes}
         self._grace_s = grace_s
         self._tell = ended
@@ -101,8 +102,8 @@ class Supervisor:
         # `run` could look at the queue in between and then sleep although there is work.
         self._watcher = Watcher()
         self._signals: deque[int] = deque()
-        self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether it goes to the rank's whole group
-        self._silent: deque[tuple[int, str]] = deque()  # rank, what is known of it
+        self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether the rank's whole group gets it
+        self._silent: deque[tuple[int, str]] = deque()  # rank, description of its state
         self._killed_silent: dict[int, str] = {}
         self._remote_ends: deque[tuple[int, int, str, bool]] = (
             deque()
@@ -116,31 +117,35 @@ class Supervisor:
         self._terminate_at_s: float | None = None
         self._kill_at_s: float | None = None
         self._lost_at_s: float | None = None
-        self.interrupted_s: float | None = None  # when the first Ctrl-C came
-        self.killed = False  # all ranks were killed, by a second Ctrl-C or by `abandon`
+        self.interrupted_s: float | None = None  # time of the first Ctrl-C; None: there was none
+        self.killed = False  # all ranks were killed, because of a second Ctrl-C or a call of `abandon`
         for process in processes:
             if process.process is not None:
                 self._watcher.add(process.rank, process.process)
 
     def deliver(self, number: int) -> None:
-        """Act on a signal that the user or the system has sent to the job. Any thread may call this."""
+        """React to the signal ``number``, which the user or the system has sent to the job. Any thread may call this.
+
+        At the first SIGINT (Ctrl-C), all ranks get SIGINT. At the second SIGINT, all ranks are killed. Every other
+        signal is sent to each rank.
+        """
         self._signals.append(number)
         self._watcher.wake()
 
     def order(self, rank: int, number: int, group: bool) -> None:
-        """Send signal ``number`` to one rank or, if ``group`` is true, also to all processes that it started.
+        """Send signal ``number`` to the process of ``rank``. Any thread may call this.
 
-        Any thread may call this.
+        If ``group`` is true, also send the signal to all processes that the rank has started.
         """
         self._orders.append((rank, number, group))
         self._watcher.wake()
 
     def kill_silent(self, rank: int, why: str) -> None:
-        """Kill a rank that does not answer after a stall has ended the job, and name it as the cause of the failure.
+        """Kill ``rank``, which does not answer after a stall has ended the job.
 
-        Any thread may call this. ``why`` says what is known of the rank. It is killed with SIGKILL at once: no other
-        signal ends a stopped process, and a process that holds the interpreter lock runs no signal handler. The other
-        ranks end by themselves.
+        The rank is reported as the cause of the job's failure, and ``why`` describes the state of the rank. The rank
+        gets SIGKILL at once: no other signal ends a stopped process, and a process in which a thread keeps the
+        interpreter lock runs no signal handler. The other ranks end by themselves. Any thread may call this.
         """
         self._silent.append((rank, why))
         self._watcher.wake()
@@ -155,21 +160,21 @@ class Supervisor:
         self._watcher.wake()
 
     def do(self, task: Callable[[], None]) -> None:
-        """Call ``task`` in the thread that calls ``run``, as soon as that thread gets to it. Any thread may call this."""
+        """Let the thread that executes ``run`` call ``task`` soon. Any thread may call this."""
         self._tasks.append(task)
         self._watcher.wake()
 
     def start(self, rank: int) -> None:
-        """Start another process of ``rank``, whose process has ended, or the first one. Any thread may call this."""
+        """Start a process of ``rank``, of which no process runs now. Any thread may call this."""
         self.do(lambda: self._due.__setitem__(rank, time.monotonic()))
 
     def release(self) -> None:
-        """Let ``run`` return when all ranks have ended, although ``stays`` was given. Any thread may call this."""
+        """Let ``run`` return when all ranks have ended, even if ``stays`` was given. Any thread may call this."""
         self._stays = False
         self._watcher.wake()
 
     def finish(self) -> None:
-        """End every rank because the job has reached its goal. These ends do not count as failures.
+        """End every rank, because the job has reached its goal. These ends do not count as failures.
 
         Any thread may call this.
         """
@@ -177,12 +182,12 @@ class Supervisor:
         self._watcher.wake()
 
     def abandon(self) -> None:
-        """Kill every rank without a message to the user, who may not be there any more. Any thread may call this."""
+        """Kill every rank without a message to the user. ``run`` then returns. Any thread may call this."""
         self._abandoned = True
         self.release()
 
     def run(self) -> list[End]:
-        """Watch until every rank and all processes that the ranks started have ended.
+        """Watch until every rank, and every process that a rank has started, has ended.
 
         Return the ends of the ranks in the order in which they happened.
         """
@@ -243,7 +248,7 @@ class Supervisor:
             self._left_behind[process] = now_s
 
     def _conclude(self, end: End) -> None:
-        """Tell of the end of a rank's process, and decide what follows."""
+        """Record and report ``end``, and decide whether to end other ranks or to start the rank again."""
         self._tell(end)
         self._ends.append(end)
         if self._revival is not None:
@@ -252,7 +257,10 @@ class Supervisor:
             self._terminate_at_s = end.at_s + self._grace_s
 
     def _go_on(self, end: End, revival: RestartPolicy) -> None:
-        """Decide in an elastic job what follows from ``end``, the end of a rank, and do it."""
+        """In an elastic job, decide whether the rank of ``end`` is started again, and report this to the user.
+
+        If the training is complete, end the remaining ranks.
+        """
         delay_s = revival.delay_s(end)
         if self._begin is None or self._ends_all:
             delay_s = None
@@ -267,7 +275,7 @@ class Supervisor:
 
     @property
     def _ends_all(self) -> bool:
-        """Whether all ranks are being ended, so none is to be started."""
+        """Whether all ranks are being ended, so that no rank may be started any more."""
         return self._terminate_at_s is not None or self._kill_at_s is not None or self.interrupted_s is not None
 
     def _revive(self, now_s: float) -> None:

@@ -1,6 +1,6 @@
 """Compile the CPU kernels before the ranks start.
 
-Otherwise each rank would compile them for itself at the same time.
+Without this, all ranks would compile the same kernels at the same time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ compile_all(lambda text: print(text, flush=True), sys.argv[1])
 
 
 def compile_kernels(report: Callable[[str], None], cache_dir: str) -> None:
-    """Compile the CPU kernels unless they are in the cache, and pass what happened to ``report``, line by line.
+    """Compile the CPU kernels if they are not in the cache yet.
 
-    It is quick if they are in the cache. A child process compiles, so that this process does not import numba. A
-    failure is reported but does not end the job: a script that never reduces needs no kernels, and a rank that needs
-    them reports the failure itself.
+    ``report`` is called with each line of text for the user. ``cache_dir`` is the setting of that name. A child process
+    compiles the kernels, so that this process does not import numba. A failure is reported but does not end the job: a
+    script that never reduces tensors needs no kernels, and a rank that needs kernels reports the failure itself.
     """
     try:
         if find(file_name(), cache_directories(cache_dir)) is not None:

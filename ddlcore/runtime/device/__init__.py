@@ -1,1 +1,1 @@
-"""The part of a rank's runtime that serves tensors on devices: their queues, events, routes and staging."""
+"""The part of a rank's runtime that handles tensors on devices: queues, events, routes and staging on the host."""

@@ -1,4 +1,4 @@
-"""Puts together the parts of a rank that serve tensors on devices, from the installed kernels and transports."""
+"""Creates the objects of a rank that handle tensors on devices, from the installed kernels and transports."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ddlcore.types import CPU, Device
 
 
 class Shelf(Offers, Protocol):
-    """An object that looks up the installed kernels and transports. The registry of ``plug`` implements it."""
+    """An object that finds the installed kernels and transports. The registry of ``plug`` implements this protocol."""
 
     def kernels_for(self, kind: str) -> KernelsProvider:
         """Return the plugin that provides kernels for devices of ``kind``.
 
-        Raises PluginError if no plugin can; the message says for each installed one why not.
+        Raises PluginError if no plugin can provide them. The message says for each installed plugin why it cannot.
         """
 
     def load(self, provider: Any) -> Any:
@@ -35,11 +35,10 @@ class Shelf(Offers, Protocol):
 
 
 class Accelerators:
-    """Everything in a rank's job that serves tensors on devices.
+    """The objects of a rank's job that handle tensors on devices: the devices, their routes, and the bucket executor.
 
-    These are the devices, their routes, and the executor of their buckets. ``solo`` makes the transport of a process
-    set that has only this rank. ``over`` returns whether the job is over. ``host`` runs those buckets of device tensors
-    that are reduced in host memory.
+    ``solo`` creates the transport for a process set that contains only this rank. ``over`` returns whether the job is
+    over. ``host`` runs those buckets of device tensors that are staged on the host.
     """
 
     def __init__(
@@ -69,11 +68,11 @@ class Accelerators:
         self.executor = DeviceExecutor(self._routes, compressor, host)
 
     def label(self, device: Device, sparse: bool = False, stage_on_host: bool = False) -> str:
-        """Return the name of ``device`` in a Spec, and open the device if it is not open. Any thread may call this.
+        """Return the label of ``device`` for a Spec, and open the device if it is not open. Any thread may call this.
 
-        Ranks that use several devices must use them first in the same order. ``sparse``: the tensor is a sparse
-        gradient. ``stage_on_host``: the user asked for staging on the host. Raises PluginError if no installed plugin
-        serves that kind of device, and DeviceError if the device cannot be opened.
+        Ranks that use several devices must make their first use of these devices in the same order. ``sparse`` says
+        that the tensor is a sparse gradient. ``stage_on_host`` says that the user asked for staging on the host. Raises
+        PluginError if no installed plugin supports this kind of device, and DeviceError if the device cannot be opened.
         """
         if device.kind == CPU.kind:
             return CPU.kind
@@ -83,7 +82,7 @@ class Accelerators:
 
     @property
     def untidy(self) -> bool:
-        """Return whether memory is kept that ``tidy`` must release."""
+        """Return whether there is memory that ``tidy`` must release later."""
         return self.devices.untidy
 
     def tidy(self) -> None:
@@ -100,9 +99,10 @@ class Accelerators:
         return runtime
 
     def _own(self, kind: str, number: int) -> Device:
-        """Return the device of ``kind`` that this rank would choose by itself; ``number`` is added to its number.
+        """Return a device of ``kind`` that this rank chooses by itself.
 
-        After the last device of the host, the count begins again with the first.
+        For ``number`` 0, this is the device whose number is the local rank (device 0 if there is no such device). A
+        higher ``number`` is added to the device's number. Counting continues with device 0 after the last device.
         """
         count = self._shelf.load(self._shelf.kernels_for(kind)).count()
         first = self._local_rank if count > self._local_rank else 0

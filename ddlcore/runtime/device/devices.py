@@ -1,4 +1,4 @@
-"""Holds the devices of one rank's job. Each is opened when it is first used, and has one queue for the engine."""
+"""Keeps the open devices of one rank's job. A device is opened at its first use, and has one queue for the engine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST = 64  # the most devices of one kind that a process may see
 
 
 class DeviceStream:
-    """One device as the engine uses it. Only the engine's thread uses its queue and everything else here.
+    """One device, with the queue and the memory that the engine uses on it. Only the engine's thread uses this object.
 
-    ``over`` returns whether the job is over, because no wait for the device may last longer than the job. ``used`` is
-    called whenever memory is kept that must be released later.
+    ``over`` returns whether the job is over; no wait for the device may last longer than the job. ``used`` is called
+    each time that this object begins to keep memory which must be released later.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class DeviceStream:
         self._kept: deque[tuple[Event, Sequence[object]]] = deque()
 
     def after(self, buffers: Sequence[Buffer]) -> None:
-        """Make everything that is queued from now on wait for the values of ``buffers``.
+        """Make all work that is queued from now on wait until the values of ``buffers`` are complete.
 
-        If several buffers come from one stream of the user, only the last of their events is waited for.
+        Each buffer may have an event after which its values are complete. If several buffers come from the same stream
+        of the user, the queue waits only for the last of their events.
         """
         orders = [buffer.order for buffer in buffers]
         streams = [buffer.stream for buffer in buffers]
@@ -64,9 +65,9 @@ class DeviceStream:
             self.queue.wait_for(event)
 
     def mark(self, kept: Sequence[object]) -> Event:
-        """Record an event after everything that is queued so far, and return it.
+        """Return an event that is done when all work that has been queued so far has run.
 
-        The objects in ``kept``, which the queued work uses, stay alive until then.
+        That work uses the objects in ``kept``, so they stay alive until the event is done.
         """
         event = self.queue.record()
         self.keep(event, kept)
@@ -79,7 +80,7 @@ class DeviceStream:
         self.tidy()
 
     def tidy(self) -> bool:
-        """Release the objects whose events are done, and return whether others are still kept."""
+        """Release the kept objects whose events are done. Return whether other objects are still kept."""
         waiting = self._kept
         try:
             while waiting and waiting[0][0].done():
@@ -89,7 +90,7 @@ class DeviceStream:
         return bool(waiting)
 
     def wait(self, event: Event) -> None:
-        """Block until ``event`` is done. Raises DeviceError if the device failed, and Closed when the job is over."""
+        """Wait until ``event`` is done. Raises DeviceError if the device has failed, and Closed if the job is over."""
         begun_ns = now_ns()
         while not event.wait(WAIT_SLICE_S):
             if self._over():
@@ -97,9 +98,9 @@ class DeviceStream:
         self._meter.device_ns += now_ns() - begun_ns
 
     def close(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` for queued work, and close the device.
+        """Wait at most ``timeout_s`` seconds for the queued work, and close the device.
 
-        Memory that the device may still use after that is never released.
+        If the queued work has not ended by then, the device may still use some memory. That memory is never released.
         """
         self.queue.close(timeout_s)
         if self.tidy():  # the device may still write there, and its owner could reuse that memory
@@ -122,10 +123,10 @@ class _Piece:
 
 
 class Pool:
-    """A store of memory for buckets on one stream, which later buckets use again. Only the engine's thread uses it.
+    """A pool of memory for the buckets of one stream. Only the engine's thread uses the pool.
 
-    Memory that is used only on the stream's queue may be given back as soon as its last use is queued. It needs no
-    event, because its next use is queued after that.
+    Memory that only work on the stream's queue uses may be given back as soon as its last use is queued. No event is
+    needed then, because the next use of the memory is queued after the last one.
     """
 
     def __init__(self, stream: DeviceStream, allocate: Callable[[int], Memory]) -> None:
@@ -149,7 +150,8 @@ class Pool:
     def give(self, memory: Memory, free_behind: Event | None = None) -> None:
         """Give ``memory`` back to the pool.
 
-        If the host writes to such memory, it may be taken again only after ``free_behind`` is done.
+        Memory to which the host writes needs ``free_behind``: the memory may be taken again only when this event is
+        done.
         """
         self._free.append(_Piece(memory, free_behind))
 
@@ -159,9 +161,10 @@ class Pool:
 
 
 class Devices:
-    """The open devices of one rank. ``make(device)`` opens a device's runtime, or raises an error that says what to do.
+    """The open devices of one rank.
 
-    Any thread may ask for labels.
+    ``make(device)`` opens a device's runtime, or raises an error that contains advice for the user. Any thread may call
+    ``label``.
     """
 
     def __init__(
@@ -171,10 +174,10 @@ class Devices:
         over: Callable[[], bool],
         meter: Meter,
     ) -> None:
-        """Create the table, with no device open.
+        """Create the object, with no device open.
 
-        ``own(kind, n)`` returns the n-th device of ``kind`` that this rank would choose by itself. ``over`` returns
-        whether the job is over.
+        ``own(kind, n)`` returns the n-th device of ``kind`` that this rank chooses by itself, with n from 0. ``over``
+        returns whether the job is over.
         """
         self._make = make
         self._own = own
@@ -186,13 +189,13 @@ class Devices:
         self._streams: dict[str, DeviceStream] = {}
 
     def label(self, device: Device, stage_on_host: bool = False) -> str:
-        """Return the name by which all ranks call this device.
+        """Return the label of ``device`` for a Spec, and open the device if it is not open.
 
-        It is the device's kind, with a number if it is not the first device that this rank uses. The ranks thus use the
-        same name even if their devices have different numbers, and no bucket contains tensors of two devices. A rank
-        that uses several devices must use them first in the same order as the other ranks. With ``stage_on_host``, the
-        name also says that the tensor is reduced in host memory. Opens the device if needed, and raises what opening it
-        raises.
+        The label is the device's kind; for the second and further devices that this rank uses, a number is added. So
+        all ranks use the same label even if their devices have different numbers, and no bucket contains tensors of two
+        devices. Ranks that use several devices must make their first use of these devices in the same order. With
+        ``stage_on_host``, the label also says that the tensor is reduced in host memory. Raises the error of opening
+        the device if that fails.
         """
         label = self._labels.get(device)
         if label is None:
@@ -209,9 +212,10 @@ class Devices:
         return label
 
     def stream(self, label: str) -> DeviceStream:
-        """Return the stream of the device with this label. Only the engine's thread may call this.
+        """Return the stream of the device with the label ``label``. Only the engine's thread may call this.
 
-        If this rank has joined before it ever used such a device, open the device that it would choose by itself.
+        This rank may not have used such a device before, because it has joined. Then it chooses a device by itself, and
+        opens it.
         """
         name = label_of_stream(label)
         while name not in self._streams:
@@ -228,7 +232,7 @@ class Devices:
         self.untidy = True
 
     def tidy(self) -> None:
-        """Release memory that devices no longer use, and store in ``untidy`` whether they still keep more.
+        """Release memory that devices no longer use. ``untidy`` stays True if more memory must be released later.
 
         Only the engine's thread may call this.
         """
@@ -241,7 +245,7 @@ class Devices:
         return list(self._streams.values())
 
     def close(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` for all devices, and close them.
+        """Wait at most ``timeout_s`` seconds in total for the queued work of all devices, and close the devices.
 
         Only the engine's thread may call this, after its last bucket.
         """

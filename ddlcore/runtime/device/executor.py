@@ -1,4 +1,7 @@
-"""Runs buckets of tensors on devices: on the device's queue if a transport serves it, else staged on the host."""
+"""Runs buckets whose tensors are on devices.
+
+A bucket runs on the device's queue if there is a transport for this device. Otherwise the bucket is staged on the host.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ Entries = Sequence[Entry | None]
 
 
 class DeviceExecutor:
-    """The part of a rank that runs buckets of tensors on devices. Only the engine's thread uses it.
+    """Runs buckets whose tensors are on devices. Only the engine's thread uses this object.
 
-    ``compressor(name, kernels)`` makes a compressor that uses a device's kernels. Results are complete when the device
-    has reached the events of the outcomes. Handles are completed earlier, without waiting for that.
+    ``compressor(name, kernels)`` returns a new compressor that uses a device's kernels. Handles are completed when the
+    work is queued. The results are complete later, when the device has reached the events in the outcomes.
     """
 
     def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor], host: HostRuns) -> None:
@@ -41,7 +44,11 @@ class DeviceExecutor:
         self._told: set[tuple[int, str]] = set()  # (process set, compressor) that were logged as staged on the host
 
     def execute(self, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> list[Outcome | None]:
-        """Run a negotiated bucket. It cannot be void, because every rank takes part with real data or has joined."""
+        """Run a negotiated bucket, and return one outcome for each entry.
+
+        Such a bucket cannot be void, because every rank takes part with real data or has joined. An entry is None if
+        this rank has joined.
+        """
         route = self._routes.route(bucket.set_id, specs[0].device)
         if not self._on_queue(route, bucket.kind, specs[0]):
             return self._staging.execute(route, bucket, entries, specs)
@@ -50,7 +57,10 @@ class DeviceExecutor:
         return one.run(entries)
 
     def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run:
-        """Return a function that runs the bucket ``planned`` of a schedule each time it is launched."""
+        """Return a function that runs the bucket ``planned`` of a schedule.
+
+        The function is called each time the bucket is launched.
+        """
         route = self._routes.route(planned.set_id, specs[0].device)
         if not self._on_queue(route, planned.kind, specs[0]):
             return self._staging.arranged(route, planned, specs)
@@ -73,9 +83,9 @@ class DeviceExecutor:
         return run(route, self._queued(route, kind, specs, launch.bucket, again=False), launch, use)
 
     def _confirmed(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Deliver:
-        """Run a bucket after the hosts have told each other that all ranks take part with real data.
+        """Ask the hosts of all members whether they take part with real data, and run the bucket if all of them do.
 
-        The device exchanges data only if that is so. Otherwise the bucket is void.
+        If a member has no real data, the devices exchange no data, and the bucket is void.
         """
         assert route.confirm is not None
         entries = launch.entries if use != "dummy" else None
@@ -94,10 +104,9 @@ class DeviceExecutor:
     def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
         """Queue a bucket on the device before it is known whether some ranks take part with dummy data.
 
-        The device therefore works in transport memory only, and the user's tensors are written later. After the last
-        bucket of a segment, for which users usually wait, the hosts tell each other whether any rank used dummy data.
-        For the earlier buckets, and if the hosts cannot tell each other, an event of the device shows when the bucket
-        is done.
+        So the device writes only transport memory, and the user's tensors are written later. If the bucket is marked by
+        ``commit`` and the hosts can exchange this message, they tell each other whether any rank used dummy data. For
+        the other buckets, an event of the device shows when the bucket is done.
         """
         entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
         if launch.entries is not None:
@@ -114,7 +123,10 @@ class DeviceExecutor:
         return later
 
     def _on_queue(self, route: OnDevice, kind: Kind, spec: Spec) -> bool:
-        """Return whether the device's own transport can run the bucket. All ranks get the same answer."""
+        """Return whether the transport for the device can run buckets with this ``kind`` and ``spec``.
+
+        All ranks get the same answer.
+        """
         if route.transport is None:
             return False
         if kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):

@@ -1,7 +1,7 @@
-"""Defines handles of tensors on devices: they are complete when their work is queued, perhaps before it is done.
+"""Defines the handles of operations on device tensors.
 
-An event shows when the values are complete. The host never waits for that event: ``wait`` makes the thread's current
-stream wait for it.
+Such a handle is complete when the work of its operation is queued on the device. An event shows when the device has
+done the work. The host does not wait for that event: ``wait`` makes the thread's current stream wait for the event.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FAILURE_WAIT_S = 2.0  # how long to wait for the news that a peer died, which ex
 
 
 def _follow(failure: JobFailure, event: Event, after: After, tensors: Sequence[Any]) -> None:
-    """Make the caller's stream wait for ``event``.
+    """Make the calling thread's current stream wait for ``event``.
 
-    If the event will never come because the job failed, raise the job's error.
+    If the device will never reach the event because the job has failed, raise the job's error.
     """
     try:
         done = event.done()
@@ -50,7 +50,7 @@ def _is_over(event: Event) -> bool:
 
 
 class FencedHandle(Handle):
-    """A Handle for tensors on devices. ``tensors`` are those that the operation reads and writes."""
+    """The Handle of an operation on device tensors. ``tensors`` are the tensors that the operation reads and writes."""
 
     __slots__ = ("_after", "_events", "_tensors")
 
@@ -68,7 +68,7 @@ class FencedHandle(Handle):
         self._events: list[Event] = []
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise at once and the device has completed the operation as well."""
+        """Return whether the operation has ended on the host and the device has completed its work."""
         self._waiter.polled(self._left > 0)
         if self._left > 0 or not all(map(_is_over, self._events)):
             return False
@@ -76,9 +76,9 @@ class FencedHandle(Handle):
         return True
 
     def wait(self) -> Any:
-        """Wait as Handle.wait does, until the operation's work is queued.
+        """Wait until the operation's work is queued on the device, and return the result, see Handle.wait.
 
-        The calling thread's current stream runs further work only after the result is complete.
+        The calling thread's current stream runs its further work only after the result is complete.
         """
         if self._left > 0:
             self._waiter.wait_for_device(self)
@@ -88,7 +88,7 @@ class FencedHandle(Handle):
         return super().wait()
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """Complete one entry and keep its event, see Handle.complete."""
+        """Complete one entry as in Handle.complete, and also store the event of its outcome."""
         if outcome is not None and outcome.event is not None and outcome.event not in self._events:
             self._events.append(outcome.event)
         super().complete(number, outcome, index)
@@ -115,7 +115,7 @@ class FencedPersistentRequest(PersistentRequest):
         self.event: Event | None = None  # the event after which the last result is complete
 
     def poll(self) -> bool:
-        """Return whether ``wait`` would return or raise at once and the device has completed the operation as well."""
+        """Return whether the operation has ended on the host and the device has completed its work."""
         self.waiter.polled(self.state != IDLE)
         if self.state != IDLE or not (self.event is None or _is_over(self.event)):
             return False
@@ -123,10 +123,11 @@ class FencedPersistentRequest(PersistentRequest):
         return True
 
     def arrive(self) -> Event | None:
-        """Wait as ``wait`` does, but leave the current stream as it is, and return the event of the result.
+        """Wait until the operation's work is queued on the device, and return the event of the result.
 
-        The caller must order its work after the event. Many requests often share one event, so the caller can wait for
-        this event only once. Returns None if the operation needed no event. Raises what ``wait`` raises.
+        Unlike ``wait``, this method does not change the current stream: the caller must order its work after the event.
+        Many requests often share one event, and then the caller needs to wait for this event only once. Return None if
+        the operation needed no event. Raises the same errors as ``wait``.
         """
         if self.state != IDLE:
             self.waiter.wait_for_device(self)
@@ -134,15 +135,15 @@ class FencedPersistentRequest(PersistentRequest):
         return self.event
 
     def wait(self) -> None:
-        """Wait as PersistentRequest.wait does, until the operation's work is queued.
+        """Wait until the operation's work is queued on the device. Raises the operation's error if it failed.
 
-        The calling thread's current stream runs further work only after the result is complete.
+        The calling thread's current stream runs its further work only after the result is complete.
         """
         event = self.arrive()
         if event is not None:
             _follow(self.waiter.failure, event, self._after, ())
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """Complete the operation and keep its event, see PersistentRequest.complete."""
+        """Complete the operation as in PersistentRequest.complete, and also store the event of its outcome."""
         self.event = outcome.event if outcome is not None else None
         super().complete(number, outcome, index)

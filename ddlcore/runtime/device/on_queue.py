@@ -1,9 +1,10 @@
-"""Puts one bucket on its device's queue, after the events of its tensors; an event of its own shows when it is done.
+"""Puts the work of one bucket on the queue of its device.
 
-There are three steps, all of which only queue work. ``pack`` reads the user's tensors and writes transport memory.
-``run`` calls the transport and writes the user's tensors; it is called only if all ranks take part with real data.
-Otherwise ``run_apart`` is called: it calls the transport on transport memory alone, and returns a function that writes
-the user's tensors.
+The work runs after the events of the bucket's tensors. Another event shows when the work is done. There are three
+methods; each of them only queues work. ``pack`` reads the user's tensors and writes transport memory. ``run`` calls the
+transport and writes the user's tensors. If it is not yet known whether all ranks take part with real data,
+``run_apart`` is called instead of ``run``. It uses the transport only on transport memory, and returns a function that
+writes the user's tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HALVES = (DType.F16, DType.BF16)
 
 
 class _Tensors:
-    """The sources and targets of a bucket's tensors, looked up once because there may be hundreds."""
+    """Lists of the sources and targets of a bucket's entries, made only once: a bucket may have hundreds of entries."""
 
     __slots__ = ("all", "sources", "targets", "whole")
 
@@ -56,9 +57,10 @@ class _Tensors:
 
 
 class Queued(ABC):
-    """An object that puts one bucket on its queue: once, or in each period if the bucket is part of a schedule.
+    """An object that puts the work of one bucket on the queue of a device.
 
-    ``specs`` are those of the bucket's tensors.
+    If the bucket is part of a schedule, the object is used again in each period (each pass through the schedule).
+    ``specs`` are the specs of the bucket's tensors.
     """
 
     def __init__(self, route: OnDevice, specs: Sequence[Spec]) -> None:
@@ -73,44 +75,48 @@ class Queued(ABC):
     def pack(self, entries: Entries) -> None:
         """Make the queue wait for the user's tensors, and copy the tensors to transport memory if that is needed.
 
-        Afterwards the bucket may still turn out void, so that the entries become pending again.
+        After this call the bucket may still turn out void. Then the entries become pending again.
         """
         self._tensors = tensors = _Tensors(entries)
         self.stream.after(tensors.all)
 
     def forget(self) -> None:
-        """Release the tensors that ``pack`` was given, because this object is kept for the next period."""
+        """Release the tensors of the last call of ``pack``.
+
+        Without this, the tensors would stay alive until the next pass through the schedule, in which this object is
+        used again.
+        """
         self._tensors = _Tensors(())
 
     def void(self, entries: Entries) -> None:
-        """Undo what ``pack`` has begun, because the bucket is void."""
+        """Undo the changes that ``pack`` has made, because the bucket is void."""
 
     @abstractmethod
     def run(self, entries: Entries) -> Outcomes:
         """Run the bucket on the user's tensors, and return one outcome for each entry.
 
-        The executor calls this only if every rank takes part with real data or has joined. If an entry is None, this
+        The executor calls this only if every rank takes part with real data or has joined. An entry is None if this
         rank has joined.
         """
 
     def run_apart(self, entries: Entries) -> Later:
-        """Run the bucket in transport memory, and return what delivers its results later.
+        """Run the bucket in transport memory only. Return a Later, by which the results are delivered to the tensors.
 
-        The entries are None if this rank takes part with dummy data.
+        All entries are None if this rank takes part with dummy data.
         """
         outcomes = self.run(entries)  # ``run`` writes to fresh memory here, so nothing of the user's changes
         events = [outcome.event for outcome in outcomes if outcome is not None and outcome.event is not None]
         return Later(events[-1], lambda: outcomes)
 
     def _done(self, *kept: object) -> Outcome:
-        """Return an outcome with an event that comes after everything queued so far.
+        """Return an outcome with an event that is done when all work that has been queued so far has run.
 
-        The bucket's tensors and ``kept`` stay alive until the device has reached this event.
+        The bucket's tensors and the objects in ``kept`` stay alive until this event is done.
         """
         return Outcome(event=self.stream.mark((self._tensors.owners(), kept)))
 
     def _fresh(self, count: int, dtype: DType) -> Buffer:
-        """Allocate device memory for ``count`` elements that becomes a tensor of the user."""
+        """Allocate device memory for ``count`` elements of ``dtype``. This memory will become a tensor of the user."""
         memory = self.stream.runtime.allocate(max(count * dtype.itemsize, 1))
         return Buffer(memory.address, count, dtype, (count,), device=self.stream.device, owner=memory)
 
@@ -259,7 +265,7 @@ class _Allreduce(Queued):
         self._give(fused)
 
     def _absent(self, entries: Entries) -> list[Buffer | None]:
-        """Return, for each entry that is None, memory that holds the identity element; for the other entries None.
+        """Return a list with one item for each entry: memory with the identity element if the entry is None, else None.
 
         An entry is None because this rank has joined and did not ask for that tensor.
         """
@@ -392,10 +398,10 @@ def queued(
     bucket: Bucket | None,
     again: bool,
 ) -> Queued:
-    """Return the object that puts a bucket of this kind on its queue.
+    """Return the object that puts the work of one bucket on the queue of its device. ``kind`` is its operation.
 
     ``bucket`` is the negotiated bucket, or None for a bucket of a schedule whose sizes are fixed. ``again`` says that
-    the returned object is used in each period of a schedule.
+    the returned object is used in each pass through a schedule.
     """
     divisor = len(route.host.ranks) if bucket is None else divisor_of(route.host, bucket)
     if kind is Kind.ALLREDUCE:

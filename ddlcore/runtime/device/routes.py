@@ -1,6 +1,7 @@
-"""Decides how a process set's tensors on one kind of device are reduced: on the device's queue, or by the host.
+"""Decides how a process set's tensors on one kind of device are reduced: on the device's queue, or staged on the host.
 
-Every rank reports the facts that only it knows (its device, the transports that it can use). One rank decides for all.
+Every rank reports the facts that only this rank knows: its device, and the transports that it can use. One rank decides
+for all ranks.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ T = TypeVar("T")
 
 
 class Fact(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank reports, so that one transport can be chosen for all ranks.
+    """The facts that one rank reports, so that one transport can be chosen for all ranks.
 
-    It holds the identity of the rank's device, and for each transport why it cannot be used there.
+    ``identity`` names the rank's physical device. ``missing`` says for each transport why this rank cannot use it; ""
+    if the rank can use it.
     """
 
     identity: str
@@ -48,9 +50,9 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """The decision for all ranks. If ``name`` is empty, the tensors are staged on the host.
+    """The decision for all ranks: the name of a transport, or "" if the tensors are staged on the host.
 
-    ``error`` says that the transport that the user asked for cannot be used.
+    ``error`` is True if the user asked for a transport that cannot be used.
     """
 
     name: str
@@ -60,7 +62,7 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """The route of one process set on one of a rank's devices: everything that is needed to run its buckets there.
+    """The route of one process set on one of a rank's devices: the objects that are needed to run its buckets.
 
     If ``transport`` is None, the buckets are staged on the host.
     """
@@ -77,9 +79,9 @@ class OnDevice:
 
 
 class Confirm:
-    """A collective by which the hosts of a process set learn whether every member takes part with real data.
+    """A collective on the host by which the members of a process set learn whether all take part with real data.
 
-    It runs before the device exchanges any data.
+    The collective runs before the device exchanges any data.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -90,13 +92,14 @@ class Confirm:
 
     @staticmethod
     def is_possible(communicator: Communicator) -> bool:
-        """Return whether the set's transport between hosts can run an atomic allreduce."""
+        """Return whether the process set's transport for host memory can run an atomic allreduce."""
         return len(communicator.ranks) == 1 or communicator.transport.capabilities_for(Kind.ALLREDUCE).atomic
 
     def __call__(self, real: bool) -> bool:
         """Return True on all ranks if every rank called this with ``real`` True; otherwise return False on all ranks.
 
-        This blocks until all ranks have called it or the job is aborted.
+        ``real`` says whether the calling rank takes part with real data. The call waits until all ranks have made the
+        same call or the job is aborted.
         """
         if self._alone:
             return real
@@ -105,10 +108,10 @@ class Confirm:
 
 
 class Commit:
-    """A collective by which the hosts of a process set tell each other what was launched: an allreduce of one byte.
+    """A collective by which the members of a process set tell each other that they launched a bucket with real data.
 
-    All members call it after the same bucket. Its operation is Min: no rank can have the result before all ranks have
-    called it.
+    The collective is an allreduce of one byte in host memory, with the operation Min. All members call it after the
+    same bucket. No rank can get the result before all ranks have called the collective.
     """
 
     def __init__(self, communicator: Communicator, meter: Meter) -> None:
@@ -120,14 +123,15 @@ class Commit:
 
     @staticmethod
     def is_possible(communicator: Communicator) -> bool:
-        """Return whether the set's transport between hosts can compute the minimum of bytes."""
+        """Return whether the process set's transport for host memory can compute the minimum of bytes."""
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         return DType.U8 in capabilities.dtypes and ReduceOp.Min in capabilities.ops
 
     def __call__(self, real: bool) -> bool:
         """Return whether every rank called this with ``real`` True.
 
-        This blocks until all ranks have called it or the job is aborted.
+        ``real`` says whether the calling rank launched its bucket with real data. The call waits until all ranks have
+        made the same call or the job is aborted.
         """
         begun_ns = now_ns()
         self._view[0] = real
@@ -147,11 +151,12 @@ def choose(
     facts: Sequence[Fact],
     launcher: str = "",
 ) -> Choice:
-    """Return the best of ``providers`` that all members can use. If there is none, return why each cannot be used.
+    """Choose the best transport of ``providers`` that all members can use.
 
-    ``kind`` is the kind of device. ``wanted`` is ``auto``, ``cpu``, or a transport's name. ``facts`` are the facts of
-    each member, in the order of ``members``. ``launcher`` is the launcher that started the ranks; ``auto`` skips
-    transports that need another launcher.
+    If there is no such transport, the returned choice is to stage on the host, and its ``reason`` says why each
+    transport cannot be used. ``kind`` is the kind of device. ``wanted`` is ``auto``, ``cpu``, or a transport's name.
+    ``facts`` contains the facts of each member, in the order of ``members``. ``launcher`` is the name of the launcher
+    that started the ranks; ``auto`` skips transports that need another launcher.
     """
     if wanted == STAGED_ON_HOST:
         return Choice("", "asked for")
@@ -193,7 +198,7 @@ def _objection(provider: TransportProvider, members: Sequence[Member], facts: Se
 
 @dataclass(frozen=True)
 class DeviceOpener:
-    """The functions that are needed, in addition to the host's opener, to open a transport for devices; see job.py."""
+    """The functions that are needed to open a transport for devices, in addition to process_sets.Opener."""
 
     providers: Callable[[], Iterable[TransportProvider]]  # all installed transports
     missing: Callable[[TransportProvider], str]
@@ -202,10 +207,11 @@ class DeviceOpener:
     launcher: str = ""
 
     def choose(self, opener: Opener, host: Communicator, label: str, stream: DeviceStream) -> Choice:
-        """Return one choice for all members. They all call this at the same point in the total order of buckets.
+        """Return the choice for the process set of ``host``. All members get the same choice.
 
-        Raises DeadlineExceeded or PeerLost if a member does not answer. Raises Unserved if the transport that the user
-        asked for cannot be used; after Unserved the job continues.
+        All members call this at the same point in the order of all buckets. Raises DeadlineExceeded or PeerLost if a
+        member does not answer. Raises Unserved, after which the job continues, if the transport that the user asked for
+        cannot be used.
         """
         kind = stream.device.kind
         if label.endswith(ON_HOST):
@@ -228,9 +234,10 @@ class DeviceOpener:
 def _agree(
     store: Store, rank: int, size: int, fact: Fact, decide: Callable[[Sequence[Fact]], Choice], timeout_s: float
 ) -> Choice:
-    """Return the choice that rank 0 makes by calling ``decide`` with the facts of all ranks. All ranks call this.
+    """Return the choice for all ranks. All ranks call this; rank 0 calls ``decide`` with the facts of all ranks.
 
-    ``fact`` is this rank's own fact, and ``store`` carries the facts and the choice between the ranks.
+    ``fact`` contains this rank's own facts. The ranks exchange the facts and the choice through ``store``. ``rank`` is
+    this rank's number in the process set, ``size`` the number of ranks in it. ``timeout_s`` limits each wait.
     """
     if rank != 0:
         store.set(f"fact{rank}", msgspec.msgpack.encode(fact))
@@ -249,7 +256,7 @@ def _decoded(kind: type[T], data: bytes) -> T:
 class DeviceRoutes:
     """The routes of one rank's process sets on its devices.
 
-    The engine opens and closes them. Any thread may abort them.
+    Only the engine opens and closes routes. Any thread may call ``abort``.
     """
 
     def __init__(
@@ -266,9 +273,9 @@ class DeviceRoutes:
         self._aborted = False
 
     def route(self, set_id: int, label: str) -> OnDevice:
-        """Return the route of process set ``set_id`` on the device ``label``. The first call opens it, on all members.
+        """Return the route of process set ``set_id`` on the device with the label ``label``.
 
-        Only the engine's thread may call this.
+        The first call opens the route; all members must make this call. Only the engine's thread may call this.
         """
         found = self._open.get((set_id, label))
         if found is None:
@@ -316,7 +323,7 @@ class DeviceRoutes:
         transport.close()
 
     def remove(self, set_id: int) -> None:
-        """Close the routes of process set ``set_id``, because the set is about to be closed.
+        """Close the routes of process set ``set_id``, because the process set will be removed.
 
         Only the engine's thread may call this.
         """
@@ -326,7 +333,7 @@ class DeviceRoutes:
     def shut(self) -> list[tuple[int, str]]:
         """Close all routes, because every communicator will be opened anew.
 
-        Returns the process set and the label of each route, for ``reopen``.
+        Return the process set and the device label of each closed route. ``reopen`` needs these pairs.
         """
         keys = list(self._open)
         for key in keys:
@@ -343,25 +350,26 @@ class DeviceRoutes:
                 self._end(route.transport)
 
     def reopen(self, opener: Opener, routes: Sequence[tuple[int, str]]) -> None:
-        """Decide on the routes that ``shut`` closed, and open them again. Only the engine's thread may call this.
+        """Choose and open new routes instead of those that ``shut`` has closed. Only the engine's thread may call this.
 
-        This happens immediately, and not at the first bucket, because all ranks call this now.
+        ``routes`` is the list that ``shut`` returned. The routes are opened now and not at the first bucket, because
+        all ranks call this method at the same time.
         """
         self._opener = opener
         for set_id, label in routes:
             self.route(set_id, label)
 
     def abort(self) -> None:
-        """Make every collective in flight raise an error, on the host or on a queue. Any thread may call this."""
+        """Make every collective in flight on a device raise an error. Any thread may call this."""
         with self._lock:
             self._aborted = True
             transports = list(self._transports)
         abort_all(transports)
 
     def check(self) -> None:
-        """Raise an error if queued work was aborted, because its results would be garbage.
+        """Raise an error if work that was queued on a device was aborted, because its results would be garbage.
 
-        Only the engine's thread may call this. It does nothing after ``abort``.
+        Only the engine's thread may call this. After ``abort``, this method does nothing.
         """
         if not self._aborted:
             for route in self._open.values():
@@ -369,7 +377,7 @@ class DeviceRoutes:
                     route.transport.check_queued()
 
     def close(self, patience_s: float) -> None:
-        """Wait until queued work has ended, at most ``patience_s`` seconds in total, and close all routes and devices.
+        """Wait for the queued work, at most ``patience_s`` seconds in total. Then close all routes and devices.
 
         Only the engine's thread may call this.
         """
@@ -396,7 +404,10 @@ class DeviceRoutes:
         self._devices.close(min(left_s, ABORTED_S) if self._aborted else left_s)
 
     def _has_ended(self, stream: DeviceStream, deadline_s: float) -> bool:
-        """Return whether the work on ``stream`` ends before the deadline. Do not wait once the job is aborted."""
+        """Wait for the work on ``stream``, and return whether it has ended before the deadline.
+
+        ``deadline_s`` is a time of time.monotonic(). If the job is aborted, return at once whether the work has ended.
+        """
         event, begun_s, told = stream.mark(()), time.monotonic(), False
         while not event.wait(0.0 if self._aborted else max(min(deadline_s - time.monotonic(), LEAVE_SLICE_S), 0.0)):
             now_s = time.monotonic()
@@ -408,7 +419,7 @@ class DeviceRoutes:
         return True
 
     def transports(self, set_id: int) -> frozenset[str]:
-        """Return the names of the transports that process set ``set_id`` has open for devices.
+        """Return the names of the open transports of process set ``set_id`` for devices.
 
         Any thread may call this.
         """
@@ -417,7 +428,7 @@ class DeviceRoutes:
         return frozenset(one.name for (of, _), one in found if of == set_id and one.transport is not None)
 
     def routes(self) -> dict[int, str]:
-        """Return in words, for each process set, how its tensors on devices are reduced, and why.
+        """Return a text for each process set that says how its tensors on devices are reduced, and why.
 
         Any thread may call this, because it takes no lock.
         """

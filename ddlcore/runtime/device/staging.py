@@ -1,6 +1,6 @@
 """Stages a bucket of device tensors on the host: copies to pinned memory, runs the host's transport, and copies back.
 
-The host waits only for the copy to pinned memory; the copy back is queued.
+The host waits for the copy to pinned memory. It does not wait for the copy back, which is only queued on the device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class HostRuns(Protocol):
 
 @dataclass
 class _Below:
-    """Copies of a bucket's tensors in pinned host memory."""
+    """The copies of a bucket's tensors in pinned host memory, and entries for these copies.
+
+    An entry is None if this rank does not have that tensor. ``nbytes`` is the total size of the copies.
+    """
 
     entries: list[Entry | None]
     pinned: Memory
@@ -43,18 +46,22 @@ class _Below:
 
 
 class Staging:
-    """The part that stages device buckets on the host, where ``host`` runs them."""
+    """Runs buckets of device tensors in host memory. ``host`` runs the buckets on copies of their tensors."""
 
     def __init__(self, host: HostRuns) -> None:
         self._host = host
 
     def execute(self, route: OnDevice, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> Outcomes:
-        """Run a negotiated bucket of device tensors on the host, and return its outcomes."""
+        """Run a negotiated bucket of device tensors on the host, and return one outcome for each entry."""
         below = self._down(route, bucket.kind, entries)
         return self._up(route, bucket.kind, entries, below, self._host.execute_on_host(bucket, below.entries, specs))
 
     def arranged(self, route: OnDevice, planned: Planned, specs: Sequence[Spec]) -> HostRun:
-        """Return a function that runs a bucket of a schedule in host memory, with a copy before and after it."""
+        """Return a function that runs the bucket ``planned`` of a schedule in host memory.
+
+        That function first copies the tensors to the host. It returns a deliver function, which copies the results
+        back.
+        """
         inner = self._host.arranged_on_host(planned, specs)
 
         def run(launch: Launch[Entry], use: str) -> Deliver:
@@ -76,9 +83,9 @@ class Staging:
         return run
 
     def _down(self, route: OnDevice, kind: Kind, entries: Entries) -> _Below:
-        """Copy this rank's tensors to pinned host memory, as far as other ranks need them, and wait for the copy.
+        """Copy this rank's tensors to pinned host memory, and wait for the copy.
 
-        Of a broadcast, only the root copies its tensor.
+        For a broadcast, only the root copies its tensor, because the other ranks' values are not used.
         """
         stream = route.stream
         present = [entry for entry in entries if entry is not None]
@@ -108,7 +115,10 @@ class Staging:
                 stream.queue.copy(buffer.address, pinned.address + at, buffer.nbytes)
 
     def _up(self, route: OnDevice, kind: Kind, entries: Entries, below: _Below, outcomes: Outcomes) -> Outcomes:
-        """Queue the copy of the results to the user's targets, or to new device memory, and return the outcomes."""
+        """Queue the copy of the results from the host to the device, and return one outcome for each entry.
+
+        The results of allreduce and broadcast are copied to the user's targets, other results to new device memory.
+        """
         stream = route.stream
         if kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
             stream.pinned.give(below.pinned)
@@ -135,7 +145,7 @@ class Staging:
         stream.pool.give(together)
 
     def _lifted(self, stream: DeviceStream, outcome: Outcome) -> Outcome:
-        """Copy a result from the memory of the host's transport to new device memory, and return the result there."""
+        """Copy a result from host memory to new device memory, and return an outcome with the device memory."""
         memory = outcome.memory
         assert memory is not None
         nbytes = memory.nbytes
@@ -167,7 +177,10 @@ def _offsets(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def _mirror(entry: Entry, pinned: Memory, address: int) -> Entry:
-    """Return an entry for the same operation, in place on the copy of its tensor in pinned memory at ``address``."""
+    """Return an entry for the same operation as ``entry``, but on the copy of the tensor in pinned host memory.
+
+    The copy is at ``address``. The new entry works in place on this copy.
+    """
     source = _source(entry)
     copy = Buffer(address, source.count, source.dtype, source.shape, source.strides, owner=pinned)
     target = copy if entry.target is not None else None

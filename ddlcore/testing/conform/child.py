@@ -1,7 +1,8 @@
-"""The process that runs one plugin's suite under pytest, and reports each result immediately as a line of JSON.
+"""The child process that runs the suite of one plugin under pytest, and writes each result at once as a line of JSON.
 
-watch.py starts it as ``python -m ddlcore.testing.conform.child ORDER``, where the file ORDER says what to do. The
-process may hang or crash in the plugin's native code. Then the last line that it wrote names the test that was running.
+watch.py starts this process as ``python -m ddlcore.testing.conform.child ORDER``. ORDER is a JSON file that names the
+plugin and the tests to run. The child process may hang or crash in the plugin's native code. In this case, the last
+line that the process wrote names the test that was running.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _current: dict[str, Any] = {}  # the suites of this session; a process has only 
 
 
 def main(order: str) -> int:
-    """Run the tests as the JSON file ``order`` says.
+    """Run the tests of the plugin that the JSON file ``order`` names, and return the exit code of the process.
 
-    Return 0 if the pytest session ended normally, even if tests failed. Also return 0 if the plugin cannot be tested at
-    all; then a line of the report says why.
+    The exit code is 0 if the pytest session ended normally, even if tests failed. It is also 0 if the plugin cannot be
+    tested at all; in this case, a line of the report says why.
     """
     wanted = json.loads(Path(order).read_text())
     words = open(wanted["words"], "a", buffering=1)  # noqa: SIM115  # closed with the process
@@ -54,7 +55,10 @@ def main(order: str) -> int:
 
 
 def suites() -> list[Any]:
-    """Return the suite classes of this session. The file that pytest collects contains nothing else."""
+    """Return the suite classes that this process must run.
+
+    The test file that pytest collects defines only these classes.
+    """
     found: list[Any] = _current["suites"]
     return found
 
@@ -78,16 +82,17 @@ def _to_write(subject: Subject, tested: Any, classes: list[Any]) -> list[str]:
 def _collected(suite: Any, subject: Subject) -> Any:
     """Return a subclass of ``suite`` that pytest collects.
 
-    pytest collects classes whose names begin with Test; a plugin's suite need not have such a name, nor ``__test__``.
+    pytest collects only classes whose names begin with Test and whose ``__test__`` is true. The suite of a plugin need
+    not fulfil these conditions.
     """
     told = {"provider": subject.provider} if hasattr(suite, "provider") else {}
     return type(f"Test{suite.__name__.removeprefix('Test')}", (suite,), {"__test__": True, **told})
 
 
 class _Teller:
-    """A pytest plugin that writes what happens as lines of JSON.
+    """A pytest plugin that writes the beginning and the result of each test as lines of JSON.
 
-    It ends the process if a test exceeds its time limit.
+    This plugin also ends the process if a test exceeds its time limit.
     """
 
     def __init__(self, words: Any, stderr: Any, wanted: Mapping[str, Any]) -> None:
@@ -158,9 +163,10 @@ def _failure(error: BaseException | None) -> dict[str, str]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the first paragraph of the error's message as one line.
+    """Return the first paragraph of the message of ``error`` as one line.
 
-    The class name comes first, and the place of the error last, unless the error is an assertion that has a message.
+    If ``error`` is an AssertionError with a message, the line contains only this message. For all other errors, the
+    line begins with the name of the error's class and ends with the place where the error was raised.
     """
     text = " ".join(str(error).partition("\nTraceback")[0].split("\n--- ")[0].split())
     if isinstance(error, AssertionError) and text:
@@ -171,10 +177,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return file, line and function where the error was raised. Empty if it was not raised by Python code.
+    """Return the file, the line and the function where ``error`` was raised, as text; "" if it has no traceback.
 
-    That is the innermost frame of the plugin's code or, if there is none, the innermost frame of all. Frames of
-    Python's library, of pytest and of ddlcore are not the plugin's code.
+    Return the innermost frame that belongs to the plugin's code. If there is no such frame, return the innermost frame.
+    All frames are the plugin's code except those of Python's library, of pytest and of ddlcore.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_foreign(frame.filename)]
@@ -195,7 +201,11 @@ def _below(filename: str, directory: str) -> bool:
 
 
 def _not_implemented(error: BaseException | None, depth: int = 0) -> str:
-    """Return the name of the method whose NotImplementedError is ``error`` or caused it. Empty if no method did."""
+    """Return the name of the method that has raised a NotImplementedError.
+
+    The NotImplementedError is ``error`` itself or one of its causes. Return "" if there is none among them. ``depth``
+    counts the recursive calls; causes that are more than 8 levels deep are ignored.
+    """
     if error is None or depth > 8:
         return ""
     if isinstance(error, NotImplementedError):

@@ -1,4 +1,7 @@
-"""Decides which suites test a plugin: the suite that its provider names, or the kit's own suite for that kind."""
+"""Decides which suites test a plugin: the suite that the plugin's provider names, or the kit's suite for its kind.
+
+A provider is the description of one thing that a plugin adds, such as a transport.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ __all__ = ["KINDS", "Subject", "SuitedKind", "contract_methods", "subjects", "su
 
 
 class SuitedKind(NamedTuple):
-    """A kind of plugin that has a suite."""
+    """A kind of plugin for which the conformance kit has a suite."""
 
     table: str  # attribute of the registry
     suite: str  # "module:Class" in the kit; a plugin's own suite must be a subclass of it
@@ -25,7 +28,7 @@ class SuitedKind(NamedTuple):
     standard: bool = True  # whether standard.py has a function, named as the key in KINDS, that makes a suite
 
     def kind(self) -> PluginKind[Any]:
-        """Return the kind as the registry knows it."""
+        """Return the registry's own object for this kind of plugin."""
         return Registry.kinds()[self.table]
 
 
@@ -41,7 +44,7 @@ KINDS: Mapping[str, SuitedKind] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """One provider of one kind, which is tested."""
+    """A provider that is tested, and its kind."""
 
     kind: str  # key of KINDS
     provider: Provider
@@ -54,10 +57,11 @@ class Subject:
 
 
 def subjects(registry: Registry, name: str, kind: str = "") -> list[Subject]:
-    """Return the providers called ``name`` that can be tested; if there are none, those of the distribution ``name``.
+    """Return the providers to test for ``name``, which is the name of a provider or of an installed distribution.
 
-    A provider can be tested if the kit has a suite for its kind. If ``kind`` is given, only providers of this kind are
-    returned. Raises PluginError, with a message of one line, if nothing is found.
+    If no provider has this name, return all providers of the distribution ``name``. Only providers of kinds for which
+    the kit has a suite are returned. If ``kind`` is not empty, only providers of this kind are returned. Raises
+    PluginError, with a message of one line, if nothing is found.
     """
     all_of_them = [
         Subject(key, provider, str(registry.distribution(provider)))
@@ -77,10 +81,10 @@ def subjects(registry: Registry, name: str, kind: str = "") -> list[Subject]:
 
 
 def suites_of(subject: Subject, registry: Registry) -> tuple[Any, list[Any]]:
-    """Return the class that is tested, and the suite classes that test it.
+    """Return (the class to test, the list of suite classes that test it).
 
-    Raises PluginError if the provider's suite is not a subclass of the kit's suite, or if the kind requires a suite and
-    the provider names none.
+    Raises PluginError if the suite that the provider names is not a subclass of the kit's suite. Also raises
+    PluginError if the provider names no suite, and the kit cannot make a suite for plugins of this kind.
     """
     row = KINDS[subject.kind]
     tested = _tested(subject, registry)
@@ -110,7 +114,7 @@ def _tested(subject: Subject, registry: Registry) -> Any:
 
 
 def _besides(subject: Subject, registry: Registry) -> list[Any]:
-    """Return the suites that the kit always adds to a plugin's own suite."""
+    """Return the suites of the kit that are run in addition to the plugin's suite; none if the plugin is no transport."""
     if subject.kind != "transport":
         return []
     return [_named("ddlcore.testing.conform.standard:killed")(subject.provider, registry)]
@@ -138,5 +142,5 @@ def _plain(name: str) -> str:
 
 
 def contract_methods(contract: type) -> Sequence[str]:
-    """Return the names of a contract's public methods, in the order of their definition."""
+    """Return the names of the public methods of the class ``contract``, in the order of their definition."""
     return [name for name, value in vars(contract).items() if callable(value) and not name.startswith("_")]

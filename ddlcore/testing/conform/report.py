@@ -1,4 +1,4 @@
-"""Makes what ``ddl conform`` prints about a run, as text and as JSON."""
+"""Makes the report that ``ddl conform`` prints about one run of a suite, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ OUTCOMES = ("passed", "failed", "not run", "skipped")
 
 
 def succeeded(run: Run) -> bool:
-    """Return whether at least one test passed, all others passed or were skipped, and every method is written."""
+    """Return whether the run was successful.
+
+    A run is successful if at least one test passed, all other tests passed or were skipped, and no method of the plugin
+    is still to be written.
+    """
     outcomes = {result.outcome for result in run.results}
     return not run.refused and "passed" in outcomes and outcomes <= {"passed", "skipped"} and not run.unwritten
 
 
 def as_json(run: Run, partial: bool) -> dict[str, Any]:
-    """Return everything about a run, each test case separately.
+    """Return the whole report about ``run`` as a dict for JSON, with one entry for each test case.
 
-    ``partial``: the user left out some tests, so no level is reported.
+    If ``partial`` is true, the user has selected only some tests, so the report gives no level.
     """
     level, why = reached(run.subject.kind, run.results)
     name, _, version = run.subject.origin.partition(" ")
@@ -57,10 +61,11 @@ def as_json(run: Run, partial: bool) -> dict[str, Any]:
 
 
 def as_text(run: Run, partial: bool) -> str:
-    """Return the report as text.
+    """Return the report about ``run`` as text.
 
-    It has a line for each standard test, level by level; then the failures and their reasons, the methods to be
-    written, and the level reached.
+    The report begins with a line for each standard test, level by level. After these lines come the failures and their
+    reasons, the methods that are still to be written, and the level reached. If ``partial`` is true, the user has
+    selected only some tests, so the report gives no level.
     """
     kind = run.subject.kind
     lines = [str(run.subject), *(f"  {line}" for line in _over(run))]
@@ -79,7 +84,11 @@ def as_text(run: Run, partial: bool) -> str:
 
 
 def _over(run: Run) -> Iterator[str]:
-    """Yield lines that say what the suite ran on in place of the plugin, and why the plugin cannot be used here."""
+    """Yield the lines about a suite that did not test the plugin itself on this machine.
+
+    One line names the replacement for missing hardware or software that the suite used (``Provider.suite_over``). The
+    other line says why the plugin itself cannot be used here. Each line is left out if it does not apply.
+    """
     subject = run.subject
     if subject.provider.suite_over:
         yield f"its suite runs over {subject.provider.suite_over}"
@@ -100,7 +109,10 @@ def _by_test(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _failures(failures: Sequence[Result]) -> Iterator[str]:
-    """Yield each reason once, after the names of the tests that failed for that reason."""
+    """Yield the lines about failures: for each reason, a line with the tests that failed, and a line with the reason.
+
+    At most three tests are named for one reason.
+    """
     by_reason: dict[str, list[str]] = {}
     for result in failures:
         key = f"{result.unwritten}() is still to be written" if result.unwritten else _cut(result.reason, 400)
@@ -124,7 +136,7 @@ def _end(run: Run, partial: bool) -> Iterator[str]:
 
 
 def _counts(results: Sequence[Result]) -> dict[str, int]:
-    """Return how many of ``results`` have each outcome, in the order in which the report shows them."""
+    """Return the number of ``results`` for each outcome, in the order in which the report shows the outcomes."""
     return {outcome: sum(result.outcome == outcome for result in results) for outcome in OUTCOMES}
 
 

@@ -1,4 +1,7 @@
-"""Makes suites from a provider and its class, for plugins whose authors need not write a suite."""
+"""Makes the suites for plugins whose providers name no suite of their own.
+
+A suite is made from the provider and the class that it describes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def _titled(provider: Provider, suite: type) -> Any:
 
 
 def transport(provider: TransportProvider, tested: type[Transport], registry: Registry) -> Any:
-    """Return a suite for a transport whose class takes no arguments. All ranks are threads of one process."""
+    """Return a suite that tests the transport class ``tested``, which is called without arguments.
+
+    All ranks are threads of one process.
+    """
     from ddlcore.testing.transports import TransportSuite
 
     least, most = provider.sizes
@@ -53,9 +59,9 @@ def transport(provider: TransportProvider, tested: type[Transport], registry: Re
 
 
 def killed(provider: TransportProvider, registry: Registry) -> Any:
-    """Return a suite whose ranks are processes, one of which is killed.
+    """Return a suite that runs the ranks of a transport in processes, and kills one of these processes.
 
-    If that is impossible for this transport, the test of the suite is skipped, with the reason.
+    If that is impossible for this transport, the test of the suite is skipped, and the reason says why.
     """
     from ddlcore.testing.killed import KilledSuite
 
@@ -76,7 +82,7 @@ def killed(provider: TransportProvider, registry: Registry) -> Any:
 
 
 def fusion(provider: FusionProvider, tested: Any, registry: Registry) -> Any:
-    """Return a suite for a fusion policy whose class takes no arguments."""
+    """Return a suite that tests the fusion policy class ``tested``, which is called without arguments."""
     from ddlcore.testing.fusion import FusionSuite
 
     class Suite(FusionSuite):
@@ -88,14 +94,17 @@ def fusion(provider: FusionProvider, tested: Any, registry: Registry) -> Any:
 
 
 def compressor(provider: CompressorProvider, tested: type[Compressor], registry: Registry) -> Any:
-    """Return a suite for a lossless compressor; a lossy one needs its own suite, which says how large the error is."""
+    """Return a suite that tests the compressor class ``tested``, which must be lossless.
+
+    The author of a lossy compressor must write a suite, which sets the allowed error.
+    """
     from ddlcore.testing.compressors import CompressorSuite
 
     return _titled(provider, type("Suite", (CompressorSuite,), {"compressor": tested}))
 
 
 def launcher(provider: LauncherProvider, tested: type[Launcher], registry: Registry) -> Any:
-    """Return a suite for a launcher whose class takes no arguments."""
+    """Return a suite that tests the launcher class ``tested``, which is called without arguments."""
     from ddlcore.testing.launchers import LauncherSuite
 
     settings = _settings(registry)
@@ -114,7 +123,7 @@ def launcher(provider: LauncherProvider, tested: type[Launcher], registry: Regis
 
 
 def tuner(provider: TunerProvider, tested: type[Tuner], registry: Registry) -> Any:
-    """Return a suite for a tuner whose class takes knobs and a seed."""
+    """Return a suite that tests the tuner class ``tested``, which is called with a list of knobs and a seed."""
     from ddlcore.testing.tuners import TunerSuite
 
     class Suite(TunerSuite):

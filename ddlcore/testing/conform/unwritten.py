@@ -1,4 +1,7 @@
-"""Finds the methods of a plugin's class that are still to be written, from its source code; it calls none of them."""
+"""Finds the methods of a plugin's class that are still to be written.
+
+The methods are found in the class and in its source code. None of them is called.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ __all__ = ["unwritten"]
 
 
 def unwritten(tested: Any, contract: type) -> list[str]:
-    """Return ``Class.method`` for each method that is abstract or missing, or that only raises NotImplementedError.
+    """Return ``Class.method`` for each method of the class ``tested`` that is still to be written.
 
-    If the method only raises, the file and the line follow its name.
+    Such a method is a method of ``contract`` that is abstract or missing in ``tested``, or any method of ``tested``
+    that only raises NotImplementedError. In the second case, the text also contains the file and the line.
     """
     found = dict.fromkeys(name for name in contract_methods(contract) if _absent(tested, name, contract))
     lines = [f"{tested.__name__}.{name}" for name in found]
@@ -33,9 +37,10 @@ def _absent(tested: Any, name: str, contract: type) -> bool:
 
 
 def _methods(tested: Any) -> Iterator[tuple[str, str, FunctionType]]:
-    """Yield (class name, name, function) for each function of the class and of its bases, in file order.
+    """Yield (class name, function name, function) for each function of the class ``tested`` and of its base classes.
 
-    The functions of ddlcore's contracts and of the conformance kit are left out.
+    Base classes of ddlcore's contracts, of the conformance kit and of Python's own library are left out. The functions
+    of one class are in the order of their definition.
     """
     for base in getattr(tested, "__mro__", ()):
         if base.__module__.startswith(("ddlcore.contracts", "ddlcore.testing", "builtins", "abc", "typing")):

@@ -1,6 +1,7 @@
-"""Runs a suite in a process of its own and collects its results; a test that hangs or crashes counts as failed.
+"""Runs a suite in a child process, and collects the results. A test that hangs or crashes counts as failed.
 
-After too many such tests, the remaining ones are recorded as not run.
+After such a test, a new child process runs the remaining tests. After too many such tests, the remaining tests are
+recorded as not run.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from ddlcore.testing.levels import Result
 
 __all__ = ["Run", "conform"]
 
-RESTARTS = 8  # after this many tests that ended their process, the remaining tests do not run
+RESTARTS = 8  # at most so many child processes are started after the first one; then the remaining tests do not run
 POLL_S = 0.05
 _OUTPUT = 2000  # how many characters of a crashed process's output are kept
 
 
 @dataclass
 class Run:
-    """The results of one suite."""
+    """The results of the tests of one plugin (``subject``)."""
 
     subject: Subject
     results: list[Result] = field(default_factory=list)
@@ -46,10 +47,11 @@ def conform(
     only: Sequence[str] = (),
     told: Callable[[int, int, str], None] = lambda done, all_, name: None,
 ) -> Run:
-    """Run the suite of ``subject`` to its end, and return its results.
+    """Run the suite of ``subject`` to its end, and return the results.
 
-    ``test_s``: how long one test may take, in seconds. ``only``: names of tests, with or without parameters; empty
-    means all. ``told(done, all, name)`` is called when each test begins.
+    ``test_s`` is the time limit of one test in seconds. ``only`` contains the names of the tests to run, with or
+    without their parameters; empty means all tests. At the beginning of each test, ``told(done, all, name)`` is called
+    with the number of tests that have a result, the number of all tests, and the name of the test.
     """
     run = Run(subject)
     begun_s = time.monotonic()
@@ -66,7 +68,7 @@ def conform(
 
 
 class _Gathering:
-    """The collector of a run's results. It reads them from the lines that the child process writes."""
+    """The collector of a run's results, which reads the lines of JSON that the child process writes."""
 
     def __init__(self, run: Run, told: Callable[[int, int, str], None]) -> None:
         self.run, self._told = run, told
@@ -100,20 +102,28 @@ class _Gathering:
         return {result.name for result in self.run.results}
 
     def lost(self, code: int, output: str) -> None:
-        """Record that the process ended during the test ``current``, with exit code ``code`` and this ``output``."""
+        """Record that the test ``current`` failed, because the child process ended during this test.
+
+        ``code`` is the exit code of the process, or minus the number of the signal that ended it. ``output`` is the
+        text that the process has written.
+        """
         late = "Timeout (" in output
         ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         what = "was not over in time; its process was ended" if late else f"ended the process {ended}"
         self.run.results.append(Result(self.current, "failed", f"it {what}", detail=output[-_OUTPUT:]))
 
     def give_up(self, reason: str) -> None:
-        """Record that the tests without a result do not run, and the ``reason``."""
+        """Record for every test without a result that it was not run, with the text ``reason``."""
         done = self.done()
         self.run.results += [Result(name, "not run", reason) for name in self.names if name not in done]
 
 
 def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: float, only: Sequence[str]) -> bool:
-    """Run one child process on the tests that have no result yet. Return True if no further process is needed."""
+    """Run one child process, which runs the tests that have no result yet.
+
+    Return True if no further child process is needed. Return False if the process ended during a test; this test is
+    then recorded as failed.
+    """
     words, output = folder / "words", folder / "output"
     words.write_text("")
     order = {
@@ -153,7 +163,10 @@ def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: floa
 
 
 def _listen(process: subprocess.Popen[bytes], words: Path, gathering: _Gathering) -> None:
-    """Read the child's lines until the process has ended and every line is handled."""
+    """Read the lines that the child process writes to the file ``words``, and pass each line to ``gathering``.
+
+    Return when the process has ended and all its lines are handled.
+    """
     rest = ""
     with open(words) as file:
         while True:
@@ -169,9 +182,10 @@ def _listen(process: subprocess.Popen[bytes], words: Path, gathering: _Gathering
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the child process: that of this process, with this process's module search path.
+    """Return the environment of the child process: the environment of this process, with three changes.
 
-    pytest loads no installed plugins in it, and gets no options from it.
+    The child finds modules in the same places as this process. pytest loads none of the installed pytest plugins. The
+    variable PYTEST_ADDOPTS is removed, so that the environment adds no options to pytest.
     """
     environ = dict(os.environ)
     environ.pop("PYTEST_ADDOPTS", None)

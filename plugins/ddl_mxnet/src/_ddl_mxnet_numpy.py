@@ -1,8 +1,8 @@
-"""Restores the name ``numpy.bool``, which MXNet 1.9.1 needs, in numpy 1.24 to 1.26 when MXNet is imported.
+"""Restores the name ``numpy.bool`` when MXNet is imported. MXNet 1.9.1 needs this name, and numpy 1.24 to 1.26 lack it.
 
-``ddl_mxnet.pth`` makes every interpreter of the environment import this module, so that ``import mxnet`` works even as
-the first line of a script. Until MXNet is imported, nothing else happens: numpy is not imported and no file is read.
-This module imports only modules that every interpreter has loaded already, which is why its annotations are strings.
+``ddl_mxnet.pth`` makes every interpreter of the environment import this module at its start. So ``import mxnet`` works
+even as the first line of a script. Until MXNet is imported, this module imports nothing and reads no file, so that
+other programs do not start more slowly. For the same reason, the annotations in this module are strings.
 """
 
 import sys
@@ -19,7 +19,7 @@ __all__ = ["mend_numpy", "watch_for_mxnet"]
 def mend_numpy() -> None:
     """Set ``numpy.bool`` to Python's ``bool``, as it was until numpy 1.23.
 
-    Does nothing if numpy has the name already, or is not installed.
+    Does nothing if numpy already has the name ``bool``, or if numpy is not installed.
     """
     try:
         import numpy as np
@@ -30,7 +30,7 @@ def mend_numpy() -> None:
 
 
 class _Watch:
-    """A finder in front of all other finders of ``sys.meta_path``. It acts only if the imported module is MXNet."""
+    """An import finder, the first one in ``sys.meta_path``, which does nothing unless MXNet is imported."""
 
     @classmethod
     def find_spec(cls, name: str, path: "Any" = None, target: "ModuleType | None" = None) -> "ModuleSpec | None":
@@ -45,9 +45,9 @@ class _Watch:
 
 
 def _mend_before(spec: "ModuleSpec") -> None:
-    """Make the module's loader patch numpy before it executes the module.
+    """Change the loader of ``spec``, the import spec of MXNet: it calls ``mend_numpy`` before it executes the module.
 
-    A program that only asks whether MXNet is installed gets ``spec`` too, but does not execute the module.
+    So numpy is not changed if a program only looks for MXNet and does not import it.
     """
     run = getattr(spec.loader, "exec_module", None)
     if run is None:
@@ -61,6 +61,6 @@ def _mend_before(spec: "ModuleSpec") -> None:
 
 
 def watch_for_mxnet() -> None:
-    """Install the finder that patches numpy when this interpreter imports MXNet."""
+    """Install the import finder that calls ``mend_numpy`` when this interpreter imports MXNet."""
     if "mxnet" not in sys.modules and _Watch not in sys.meta_path:
         sys.meta_path.insert(0, _Watch)

@@ -1,1 +1,1 @@
-"""Gloo as a transport of ddl. Users choose it with ``--backend gloo`` and need not import anything."""
+"""The transport over Gloo. Users choose it with ``--backend gloo`` and need not import anything."""

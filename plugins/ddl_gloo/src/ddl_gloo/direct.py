@@ -1,7 +1,7 @@
-"""Collectives made of messages between all pairs of ranks, and the reductions that Gloo does not support.
+"""Collectives that consist of messages between all pairs of ranks. They also do the reductions that Gloo cannot do.
 
-Each rank sends to all others at once and reduces what it receives, in rank order, with ddl's own kernels. 16-bit floats
-are added in float32 and rounded once, and all of ddl's types are supported.
+Each rank sends to all other ranks at once, and reduces the received data in the order of the ranks with ddl's own
+kernels. 16-bit floats are added in float32 and rounded once, and all of ddl's types are supported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Piece = tuple[int, int, int]  # the other rank, the address, and the number of b
 
 
 class Direct:
-    """The collectives of one communicator. Each returns when this rank's part of it is complete.
+    """The collectives of one communicator. Each method returns when this rank has finished its part of the collective.
 
     A method raises RuntimeError if one of its messages fails.
     """
@@ -30,12 +30,12 @@ class Direct:
         self._size = context.size
         self._scratch = Memory(4096)
         later = [(context.rank + i) % context.size for i in range(1, context.size)]
-        self._to, self._from = later, later[::-1]  # each rank starts with another peer
+        self._to, self._from = later, later[::-1]  # each rank begins with a different other rank
 
     def allreduce_whole(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Run an allreduce in which every rank sends its whole tensor to all others, and reduces everything itself.
+        """Run an allreduce in which every rank sends its whole tensor to all other ranks, and reduces all elements.
 
-        This takes only one network latency, but sends many bytes.
+        This way takes only one network latency, but sends many bytes.
         """
         slots = self._slots(source.nbytes, source.address)
         everything = [(rank, source.address, source.nbytes) for rank in self._to]
@@ -45,7 +45,7 @@ class Direct:
     def allreduce_shards(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
         """Run an allreduce in which each rank reduces one shard, and sends the result to all other ranks.
 
-        This sends as many bytes as a ring, and takes two network latencies.
+        This way sends as many bytes as a ring, and takes two network latencies.
         """
         least, more = divmod(source.count, self._size)
         counts = [least + (rank < more) for rank in range(self._size)]
@@ -55,7 +55,11 @@ class Direct:
         self.allgatherv(mine, target, counts)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-        """Send to every other rank the part that it reduces, and reduce the part of this rank."""
+        """Reduce the sources of all ranks, and write this rank's part of the result to ``target``.
+
+        Each rank sends to every other rank the part of ``source`` that the other rank reduces. Rank r's part has
+        ``counts[r]`` elements.
+        """
         at = _addresses(source.address, counts, source.dtype)
         slots = self._slots(target.nbytes, at[self._rank])
         outgoing = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._to]
@@ -64,9 +68,9 @@ class Direct:
             self._kernels.reduce(slots, target.address, target.count, source.dtype, op)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> None:
-        """Send this rank's part to every other rank, and receive theirs.
+        """Send ``source``, this rank's part, to every other rank, and receive the parts of all ranks in ``target``.
 
-        ``source`` may already be at its place in ``target``.
+        Rank r's part has ``counts[r]`` elements. ``source`` may be the memory of this rank's part in ``target``.
         """
         at = _addresses(target.address, counts, source.dtype)
         incoming = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._from]
@@ -74,7 +78,10 @@ class Direct:
         copy(source.address, at[self._rank], source.nbytes)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
-        """Send to every other rank the part that is meant for it, and receive the parts for this rank."""
+        """Send a part of ``source`` to every other rank, and receive the parts for this rank in ``target``.
+
+        Rank s sends ``counts[s][d]`` elements to rank d.
+        """
         me, size = self._rank, source.dtype.itemsize
         sent, got = counts[me], [row[me] for row in counts]
         out, into = _addresses(source.address, sent, source.dtype), _addresses(target.address, got, source.dtype)
@@ -83,7 +90,7 @@ class Direct:
         copy(out[me], into[me], sent[me] * size)
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
-        """Send the root's buffer to every other rank."""
+        """Copy ``buffer`` of rank ``root`` to ``buffer`` of every other rank."""
         piece = (buffer.address, buffer.nbytes)
         if self._rank == root:
             self._swap([(rank, *piece) for rank in self._to], ())
@@ -91,16 +98,17 @@ class Direct:
             self._swap((), [(root, *piece)])
 
     def barrier(self) -> None:
-        """Exchange a byte with every other rank."""
+        """Run a barrier: exchange one byte with every other rank."""
         slots = self._slots(1, self._scratch.address)
         self._swap(
             [(rank, self._scratch.address, 1) for rank in self._to], [(rank, slots[rank], 1) for rank in self._from]
         )
 
     def _slots(self, nbytes: int, own: int) -> list[int]:
-        """Return one address for each rank, with room for ``nbytes`` bytes.
+        """Return one address for each rank, with memory for ``nbytes`` bytes.
 
-        The address of this rank is ``own``; those of the other ranks are in scratch memory.
+        For this rank, the address is ``own``. For the other ranks, the addresses are in temporary memory, which the
+        next call uses again.
         """
         step = (nbytes + 63) & ~63
         if self._scratch.nbytes < self._size * step:
@@ -110,9 +118,9 @@ class Direct:
         return slots
 
     def _swap(self, outgoing: Iterable[Piece], incoming: Iterable[Piece]) -> None:
-        """Send the pieces ``outgoing`` and receive the pieces ``incoming``, all at once, and wait for them.
+        """Send and receive pieces of memory, all at the same time, and wait until all are sent and received.
 
-        A piece is the other rank, an address and a number of bytes. Pieces of zero bytes are skipped on both sides.
+        A piece is (other rank, address, number of bytes). Pieces of zero bytes are left out on both ranks.
         """
         messages: list[Message] = []
         try:
@@ -122,15 +130,18 @@ class Direct:
             while messages:
                 messages.pop().wait()  # in the order of posting
         finally:
-            messages.clear()  # otherwise an error's traceback keeps them, and thereby the group's connections
+            messages.clear()  # otherwise the traceback of an error would keep them, and so the group's connections
 
 
 def copy(source: int, target: int, nbytes: int) -> None:
-    """Copy the part that stays on this rank. The two ranges of memory must be identical or disjoint."""
+    """Copy ``nbytes`` bytes on this rank. The two ranges of memory must be identical, or must not overlap."""
     if source != target and nbytes:
         ctypes.memmove(target, source, nbytes)
 
 
 def _addresses(address: int, counts: Sequence[int], dtype: DType) -> list[int]:
-    """Return the address at which the part of each rank begins."""
+    """Return the address of each rank's part. The parts follow each other without gaps from ``address`` on.
+
+    Part r has ``counts[r]`` elements.
+    """
     return [address + before * dtype.itemsize for before in accumulate(counts[:-1], initial=0)]

@@ -1,4 +1,4 @@
-"""Declares ddl_gloo to the core as plain data; imports neither torch nor anything that imports it."""
+"""Declare to the core what ddl_gloo adds, as plain data. This module imports torch neither directly nor indirectly."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from ddlcore.hooks import TransportProvider, hookimpl
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """Return the provider of collectives over TCP.
+    """Return the description of the transport over TCP.
 
-    Its priority is lower than that of shared memory, which is many times faster on one host but works only there.
+    The priority is lower than that of the transport over shared memory, which is many times faster, but works only on
+    one host.
     """
     return [
         TransportProvider(

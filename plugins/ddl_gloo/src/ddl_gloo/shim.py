@@ -1,7 +1,7 @@
-"""The only file that calls torch's names for Gloo and knows their pitfalls.
+"""Calls to Gloo through torch. No other file of this plugin uses torch's names for Gloo.
 
-It uses the names that torch 2.13 to 2.15 have in common. Version 2.15 renames some of the others (``_allgather_base``,
-``_reduce_scatter_base``, ``alltoall_base``); their work is done here by ``send`` and ``recv``.
+Only names that exist in torch 2.13, 2.14 and 2.15 are used. Torch 2.15 renames some methods (``_allgather_base``,
+``_reduce_scatter_base``, ``alltoall_base``). In place of these methods, this plugin uses ``send`` and ``recv``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from ddlcore.types import Buffer, DType, ReduceOp
 
 # The torch types and ops by which Gloo reduces ddl's types. Gloo has no 16-bit integers, and adds 16-bit floats in 16
-# bits. It finds the minimum and maximum of floats by comparing, so it depends on the order of the ranks whether a NaN
-# is lost.
+# bits. Gloo finds the minimum and maximum of floats by comparisons, so a NaN may be lost, depending on the order of the
+# ranks.
 _TYPES = {
     DType.U8: torch.uint8,
     DType.I8: torch.int8,
@@ -34,32 +34,36 @@ _ORDERED = (ReduceOp.Min, ReduceOp.Max)
 NATIVE = frozenset((dtype, op) for dtype in _TYPES for op in _OPS if not (dtype.is_float and op in _ORDERED))
 
 _FOREVER = timedelta(days=365)  # a slow peer is not an error; only an abort ends a wait
-_VIEWS = 64  # tensors kept by address, because the same fusion buffers are used in every step
-_TAG = 0  # one tag for all messages: between two ranks they arrive in the order of sending
+_VIEWS = 64  # at most so many tensors are stored by address, because every step uses the same fusion buffers
+_TAG = 0  # one tag for all messages: messages from one rank to another arrive in the order of sending
 
 
 def tensor(address: int, count: int, dtype: DType = DType.U8) -> torch.Tensor:
-    """Return a one-dimensional tensor of at least one element on the memory at ``address``.
+    """Return a one-dimensional tensor that uses the memory at ``address``. ``count`` must be at least 1.
 
-    The caller keeps the memory's owner alive.
+    The caller must keep the owner of the memory alive.
     """
     memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(memory, dtype=_TYPES[dtype])
 
 
 class Group:
-    """The ranks of one communicator, all connected to each other. Only one thread may call it at a time."""
+    """Gloo's object for the ranks of one communicator, all connected to each other.
+
+    Only one thread at a time may call the methods.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, address: str, timeout_s: float) -> None:
-        """Listen at ``address``, an address of this host, and connect to the other ranks within ``timeout_s``.
+        """Listen at ``address``, an address of this host, and connect to the other ranks within ``timeout_s`` seconds.
 
-        Ranks tell each other their addresses by ``store``. Raises RuntimeError, and the errors of the store.
+        The ranks exchange their addresses through ``store``. Raises RuntimeError if the ranks cannot connect. Errors of
+        the store are passed on.
         """
         if not dist.is_gloo_available():
             raise RuntimeError("this torch was built without Gloo; pip install torch")
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()  # gloo.Options is a different class
-        # With lazy connections, Gloo would wait forever for a peer that dies before the first collective.
+        # With lazy connections, Gloo would wait forever for a rank that dies before the first collective.
         options._devices = [gloo.create_device(hostname=address, lazy_init=False)]
         options._threads = 2  # Gloo's default; with one thread, successive calls take up to 1.7 times as long
         options._timeout = timedelta(seconds=timeout_s)
@@ -79,34 +83,40 @@ class Group:
         return options
 
     def allreduce(self, memory: Buffer, op: ReduceOp) -> Pending:
-        """Start an allreduce in place. Type and op must be in NATIVE, and there must be at least one element."""
+        """Start an allreduce of ``memory`` in place.
+
+        The pair of the memory's type and ``op`` must be in NATIVE, and ``memory`` must have at least one element.
+        """
         options = self._reductions[(_OF_BOOL if memory.dtype is DType.BOOL else _OPS)[op]]
         return Pending(self._group.allreduce([self._view(memory.address, memory.count, memory.dtype)], options))
 
     def broadcast(self, memory: Buffer, root: int) -> Pending:
-        """Start a broadcast in place, of at least one byte."""
+        """Start a broadcast of ``memory`` from rank ``root``, in place. ``memory`` has at least one byte."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         options.timeout = _FOREVER
         return Pending(self._group.broadcast([self._view(memory.address, memory.nbytes, DType.U8)], options))
 
     def barrier(self) -> Pending:
-        """Start a barrier, which completes on no rank before all ranks have called it."""
+        """Start a barrier. It completes only after all ranks have called this method."""
         return Pending(self._group.barrier(self._barrier))
 
     def send(self, address: int, nbytes: int, to: int) -> Message:
-        """Start sending at least one byte; the peer must receive the same number of bytes."""
+        """Start to send ``nbytes`` bytes (at least one) at ``address`` to rank ``to``.
+
+        The other rank must receive the same number of bytes.
+        """
         return Message(self._group.send([tensor(address, nbytes)], to, _TAG))
 
     def recv(self, address: int, nbytes: int, source: int) -> Message:
-        """Start receiving at least one byte from rank ``source``."""
+        """Start to receive ``nbytes`` bytes (at least one) from rank ``source`` into the memory at ``address``."""
         return Message(self._group.recv([tensor(address, nbytes)], source, _TAG))
 
     def _view(self, address: int, count: int, dtype: DType) -> torch.Tensor:
-        """Return a tensor on the memory at ``address``, and keep it for later calls.
+        """Return a tensor that uses the memory at ``address``, and store the tensor for later calls.
 
-        If the tensor were not kept, Gloo's thread might hold its last reference, and releasing that would have to wait
-        for the interpreter's lock.
+        If the tensor were not stored, Gloo's thread might have the last reference to it. To release this reference, the
+        thread would have to wait for the GIL.
         """
         key = (address, count, dtype)
         view = self._views.get(key)
@@ -117,15 +127,16 @@ class Group:
         return view
 
     def leak(self) -> None:
-        """Keep the group from ever being destroyed.
+        """Make sure that Gloo's group is never destroyed.
 
-        To destroy it would join its threads. These do not exist in a forked process, and may never end after an abort.
+        The group's destructor waits for the end of the group's threads. In a forked process these threads do not exist,
+        and after an abort they may never end.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
 
 class Pending:
-    """A collective that Gloo's own thread carries out."""
+    """A collective in flight, which runs in a thread of Gloo."""
 
     __slots__ = ("_work",)
 
@@ -133,7 +144,7 @@ class Pending:
         self._work = work
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the collective is complete and return True, or return False after ``timeout_s``.
+        """Wait until the collective is complete, and return True. Return False after ``timeout_s`` seconds.
 
         Raises RuntimeError if the collective failed.
         """
@@ -146,9 +157,9 @@ class Pending:
                 return False
             work, self._work = self._work, None
             try:
-                work.wait()  # returns immediately: it has failed, or has completed since
+                work.wait()  # returns or raises immediately, because the collective has completed or failed
             finally:
-                del work  # otherwise an error's traceback keeps it, and thereby the group's connections
+                del work  # otherwise the traceback of an error would keep it, and so the group's connections
         self._work = None
         return True
 
@@ -156,7 +167,7 @@ class Pending:
 class Message:
     """A message in flight.
 
-    Waiting for it has no deadline, because a deadline that passes would break all of the group's connections.
+    The wait for a message has no deadline, because Gloo breaks all connections of the group if a deadline passes.
     """
 
     __slots__ = ("_work",)
@@ -165,7 +176,7 @@ class Message:
         self._work = work
 
     def wait(self) -> None:
-        """Wait until the message is sent or received; call it only once.
+        """Wait until the message is sent or received. Call this method only once.
 
         Raises RuntimeError if the message was lost.
         """

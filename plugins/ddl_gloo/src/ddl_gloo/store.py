@@ -1,4 +1,4 @@
-"""Offers ddl's store by the interface that Gloo expects, so that Gloo need not open a port for a store of its own."""
+"""Make ddl's store usable for Gloo, so that Gloo need not open a port for its own store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _SLICE_S = 0.5
 
 
 class Meeting(TorchStore):
-    """The store that Gloo calls while ranks connect. Its waits end at ``until_s`` (of time.monotonic) at the latest.
+    """The store that Gloo uses while the ranks connect.
 
-    Errors of ddl's store (DeadlineExceeded, PeerLost) pass through Gloo unchanged, so that the constructor of Gloo's
-    group raises them. ``said`` holds what this rank has published, and ``heard`` what it has read of all ranks; both
-    include the addresses at which the ranks listen.
+    Every wait ends at the time ``until_s`` (of time.monotonic) at the latest, and soon after ``stopped()`` has become
+    true. If ddl's store raises an error (DeadlineExceeded, PeerLost), the constructor of Gloo's group raises the same
+    error. ``said`` holds the values that this rank has published, and ``heard`` holds the values of all ranks that this
+    rank has read. Both contain the addresses at which the ranks listen.
     """
 
     def __init__(self, store: Store, until_s: float, stopped: Callable[[], bool]) -> None:
@@ -31,13 +32,13 @@ class Meeting(TorchStore):
         self.heard: list[bytes] = []
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Publish a value; any rank may wait for it."""
+        """Publish ``value`` under ``key``. Any rank may wait for the value."""
         value = value.encode() if isinstance(value, str) else bytes(value)
         self.said.append(value)
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """Wait for the value of ``key``, and return it."""
+        """Wait until ``key`` has a value, and return the value."""
         value = self._awaited(key)
         self.heard.append(value)
         return value
@@ -45,7 +46,7 @@ class Meeting(TorchStore):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have values.
 
-        Gloo's ``timeout`` starts anew with each call, so ``until_s`` is used instead.
+        Gloo's ``timeout`` would begin again with each call. Therefore it is ignored, and ``until_s`` limits the wait.
         """
         for key in keys:
             self._awaited(key)

@@ -1,4 +1,4 @@
-"""The transport over Gloo: chooses the method by which a collective runs, and converts Gloo's errors."""
+"""The transport over Gloo. It chooses the fastest way to run each collective, and converts Gloo's errors to ddl's."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from ddlcore.types import Buffer, ReduceOp
 log = logging.getLogger("ddl")
 
 LOOPBACK = "127.0.0.1"
-# Messages of at most this size are sent and awaited by the calling thread, because giving them to the worker takes as
-# long as sending them. The caller cannot leave a wait in Gloo, and Gloo never ends a wait for a message that was half
-# received when its connection was cut. This is safe nevertheless, because a message of this size arrives as a whole.
+# The calling thread itself sends and awaits messages of at most this size, because passing them to the worker thread
+# takes as long as sending them. The caller cannot leave a wait in Gloo, and such a wait never ends if the connection
+# was cut when the message was half received. Nevertheless this is safe, because a message of this size arrives as a
+# whole.
 SHORT_BYTES = 64 << 10
-# Every rank sends its whole tensor to all others if it sends at most this number of bytes in all. Between hosts the
-# limit is lower, because the link is the bottleneck.
+# Every rank sends its whole tensor to all other ranks if these messages together have at most this number of bytes.
+# Between hosts the limit is lower, because the link is the bottleneck.
 WHOLE_BYTES, WHOLE_BYTES_ACROSS = 768 << 10, 64 << 10
-DIRECT_BARRIER = 8  # ranks; with more, a message to each is slower than Gloo's barrier
-LATE_S = 0.3  # how long after its deadline ``open`` waits for Gloo's own error
-SLICE_S = 0.1  # how often a thread that waits for Gloo checks for an abort
-CALM_S = 0.3  # how long ``abort`` waits for messages on their way
-CUT_S = 0.25  # how long Gloo may take to close connections after the cut; once closed, it no longer accesses memory
-LEFT_S = 0.5  # how long ``close`` waits for a call that still runs, before it is left behind
+DIRECT_BARRIER = 8  # ranks; with more ranks, Gloo's barrier is faster than messages between all pairs
+LATE_S = 0.3  # the time after its deadline for which ``open`` waits for Gloo's own error
+SLICE_S = 0.1  # the interval at which a thread that waits for Gloo checks for an abort
+CALM_S = 0.3  # the longest time for which ``abort`` waits for messages on their way
+CUT_S = 0.25  # the longest wait until Gloo has closed cut connections; then Gloo no longer accesses users' memory
+LEFT_S = 0.5  # the longest time for which ``close`` waits for a call that still runs
 
 
 class GlooTransport(Transport):
-    """A transport for 2 or more ranks on any hosts, over TCP.
+    """A transport over TCP for 2 or more ranks on any hosts.
 
-    It uses torch's ProcessGroupGloo, without torch's default process group.
+    It uses torch's class ProcessGroupGloo, but not torch's default process group.
     """
 
     capabilities = Capabilities()
@@ -95,7 +96,7 @@ class GlooTransport(Transport):
             raise self._failure("open")
 
     def _address(self) -> str:
-        """Return the address of this host by which the other ranks reach it."""
+        """Return the address of this host that the other ranks use to connect to this rank."""
         wanted = str(self.context.settings.get("network_interface", ""))
         if not wanted:
             return self.context.address or LOOPBACK
@@ -125,19 +126,20 @@ class GlooTransport(Transport):
         left, self._left = self._left, []
         ended = self._worker.close(LEFT_S) and all(started.ends(LEFT_S) for started in left)
         if group is not None and not ended:
-            # Gloo waits forever for a message that was half sent or received when its connection ended. Destroying the
-            # group would join Gloo's threads, and so wait forever too.
+            # Gloo waits forever for a message that was half sent or received when its connection ended. The group's
+            # destructor waits for the end of Gloo's threads, and so would also wait forever.
             log.debug("gloo: a call on %s was left behind", self._name())
             group.leak()
             _kept.append((group, left))
-        del group  # here Gloo joins its threads
+        del group  # here Gloo waits for the end of its threads
 
     def abort(self) -> None:
         with self._lock:
-            # The order matters. The flag stops new calls. Messages on their way then get time to arrive, because Gloo
-            # waits forever for a message that the cut has split. After the cut, Gloo's threads may access the memory of
-            # pending calls until they have closed the connections. Callers may free that memory, so they are released
-            # only afterwards; a caller whose wait fails because of the cut waits in ``broke`` for this lock.
+            # The order of these steps matters. First, the flag stops new calls. Second, messages on their way get time
+            # to arrive, because Gloo waits forever for a message that the cut has split. Third, the connections are
+            # cut. Gloo's threads may still access the memory of pending calls until they have closed the connections.
+            # Only after that, the callers are released, because they may free this memory. (A caller whose wait fails
+            # because of the cut waits in ``broke`` for this lock.)
             self._aborted = True
             if self._wires is not None:
                 self._wires.calm(CALM_S)
@@ -149,11 +151,11 @@ class GlooTransport(Transport):
             self._over.set()
 
     def disown(self) -> None:
-        """Release everything in a forked process, which has none of Gloo's threads.
+        """Release the group and the connections in a forked process, in which Gloo's threads do not exist.
 
-        The parent's connections stay open.
+        The parent process's connections stay open.
         """
-        self._lock = threading.Lock()  # a thread that does not exist here may have held it
+        self._lock = threading.Lock()  # a thread of the parent process may hold the old lock
         if self._group is not None:
             self._group.leak()
         if self._wires is not None:
@@ -225,9 +227,10 @@ class GlooTransport(Transport):
         return self._direct
 
     def _send(self, what: str, most_bytes: int, call: Callable[[], None]) -> Work:
-        """Make a call that returns when it is complete, and whose messages have at most ``most_bytes`` bytes each.
+        """Run ``call`` on this thread if its messages are short, otherwise on the worker thread.
 
-        If they are short, make it on this thread, and otherwise give it to the worker.
+        ``call`` runs a collective and returns when the collective is complete. Each of its messages has at most
+        ``most_bytes`` bytes. ``what`` is the collective's name for error messages.
         """
 
         def guarded() -> None:
@@ -240,12 +243,16 @@ class GlooTransport(Transport):
             guarded()
             return DONE
         task = self._worker.give(guarded)
-        if self._aborted:  # ``abort`` may have come before ``give``, and not have seen the task
+        if self._aborted:  # ``abort`` may have run before ``give``, so that it did not end the task
             task.end(self._failure(what))
         return task
 
     def _start(self, what: str, call: Callable[[Group], Pending], memory: Buffer | None = None) -> Work:
-        """Start a call that Gloo's own thread carries out, and that reads or writes ``memory``."""
+        """Start a collective that runs in a thread of Gloo, and return its Work.
+
+        ``call`` starts the collective, and ``memory`` is the memory that the collective reads or writes. ``what`` is
+        the collective's name for error messages.
+        """
         assert self._group is not None
         try:
             return _Started(self, what, call(self._group), memory)
@@ -253,18 +260,19 @@ class GlooTransport(Transport):
             raise self.broke(what, error) from error
 
     def check(self, started: _Started, what: str) -> None:
-        """Raise TransportError if the transport was aborted while ``started`` was in flight.
+        """Raise TransportError if the transport was aborted while the collective ``started`` was in flight.
 
-        It may never end then. ``what`` names the call in the message.
+        After an abort, the collective may never end. ``what`` is the collective's name for the error message.
         """
         if self._over.is_set():
             self._left.append(started)
             raise self._failure(what)
 
     def broke(self, what: str, error: Exception) -> TransportError:
-        """Cut all connections after Gloo has raised ``error``, and return the error to raise.
+        """Cut all connections after Gloo has raised ``error``, and return the TransportError that the caller raises.
 
-        The cut informs the other ranks, because none of their calls can succeed any more.
+        After this error, no call can succeed on any rank. The cut informs the other ranks. ``what`` is the collective's
+        name for the error message.
         """
         if self._broken is None:
             self._broken = TransportError(f"gloo: {what} on {self._name()} failed: {_told(error)}")
@@ -282,7 +290,7 @@ class GlooTransport(Transport):
 
 
 class _Started(Work):
-    """A collective in flight in Gloo, whose errors are converted to errors of ddl."""
+    """A collective in flight in a thread of Gloo. Gloo's errors are converted to errors of ddl."""
 
     __slots__ = ("_memory", "_pending", "_transport", "_what")
 
@@ -306,7 +314,7 @@ class _Started(Work):
                 return False
 
     def ends(self, timeout_s: float) -> bool:
-        """Return whether Gloo has finished with the collective, successfully or not, within ``timeout_s``."""
+        """Wait at most ``timeout_s`` seconds, and return whether the collective has ended (succeeded or failed)."""
         try:
             return self._pending.wait(timeout_s)
         except RuntimeError:
@@ -314,13 +322,16 @@ class _Started(Work):
 
 
 def _fits(what: str, count: int, expected: int) -> None:
-    """Raise ValueError if ``count`` is wrong. Gloo would raise no error, but kill the ranks whose sizes differ."""
+    """Raise ValueError if ``count`` differs from ``expected``.
+
+    Without this check, Gloo would not raise an error, but kill the ranks whose sizes differ.
+    """
     if count != expected:
         raise ValueError(f"gloo: {what} of {count} elements where {expected} are told; please report this")
 
 
 def _told(error: BaseException) -> str:
-    """Return Gloo's own message in ``error``, without its position in Gloo's source and without Gloo's advice."""
+    """Return the first line of Gloo's message in ``error``, without the source position and without Gloo's advice."""
     first = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().partition("\n")[0])
     return first.partition(". This is typically")[0] or type(error).__name__
 

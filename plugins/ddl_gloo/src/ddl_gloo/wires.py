@@ -1,7 +1,7 @@
-"""Finds the connections of one group among the process's file descriptors, in order to cut them. Gloo cannot cut them.
+"""Find Gloo's connections among the file descriptors of this process, and cut them, because Gloo itself cannot.
 
-Gloo's ``abort`` has no effect, and a thread that waits in Gloo does not react to signals. But Gloo's sockets belong to
-the process, and shutting a socket down wakes the threads that read from it.
+Gloo's ``abort`` has no effect, and a thread that waits in Gloo does not react to signals. But Gloo's sockets are file
+descriptors of this process. If a socket is shut down, the threads that read from the socket wake up.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import Any
 
 _DESCRIPTORS = "/proc/self/fd"
 _COUNTED = slice(120, 136)  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (Linux 4.1 and later)
-_LOOK_S, _ALIKE = 0.01, 3  # the pause between looks; that many equal ones in a row mean that nothing is on its way
+_LOOK_S, _ALIKE = 0.01, 3  # time between two reads of the counts; no bytes are on their way after 3 equal results
 
-# While a thread looks, it holds duplicates of descriptors, which another thread's look would mistake for Gloo's.
+# A thread that reads sockets has duplicates of their descriptors. Another thread could take these for Gloo's own
+# descriptors, so only one thread at a time may do so.
 _looking = threading.RLock()
 
 
 def _unlocked() -> None:
-    """Replace the lock in a forked process, because the thread that held it does not exist there."""
+    """Replace the lock in a forked process. A thread that does not exist in this process may hold the old lock."""
     global _looking
     _looking = threading.RLock()
 
@@ -36,18 +37,18 @@ os.register_at_fork(after_in_child=_unlocked)
 
 
 class Wires:
-    """The sockets of one Gloo group, known by descriptor number and inode.
+    """The sockets of one Gloo group, identified by descriptor number and inode.
 
-    This object holds no duplicates of them, so a socket that Gloo closes is really closed.
+    This object does not keep duplicates of the descriptors. So if Gloo closes a socket, the socket is really closed.
     """
 
     def __init__(self, said: Sequence[bytes], heard: Sequence[bytes]) -> None:
         """Find the group's connections.
 
-        ``said`` is what this rank has published for the others, and ``heard`` is what all ranks have published. In
-        Gloo, a rank publishes the address at which it listens, in the system's binary form. A socket is one of the
-        group's connections if its own address is this rank's listening address, or its peer's address is another rank's
-        listening address.
+        ``said`` holds the values that this rank has published for Gloo, and ``heard`` holds the values of all ranks.
+        Each rank publishes the address at which it listens, in the system's binary form. A socket is one of the group's
+        connections if its local address is the listening address of this rank, or if its remote address is the
+        listening address of another rank.
         """
         mine, others = b"".join(said), b"\0".join(heard)
         self._wires: dict[int, int] = {}  # Gloo's descriptors and their inodes
@@ -59,11 +60,11 @@ class Wires:
                         os.set_inheritable(number, False)  # child processes do not need it
 
     def __len__(self) -> int:
-        """Return how many connections were found."""
+        """Return the number of connections that were found."""
         return len(self._wires)
 
     def held(self) -> int:
-        """Return how many of the connections Gloo has not closed yet."""
+        """Return the number of connections that Gloo has not closed yet."""
         count = 0
         for number, inode in self._wires.items():
             with contextlib.suppress(OSError):
@@ -71,10 +72,10 @@ class Wires:
         return count
 
     def calm(self, patience_s: float) -> None:
-        """Wait until no bytes are on their way in either direction, for at most ``patience_s``.
+        """Wait until no bytes are on their way in either direction, but at most ``patience_s`` seconds.
 
-        Gloo's threads send and receive every message that was begun, even if nobody waits for it. If the connection is
-        cut in the middle of a message, Gloo waits for that message forever.
+        Gloo's threads finish every message that has begun, even if no thread waits for the message. If a connection is
+        cut in the middle of a message, Gloo waits forever for the rest of the message.
         """
         until_s = time.monotonic() + patience_s
         before, alike = self._traffic(), 0
@@ -85,7 +86,10 @@ class Wires:
             before = now
 
     def _traffic(self) -> list[tuple[bytes, int]]:
-        """Return, for each connection, its counts of bytes sent and received, and how many bytes are queued."""
+        """Return two values for each connection: the counts of bytes sent and received, and the number of queued bytes.
+
+        The counts are bytes in the kernel's form. They are only compared with earlier counts, so they are not decoded.
+        """
         found = []
         for number, inode in self._wires.items():
             with _taken(number, inode) as wire, contextlib.suppress(OSError):
@@ -95,16 +99,16 @@ class Wires:
         return found
 
     def cut(self) -> None:
-        """Shut every connection down, so that both ends notice it at once. Any thread may call this."""
+        """Shut down every connection. The processes at both ends notice this at once. Any thread may call this."""
         for number, inode in self._wires.items():
             with _taken(number, inode) as wire, contextlib.suppress(OSError):
                 if wire is not None:
                     wire.shutdown(socket.SHUT_RDWR)
 
     def drop(self) -> None:
-        """Close this process's copies of the connections; the parent's stay open.
+        """Close the connections in a forked process. The same connections of the parent process stay open.
 
-        This is for a forked process, in which no other thread runs.
+        Call this method only in a forked process in which no other thread runs.
         """
         for number, inode in self._wires.items():
             with contextlib.suppress(OSError):
@@ -114,10 +118,11 @@ class Wires:
 
 @contextlib.contextmanager
 def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
-    """Yield a TCP socket on a duplicate of the descriptor ``number`` for a short time; yield None for anything else.
+    """Yield a socket object for the descriptor ``number``, or None if ``number`` is not a TCP socket.
 
-    ``inode``: if it is not 0, yield the socket only if it has that inode. Gloo may have closed its descriptor, and the
-    number may belong to another file now.
+    The object uses a duplicate of the descriptor, which is closed at the end of the ``with`` block. If ``inode`` is not
+    0, None is yielded for a socket with another inode. Gloo may have closed its descriptor, so that the number now
+    belongs to another file.
     """
     with _looking:
         try:
@@ -132,7 +137,7 @@ def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
             return
         try:
             found = socket.socket(fileno=own)
-        except OSError:  # not a socket, but the path of one (O_PATH), as the control network has
+        except OSError:  # not an open socket, but only its path (O_PATH); the control network opens such descriptors
             os.close(own)
             yield None
             return
@@ -152,7 +157,7 @@ def _is_between(near: Any, far: Any, mine: bytes, others: bytes) -> bool:
 
 
 def _raw(name: Any) -> bytes:
-    """Return a socket's address in the form of struct sockaddr_in or sockaddr_in6, without the scope."""
+    """Return a socket's address ``name`` as bytes: the struct sockaddr_in or sockaddr_in6, without the scope."""
     if len(name) == 2:
         return (
             struct.pack("=H", socket.AF_INET) + struct.pack(">H", name[1]) + socket.inet_pton(socket.AF_INET, name[0])

@@ -1,7 +1,7 @@
-"""One thread that carries out a transport's calls, one after the other.
+"""A worker thread that makes a transport's calls, one after the other.
 
-A thread that waits inside Gloo cannot be interrupted. A thread that waits for a task can be: any other thread may end
-the task. If the task's call still runs then, it is left behind.
+A thread that waits inside Gloo cannot be interrupted. Therefore other threads wait for a task of the worker instead:
+any thread may end the task, and with it the wait. If the task's call still runs then, nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from ddlcore.contracts.transport import Work
 
 
 class Task(Work):
-    """A call that the worker makes. It is in flight, complete or failed."""
+    """A call that the worker thread makes. A task is in flight, complete or failed."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call
         self._error: BaseException | None = None
         self._over = False
-        # ``wait`` acquires this lock, which is held until the task is over: that is cheaper than an Event. ``end`` may
-        # be called by the worker and by a thread that aborts, and releasing the lock a second time would raise, so
-        # ``_once`` guards the first end.
+        # This lock is released when the task ends, and ``wait`` acquires it; a lock is cheaper than an Event. Both the
+        # worker and an aborting thread may call ``end``. A second release of the lock would raise an exception, so
+        # ``_once`` makes sure that there is only one.
         self._gate = threading.Lock()
         self._gate.acquire()
         self._once = threading.Lock()
 
     def run(self) -> None:
-        """Make the call, on the worker's thread."""
+        """Make the call. Only the worker thread calls this method."""
         call, self._call = self._call, None
         assert call is not None
-        # A task that ended while it was queued must not run: its caller has been told that it failed, and may have
-        # freed the memory that the call would write to.
+        # If the task was ended while it was queued, the call must not run: the thread that waited for the task has got
+        # an error, and may have freed the memory to which the call would write.
         if self._over:
             return
         try:
@@ -44,9 +44,9 @@ class Task(Work):
             self.end(None)
 
     def end(self, error: BaseException | None) -> None:
-        """End the task, even if its call still runs. Any thread may call this; only the first call counts.
+        """End the task, even if its call still runs. Any thread may call this method; only the first call counts.
 
-        ``error``: the error that ``wait`` raises, or None if the task is complete.
+        ``error`` is the error that ``wait`` will raise, or None if the task is complete.
         """
         with self._once:
             if not self._over:
@@ -64,7 +64,7 @@ class Task(Work):
 
 
 class Worker:
-    """A thread that makes calls in order. It starts with the first task and ends with ``close``."""
+    """A thread that makes calls, one after the other. The thread starts with the first task, and ends at ``close``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -74,13 +74,13 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Return whether no task is in flight."""
+        """Whether no task is queued or running."""
         return not self._given
 
     def give(self, call: Callable[[], None]) -> Task:
-        """Queue ``call``, which is made after the earlier calls are over, and return its task.
+        """Queue ``call``, and return its task. The thread makes the call after all earlier calls have returned.
 
-        Starts the thread if needed.
+        Start the thread if it does not run yet.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
@@ -91,14 +91,14 @@ class Worker:
         return task
 
     def drop(self, error: BaseException) -> None:
-        """End the running task and all queued ones with ``error``. Any thread may call it."""
+        """End the running task and all queued tasks with ``error``. Any thread may call this method."""
         for task in list(self._given):
             task.end(error)
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the thread, and return whether it has ended within ``timeout_s``.
+        """Stop the thread after all queued calls, and return whether the thread has ended within ``timeout_s`` seconds.
 
-        If it has ended, the calls of all tasks have returned.
+        If the thread has ended, the calls of all tasks have returned.
         """
         thread, self._thread = self._thread, None
         if thread is None:

@@ -1,4 +1,4 @@
-"""MPI as a transport of ddl; it uses the MPI that mpi4py loads.
+"""The transport over the MPI library that mpi4py loads.
 
-Users choose it with ``--backend mpi`` and import nothing.
+Users choose it with ``--backend mpi`` and need not import anything.
 """

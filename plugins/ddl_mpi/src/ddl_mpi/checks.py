@@ -1,4 +1,4 @@
-"""The check for `ddl doctor` that finds a release of MPI that hangs."""
+"""The check for `ddl doctor` that finds an MPI release with a known fault: the release hangs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _open_mpi(host: HostView) -> str:
 
 
 class KnownBadMpi(KnownBadCheck):
-    """The check that finds known bad releases by the version that the mpirun on the rank's PATH prints."""
+    """The check that finds MPI releases with known faults, by the version that the mpirun on the rank's PATH prints."""
 
     name = "known-bad-mpi"
     completes = "known-bad"

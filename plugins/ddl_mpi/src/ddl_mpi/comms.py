@@ -1,4 +1,4 @@
-"""Finds the ranks of mpi4py's communicators, and whether a program's own MPI calls may mix with ddl's."""
+"""Support for programs that use mpi4py: find the ranks of a communicator, and whether MPI supports several threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddlcore.contracts.communicators import Communicators
 from ddlcore.errors import TransportError
 
 HOW = "start the script by `ddl run --backend mpi` or by mpirun"
-# Variables that mpiexec, srun and similar launchers set for MPI. Without them, MPI makes a world of one process.
+# Variables that mpiexec, srun and similar launchers set for MPI. Without these variables, MPI's world is one process.
 STARTED = (
     "PMI_RANK",
     "PMI_FD",
@@ -26,7 +26,10 @@ STARTED = (
 
 
 class MpiCommunicators(Communicators):
-    """The support for mpi4py's communicators. All processes of a communicator must call ``ranks_of`` together."""
+    """The support for communicators of mpi4py that users pass to ``init``.
+
+    All processes of a communicator must call ``ranks_of``, because this method communicates.
+    """
 
     def ranks_of(self, comm: Any, rank: int, size: int) -> Sequence[int]:
         from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""Tells the conformance kit how to test MPI: a rank is a process that mpiexec has started."""
+"""Tell the conformance kit how to test the transport: mpiexec starts a process for each rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddl_mpi.library import find_library
 from ddlcore.errors import PluginError
 from ddlcore.testing import ProcessSuite
 
-# Open MPI refuses to run as root, or with more ranks than cores, unless it is told that this is intended.
+# Without these variables, Open MPI refuses to run as root, or with more ranks than cores.
 OPENMPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -19,7 +19,7 @@ OPENMPI = {
 
 
 class MpiSuite(ProcessSuite):
-    """The transport's suite, which `ddl conform mpi` runs."""
+    """The tests of the transport that `ddl conform mpi` runs."""
 
     target = "ddl_mpi.transport:MpiTransport"
     first = "ddl_mpi.process:load"  # waits for all processes that mpiexec has started, not only for those of one group

@@ -1,8 +1,8 @@
-"""Starts ranks by the mpiexec of the same MPI that mpi4py loads.
+"""Start ranks with the mpiexec that belongs to the MPI library that mpi4py loads.
 
-It starts one agent for each rank, because MPI requires that a rank descends from the proxy that mpiexec starts for the
-rank. Within an allocation of Slurm, srun starts the ranks if that MPI can talk to srun by PMI-2. Otherwise mpiexec
-starts them, and detects allocations itself.
+One agent is started for each rank, because MPI requires that each rank is a descendant of a process that mpiexec has
+started for this rank. In an allocation of Slurm, srun starts the agents if MPI and srun both support PMI-2. In all
+other cases mpiexec starts the agents, and mpiexec itself detects allocations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddlcore.contracts.launcher import HostSlots, Launcher, StartCommand, StartP
 from ddlcore.errors import PluginError
 
 log = logging.getLogger("ddl")
-_TASK = "DDL_AGENT"  # see StartCommand.task
+_TASK = "DDL_AGENT"  # the variable with the agent's task, see StartCommand.task
 _OWN = (  # prefixes of the variables that MPI sets for its ranks: PMI and MPI by MPICH's family, the rest by Open MPI
     "PMI_",
     "PMI2_",
@@ -40,13 +40,13 @@ _LIST_S = 10.0
 
 
 class MpiLauncher(Launcher):
-    """The launcher that uses mpiexec, or srun in its place."""
+    """The launcher that starts agents with mpiexec, or with srun."""
 
     def __init__(self) -> None:
         self._name = "mpiexec"
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """Return the hosts of the batch job in which `ddl run` runs."""
+        """Return the hosts and slots of the batch system's allocation in which `ddl run` runs."""
         return granted_hosts(environ)
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
@@ -62,7 +62,11 @@ class MpiLauncher(Launcher):
         return [_by_prte(plan, library, hosts) if library.name == "openmpi" else _by_hydra(plan, library, hosts)]
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """Return a message with the last line that the command wrote. Lines that contain only drawing are left out."""
+        """Return a message about an agent that did not start, with the last line that the command has written.
+
+        Lines that contain only drawing characters, such as "-----", do not count. ``code`` is the command's exit code,
+        or None if the agent does not answer.
+        """
         lines = [line.strip() for line in text.splitlines() if line.strip(" -=|")]
         how = "does not answer" if code is None else f"ended with code {code}"
         return f"{host}: {self._name} {how}: {lines[-1] if lines else 'it wrote nothing'}"
@@ -87,9 +91,11 @@ class MpiLauncher(Launcher):
 
 
 def _command(plan: StartPlan, argv: Sequence[str], number: tuple[str, ...], environ: Mapping[str, str]) -> StartCommand:
-    """Return a command that starts agents in rank order. Each agent finds its number in a variable that MPI sets.
+    """Return a command that starts all agents in the order of their ranks.
 
-    ``number`` lists the variables that may hold it.
+    Each agent reads its number from an environment variable that MPI sets. ``number`` lists the names that this
+    variable may have. ``argv`` is the first part of the command; the program of the agents is added to it. ``environ``
+    holds further environment variables for the command.
     """
     return StartCommand(
         argv=(*argv, *plan.program),
@@ -107,7 +113,7 @@ def _host_list(hosts: Sequence[tuple[str, int]]) -> str:
 
 
 def _by_hydra(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, int]]) -> StartCommand:
-    """Return the command for the mpiexec of MPICH and of the MPIs that are derived from MPICH."""
+    """Return the start command for the mpiexec of MPICH, and of MPI libraries that are derived from MPICH."""
     argv = [
         library.mpiexec,
         "-hosts",
@@ -122,7 +128,7 @@ def _by_hydra(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, i
 
 
 def _by_prte(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, int]]) -> StartCommand:
-    """Return the command for Open MPI's mpirun."""
+    """Return the start command for the mpirun of Open MPI."""
     argv = [
         library.mpiexec,
         "--host",
@@ -163,8 +169,9 @@ def _ssh_options(plan: StartPlan) -> list[str]:
 def _srun_serves(environ: Mapping[str, str], hosts: Sequence[tuple[str, int]]) -> bool:
     """Return whether srun can start these ranks.
 
-    srun numbers ranks in the allocation's order of nodes, and puts equally many on each node, so ``hosts`` must have
-    the same order and equal counts. srun must also support PMI-2.
+    ``hosts`` holds pairs of host and number of ranks. srun numbers the ranks in the order of the allocation's nodes,
+    and starts equally many ranks on each node. So ``hosts`` must have the same order, and all numbers must be equal.
+    srun must also support PMI-2.
     """
     if "SLURM_JOB_ID" not in environ or len({count for _, count in hosts}) != 1:
         return False

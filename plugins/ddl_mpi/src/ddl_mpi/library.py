@@ -1,4 +1,4 @@
-"""Finds the MPI that mpi4py loads, and the mpiexec that belongs to it, without initializing MPI in this process."""
+"""Find the MPI library that mpi4py loads, and its mpiexec, without initializing MPI in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from ddlcore.contracts import pip_install
 from ddlcore.errors import PluginError
 
-WANTED = "ddl-mpi[mpich]"  # what brings an MPI
+WANTED = "ddl-mpi[mpich]"  # the distribution whose installation also installs an MPI library
 PROBE_TIMEOUT_S = 30.0
 NAMES = {  # a word in the version text of the library or its mpiexec -> our name
     "open mpi": "openmpi",
@@ -45,7 +45,10 @@ print(json.dumps([os.fsdecode(info.path or b""), text.value.decode(errors="repla
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """An installed MPI. ``mpiexec`` was run to check that it belongs to this MPI and not to another."""
+    """An installed MPI library, and its mpiexec.
+
+    ``mpiexec`` was run to check that it belongs to this library, and not to another MPI.
+    """
 
     name: str  # mpich, openmpi, intel, mvapich, cray; unknown
     path: str  # of libmpi
@@ -55,10 +58,10 @@ class MpiLibrary:
 
 @lru_cache(maxsize=4)
 def find_library(python: str = sys.executable) -> MpiLibrary:
-    """Return the MPI that ``python``'s mpi4py loads, with the mpiexec that belongs to it.
+    """Return the MPI library that mpi4py loads in the interpreter ``python``, and the mpiexec of this library.
 
-    The first call takes about 0.1 s. Raises PluginError, in one line that says what to install, if mpi4py, the library
-    or its mpiexec is missing, and if every mpiexec found belongs to another MPI.
+    The first call takes about 0.1 s. Raises PluginError if mpi4py, the library or its mpiexec is missing, or if every
+    mpiexec that is found belongs to another MPI. The message is one line that says what to install.
     """
     path, text = _ask_library(python)
     name = name_of(text)
@@ -79,15 +82,22 @@ def find_library(python: str = sys.executable) -> MpiLibrary:
 
 
 def name_of(text: str) -> str:
-    """Return the name of the MPI whose library or mpiexec prints ``text`` as its version; "unknown" for others."""
+    """Return the name of the MPI with the version text ``text``, such as "mpich", or "unknown".
+
+    A version text is printed by an MPI library or by its mpiexec.
+    """
     text = text.lower()
-    # MPIs derived from MPICH mention MPICH or hydra too, but after their own name, so the first word found counts.
+    # The texts of libraries derived from MPICH also contain "MPICH" or "hydra", but after their own name. So the word
+    # that occurs first counts.
     found = [(text.find(word), name) for word, name in NAMES.items() if word in text]
     return min(found)[1] if found else "unknown"
 
 
 def _ask_library(python: str) -> tuple[str, str]:
-    """Return the path of the libmpi that ``python``'s mpi4py loads, and its version text."""
+    """Return the path of the MPI library that mpi4py loads in the interpreter ``python``, and its version text.
+
+    Raises PluginError if mpi4py or the library is missing.
+    """
     try:
         done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -104,7 +114,12 @@ def _ask_library(python: str) -> tuple[str, str]:
 
 
 def _candidates(name: str, path: str, python: str) -> Iterator[str]:
-    """Yield possible paths of mpiexec, best first: the library's prefix, the interpreter's environment, PATH."""
+    """Yield the paths of mpiexec programs that exist, the best first.
+
+    These folders are searched, in this order: ``bin`` in each of the four folders above the folder of the library
+    ``path``, the folder of the interpreter ``python``, and the folders of PATH. ``name`` is the name of the MPI, which
+    may be a part of the program's name.
+    """
     names = [f"mpiexec.{name}", "mpiexec"]
     if name == "mpich":
         names = ["mpiexec.hydra", "mpiexec.mpich", "mpiexec"]

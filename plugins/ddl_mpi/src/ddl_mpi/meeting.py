@@ -1,4 +1,7 @@
-"""The meeting of a communicator's ranks in MPI's world: each rank publishes its facts in the store."""
+"""Create an MPI communicator for the ranks of a communicator of ddl.
+
+The ranks first exchange facts through the job's store, such as their ranks in MPI's world (MPI_COMM_WORLD).
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from ddlcore.contracts import pip_install
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-SLICE_S = 0.2  # the time within which an abort is noticed
+SLICE_S = 0.2  # an abort is noticed within this time
 TAGS = 1 << 15  # MPI guarantees at least so many tags
 T = TypeVar("T")
 HOW = "start the script by `ddl run --backend mpi` or by mpirun, or use another --backend"
 
 
 def check_threads(mpi: Any) -> None:
-    """Raise TransportError if MPI may only be called from its first thread."""
+    """Raise TransportError if MPI may only be called from the thread that has initialized it.
+
+    ``mpi`` is the module mpi4py.MPI.
+    """
     level = mpi.Query_thread()
     if level >= mpi.THREAD_SERIALIZED:
         return
@@ -35,25 +41,28 @@ def check_threads(mpi: Any) -> None:
 
 
 def begin(context: Context, check: Callable[[], None]) -> None:
-    """Initialize MPI if it is not initialized, and wait until all ranks have initialized it.
+    """Initialize MPI if it is not initialized, and wait until all ranks have initialized MPI.
 
-    MPI_Init waits for all processes that MPI has started, whether or not they need MPI. Raises the same errors as
-    ``meet``.
+    All processes that MPI has started must initialize it, even if some of them do not use MPI, because MPI_Init waits
+    for all of them. ``check`` is called during the wait, and may raise an exception to end the wait. Raises
+    TransportError if MPI cannot be initialized, and DeadlineExceeded after ``context.timeout_s`` seconds.
     """
     until_s = time.monotonic() + context.timeout_s
     mpi: Any = apart(process.load, context, until_s, check)
     if context.store.add("mpi/begun", 1) == context.size:
         context.store.set("mpi/all", b"")
     _awaited(context, "mpi/all", f"not all ranks of {_name(context)} have begun MPI", until_s, check)
-    if mpi.COMM_WORLD.Get_size() == context.size:  # then all of MPI's ranks have initialized it
+    if mpi.COMM_WORLD.Get_size() == context.size:  # then all processes that MPI has started have initialized MPI
         process.unname_shared_memory()
 
 
 def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
-    """Return mpi4py.MPI, which is initialized, and a communicator of ``context.members`` in their order.
+    """Create an MPI communicator of the ranks ``context.members``, in this order.
 
-    ``check`` is called during the wait, and may raise to end it. Raises TransportError, the same on every rank, if the
-    ranks are not in one MPI world, and DeadlineExceeded after ``context.timeout_s``.
+    Return two values: the module mpi4py.MPI, and the communicator. MPI is initialized if necessary. ``check`` is called
+    during the wait for other ranks, and may raise an exception to end the wait. Raises TransportError, with the same
+    text on every rank, if the ranks are not in one MPI world. Raises DeadlineExceeded after ``context.timeout_s``
+    seconds.
     """
     until_s = time.monotonic() + context.timeout_s
     mpi: Any = apart(process.load, context, until_s, check)
@@ -65,7 +74,7 @@ def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
     text = objection(context, facts)
     if text:
         raise TransportError(f"mpi: {text}")
-    if world.Get_size() == context.size:  # then all of MPI's ranks have initialized it
+    if world.Get_size() == context.size:  # then all processes that MPI has started have initialized MPI
         process.unname_shared_memory()
     comm = _create(mpi, [fact[0] for fact in facts], facts[0][3], context, until_s, check)
     if context.rank == 0:
@@ -80,9 +89,10 @@ def _fact(context: Context, rank: int, until_s: float, check: Callable[[], None]
 
 
 def _awaited(context: Context, key: str, late: str, until_s: float, check: Callable[[], None]) -> bytes:
-    """Wait for the value of ``key`` in the store, and return it.
+    """Wait for the value of ``key`` in the store, and return the value.
 
-    Raises DeadlineExceeded, with ``late`` in its text, after ``until_s``. Raises also whatever ``check`` raises.
+    Raises DeadlineExceeded, with ``late`` in its text, at the time ``until_s`` (of time.monotonic). An exception that
+    ``check`` raises ends the wait, too.
     """
     while True:
         check()
@@ -99,9 +109,10 @@ def _name(context: Context) -> str:
 
 
 def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
-    """Return why these processes cannot have a common communicator. The result is empty if they can.
+    """Return the reason why these processes cannot have a common MPI communicator, or "" if they can.
 
-    ``facts`` holds for each member: its rank in MPI's world, the size of that world, and MPI's version text.
+    ``facts`` holds a sequence for each member, which begins with three values: the member's rank in MPI's world, the
+    size of MPI's world, and the version text of the member's MPI library.
     """
     libraries: dict[str, list[int]] = {}
     for member, fact in zip(context.members, facts):
@@ -138,10 +149,11 @@ def _create(
 
 
 def apart(wait: Callable[[], T], context: Context, until_s: float, check: Callable[[], None]) -> T:
-    """Call ``wait`` on a thread of its own, and return its result. It waits for other processes inside MPI.
+    """Call ``wait`` in a new thread, and return its result. ``wait`` waits inside MPI for other processes.
 
-    If the other processes do not come to this call, the thread is left behind. Raises what ``wait`` or ``check``
-    raises, and DeadlineExceeded after ``until_s``.
+    An exception that ``wait`` or ``check`` raises is passed on. Raises DeadlineExceeded at the time ``until_s`` (of
+    time.monotonic). If this function ends because of ``check`` or the deadline, the new thread still waits in MPI.
+    Nobody waits for the thread any more, and MPI will not be finalized.
     """
     values: list[T] = []
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Plain mpi4py, whose blocking collectives `ddl bench` compares with ddl's. MPI must have started the ranks."""
+"""The peer mpi4py: `ddl bench` compares its blocking collectives with those of ddl. MPI must have started the ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ddlcore.types import Kind
 
 
 class MpiPeer(BenchPeer):
-    """A peer that calls mpi4py's collectives on a separate communicator, a copy of MPI's world.
+    """A peer that calls mpi4py's collectives on its own communicator, a duplicate of MPI_COMM_WORLD.
 
-    ``threads`` is the thread level requested from MPI, if MPI is not initialized yet.
+    ``threads`` is the thread level with which MPI is initialized, if MPI is not initialized yet.
     """
 
     def __init__(self, threads: str = "multiple") -> None:
@@ -24,9 +24,9 @@ class MpiPeer(BenchPeer):
         self._in_place: Any = None
 
     def open(self, context: Context) -> None:
-        """Initialize MPI and make a communicator.
+        """Initialize MPI if necessary, and create the communicator.
 
-        Raises TransportError if MPI is missing or numbers the ranks differently.
+        Raises TransportError if MPI is missing, or if the ranks have other numbers in MPI than in ddl.
         """
         import mpi4py
 

@@ -1,4 +1,4 @@
-"""Declares ddl_mpi to the core as plain data; imports neither mpi4py nor anything that imports it."""
+"""Declare to the core what ddl_mpi adds, as plain data. This module imports mpi4py neither directly nor indirectly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTALL = "pip install 'ddl-mpi[mpich]'"
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """Return the provider of the transport over the MPI that mpi4py loads."""
+    """Return the description of the transport over the MPI library that mpi4py loads."""
     return [
         TransportProvider(
             name="mpi",
@@ -44,7 +44,7 @@ def ddl_transports() -> list[TransportProvider]:
 
 @hookimpl
 def ddl_communicators() -> list[CommunicatorsProvider]:
-    """Return the provider of mpi4py's communicators, which may be passed to ``init``."""
+    """Return the description of the support for mpi4py's communicators, which users may pass to ``init``."""
     return [
         CommunicatorsProvider(
             name="mpi",
@@ -59,7 +59,7 @@ def ddl_communicators() -> list[CommunicatorsProvider]:
 
 @hookimpl
 def ddl_launchers() -> list[LauncherProvider]:
-    """Return the provider of the launcher that uses mpiexec, or srun in its place."""
+    """Return the description of the launcher that starts ranks with mpiexec or srun."""
     return [
         LauncherProvider(
             name="mpi",
@@ -77,7 +77,7 @@ def ddl_launchers() -> list[LauncherProvider]:
 
 @hookimpl
 def ddl_bench_peers() -> list[BenchPeerProvider]:
-    """Return the provider of the peer that calls mpi4py's own collectives."""
+    """Return the description of the peer that calls mpi4py's own collectives, for `ddl bench`."""
     return [
         BenchPeerProvider(
             name="mpi",
@@ -92,5 +92,5 @@ def ddl_bench_peers() -> list[BenchPeerProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """Return the providers of checks for `ddl doctor`."""
+    """Return the descriptions of checks for `ddl doctor`."""
     return [CheckProvider("known-bad-mpi", "ddl_mpi.checks:KnownBadMpi", doc="a release of MPI that hangs")]

@@ -1,4 +1,7 @@
-"""Manages MPI in this process: initializes it once, tells its thread level, and finalizes it unless a peer was lost."""
+"""Manage MPI in this process: initialize it once, return its thread level, and finalize it at the end.
+
+MPI is not finalized if a call of MPI was abandoned or the process fails, because MPI_Finalize could wait forever.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from ddl_mpi.library import WANTED
 from ddlcore.contracts import pip_install
 from ddlcore.errors import TransportError
 
-SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # names by MPICH and Open MPI
+SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # names from MPICH and Open MPI
 
 
 class _Process:
-    """The state of MPI in this process."""
+    """The state of MPI in this process. There is one object of this class."""
 
     def __init__(self) -> None:
-        self.forsaken: list[object] = []  # objects of abandoned calls: MPI may still write to them or call them back
-        self.pid = 0  # of the process that has loaded MPI; a forked child must not finalize it
+        self.forsaken: list[object] = []  # objects of abandoned calls; they are kept because MPI may still use them
+        self.pid = 0  # of the process that has loaded MPI; a forked child process must not finalize MPI
         self.ours = False  # whether ddl must call MPI_Finalize, and not mpi4py
         self.status = 0  # the exit code passed to sys.exit
 
@@ -32,11 +35,12 @@ _process = _Process()
 
 
 def load() -> ModuleType:
-    """Import mpi4py.MPI, initialize MPI if that was not done yet, and return the module.
+    """Import mpi4py.MPI, initialize MPI if it is not initialized, and return the module mpi4py.MPI.
 
-    MPI then supports several threads if it can, unless ``mpi4py.rc`` or the program's own initialization asked for
-    less. Initializing waits for every process that the same mpiexec has started, with the interpreter's lock released.
-    Raises TransportError, in one line that says what to do next, if MPI is missing or already finalized.
+    MPI is initialized for several threads if the library supports that, unless ``mpi4py.rc`` or the program itself has
+    requested a lower thread level. The initialization waits for every process that the same mpiexec has started; the
+    GIL is released during the wait. Raises TransportError if MPI is missing or was already finalized. The message is
+    one line that says what to do.
     """
     first = "mpi4py.MPI" not in sys.modules
     try:
@@ -47,7 +51,7 @@ def load() -> ModuleType:
     level = rc.thread_level if rc.threads else "single"
     ours = first and rc.initialize
     if ours:
-        rc.initialize = False  # mpi4py would hold the interpreter's lock until all ranks have initialized MPI
+        rc.initialize = False  # mpi4py would not release the GIL until all ranks have initialized MPI
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -68,15 +72,16 @@ def load() -> ModuleType:
 
 
 def unname_shared_memory() -> None:
-    """Unlink the memory that MPI shares within this host; it is freed when the last process that maps it ends.
+    """Unlink the files of the memory that MPI shares between the processes of this host.
 
-    MPI_Finalize would unlink it, but a killed process never calls MPI_Finalize. Call this only after every process that
-    MPI has started on this host has initialized MPI, and so has mapped the memory.
+    The memory is then freed when the last process that maps it ends. MPI_Finalize would unlink the files, too, but a
+    killed process never calls MPI_Finalize. Call this function only after every process that MPI has started on this
+    host has initialized MPI, because until then a process may still have to map the memory.
     """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             places = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps}
-    except OSError:  # not Linux: only MPI_Finalize unlinks it
+    except OSError:  # not Linux: only MPI_Finalize unlinks the files
         return
     for place in places:
         if place.startswith(SHARED):
@@ -85,7 +90,10 @@ def unname_shared_memory() -> None:
 
 
 def _initialize(mpi: ModuleType, level: str) -> None:
-    """Initialize MPI with the thread level ``level``, as mpi4py does, but with the interpreter's lock released."""
+    """Initialize MPI with the thread level ``level``, such as "multiple". Unlike mpi4py, release the GIL meanwhile.
+
+    Raises TransportError if MPI reports an error.
+    """
     provided = ctypes.c_int()
     wanted = getattr(mpi, f"THREAD_{level.upper()}")
     code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, int(wanted), ctypes.byref(provided))
@@ -96,16 +104,17 @@ def _initialize(mpi: ModuleType, level: str) -> None:
 
 
 def library_version() -> str:
-    """Return MPI's version text in one line. Call ``load`` first."""
+    """Return the first line of the MPI library's version text. Call ``load`` before this function."""
     from mpi4py import MPI
 
     return " ".join(MPI.Get_library_version().strip("\0 \n").splitlines()[0].split())
 
 
 def threads_supported() -> bool:
-    """Return whether several threads may call MPI at once, so that a program's own calls may mix with ddl's.
+    """Return whether several threads may call MPI at the same time.
 
-    Initializes MPI, and raises TransportError, as ``load`` does.
+    If so, the program itself may call MPI while ddl uses MPI. Initializes MPI if necessary. Raises TransportError if
+    MPI is missing or was already finalized.
     """
     mpi = load()
     return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
@@ -113,7 +122,7 @@ def threads_supported() -> bool:
 
 @lru_cache(maxsize=1)
 def cuda_aware() -> bool:
-    """Return whether MPI says that it accepts addresses of CUDA memory. Call ``load`` first."""
+    """Return whether MPI reports that it accepts addresses of CUDA memory. Call ``load`` before this function."""
     from mpi4py import MPI
 
     try:
@@ -124,9 +133,9 @@ def cuda_aware() -> bool:
 
 
 def forsake(*things: object) -> None:
-    """Record that a call of MPI was abandoned, so that MPI_Finalize will not be called. This cannot be undone.
+    """Record that a call of MPI was abandoned. From now on, this process will not call MPI_Finalize.
 
-    ``things`` are kept alive, because MPI may still use them.
+    This cannot be undone. ``things`` are objects that are kept alive, because MPI may still use them.
     """
     _process.forsaken.append(things)
 
@@ -138,14 +147,16 @@ def forsaken() -> bool:
 
 # --- the end
 #
-# MPI_Finalize waits for all processes that MPI has started. It waits forever if one of them is lost, or if this process
-# ends early because of an error that the others do not have. In these cases the process ends without MPI_Finalize.
+# MPI_Finalize waits for all processes that MPI has started. It waits forever if one of these processes is lost, or if
+# this process ends early because of an error that the other processes do not have. In these cases this process ends
+# without MPI_Finalize.
 
 
 def _at_exit() -> None:
-    """Call MPI_Finalize, or arrange that the process ends without MPI_Finalize.
+    """Call MPI_Finalize, or make sure that the process ends without MPI_Finalize.
 
-    Runs after the job's shutdown, because that is registered later.
+    The interpreter calls this function at the end of the process, after the job's shutdown. (Functions that are
+    registered later with atexit are called first, and the shutdown is registered later.)
     """
     if os.getpid() != _process.pid:
         return
@@ -167,9 +178,10 @@ def _finalize() -> None:
 
 
 def _note_exits() -> None:
-    """Wrap ``sys.exit`` to learn the exit code, which the interpreter does not tell to functions of ``atexit``.
+    """Replace ``sys.exit`` by a function that stores the exit code and then does the same as before.
 
-    A plain ``raise SystemExit(code)`` is not noticed.
+    The stored code is needed in ``_at_exit``, because the interpreter does not pass the exit code to atexit functions.
+    The code of a plain ``raise SystemExit(code)`` is not stored.
     """
     exit_as_before = sys.exit
 
@@ -181,15 +193,16 @@ def _note_exits() -> None:
 
 
 class _LastWord:
-    """An object that ends the process just before the finalizer of mpi4py runs.
+    """An object whose deletion ends the process. This happens just before the finalizer of mpi4py would run.
 
-    The interpreter deletes it when it clears this module, which is after atexit. It is needed if the program has
-    imported mpi4py.MPI before ddl: mpi4py's finalizer, which is written in C and calls MPI_Finalize, cannot be removed.
+    The interpreter deletes the object when it clears this module, after all atexit functions. The object is needed if
+    the program has imported mpi4py.MPI before ddl. In this case mpi4py has registered a finalizer in C that calls
+    MPI_Finalize, and that cannot be removed.
     """
 
     def __init__(self, code: int) -> None:
         self._code = code
-        self._exit = os._exit  # the module os may already be cleared then
+        self._exit = os._exit  # stored here, because the interpreter may clear the module os first
 
     def __del__(self) -> None:
         self._exit(self._code)

@@ -1,4 +1,4 @@
-"""The transport over MPI: translates collectives into MPI calls, with one communicator for each group."""
+"""The transport over MPI: it runs each collective by calls of MPI, on one MPI communicator for each group of ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 K = TypeVar("K")
 log = logging.getLogger("ddl")
-# From this size on, ranks wait for each other before they send, so that a rank sleeps while it waits for a late peer.
+# From this size on, ranks wait for each other before they send, so that a rank can sleep while another rank is late.
 LARGE_BYTES = 64 << 10
-PERSIST_AFTER = 3  # the number of calls with the same memory after which a persistent request is made
+PERSIST_AFTER = 3  # after so many calls with the same memory, a persistent request is created
 REMEMBERED = 256  # entries of ``_requests``; a request needs some hundred bytes, in some MPIs also a temporary buffer
 SIXTEEN_BITS = (DType.F16, DType.BF16)
 ORDERED = (ReduceOp.Min, ReduceOp.Max)
@@ -41,11 +41,12 @@ TYPES = {
 }
 MOVED = {1: "UINT8_T", 2: "UINT16_T", 4: "INT32_T", 8: "INT64_T"}  # types for data that is only moved, by width
 
-# The words that a rank contributes when ranks meet. An allreduce replaces each word by the minimum over all ranks.
+# The indices of the words that a rank contributes when ranks meet, that is, wait for each other before a collective.
+# An allreduce replaces each word by the minimum over all ranks.
 SEPARATE = 0  # 1 if source and target are different memory
 WANTED = 1  # 1 if a persistent request is worthwhile
-# The number of the rank's persistent request, or 0, and its negative. The minimum of the negatives gives the maximum,
-# so one allreduce tells whether all ranks have the same number.
+# The number of the rank's persistent request (0: none), and the negative number. The minimum of the negative numbers
+# gives the maximum of the numbers. So one allreduce shows whether all ranks have the same number.
 NUMBER, NEGATIVE = 2, 3
 WORDS = 4
 
@@ -56,9 +57,9 @@ class _Persistent(NamedTuple):
 
 
 class MpiTransport(Transport):
-    """A transport for ranks that one mpiexec (or srun, …) has started.
+    """A transport for ranks that were all started by one mpiexec (or srun, …).
 
-    MPI is only called from the thread that calls this object.
+    After ``open``, only the thread that calls a method of this object calls MPI.
     """
 
     capabilities = Capabilities(thread_bound=True)
@@ -71,11 +72,11 @@ class MpiTransport(Transport):
         self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # by memory: call count, or _Persistent
         self._persists = True
         self._data = DATA
-        self._made = 0  # number of persistent requests made; equal on all ranks
+        self._made = 0  # number of persistent requests created so far; the same on all ranks
         self._scratch: dict[str, Memory] = {}
         self._aborted = False
         self._attends = False
-        self._under_way: object = None  # the memory that MPI may write to
+        self._under_way: object = None  # the memory to which MPI may write now
         self._lock = threading.Lock()  # abort() may come from any thread during close()
 
     def open(self, context: Context) -> None:
@@ -160,9 +161,10 @@ class MpiTransport(Transport):
     # --- collectives as steps: each yields a request to wait for
 
     def _meet(self, separate: bool = False, wanted: bool = False, number: int = 0) -> Iterator[Step]:
-        """Wait until all ranks have called this. Afterwards each of ``_words`` is the minimum over all ranks.
+        """Wait until all ranks have called this method, and exchange four numbers, called words.
 
-        The arguments are this rank's words; see SEPARATE, WANTED, NUMBER and NEGATIVE.
+        The words of this rank are ``separate``, ``wanted``, ``number`` and -``number``; see SEPARATE, WANTED, NUMBER
+        and NEGATIVE. At the end, each element of ``_words`` is the minimum of this word over all ranks.
         """
         self._words[:] = [int(separate), int(wanted), number, -number]
         self._meeting.Start()
@@ -174,22 +176,23 @@ class MpiTransport(Transport):
         yield send(), self._data if large else ARRIVAL
 
     def _small_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        if source.address != target.address:  # another rank may reduce in place, and MPI wants that on all or none
+        if source.address != target.address:  # another rank may reduce in place, and then all must
             self._copy(source, target)
         yield self._comm.Iallreduce(self._mpi.IN_PLACE, self._reduced(target), self._op(op, source.dtype)), ARRIVAL
 
     def _large_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """Reduce a large tensor: by a persistent MPI request if all ranks agree on that, otherwise by an ordinary call.
+        """Reduce a large tensor with a persistent request of MPI, or with an ordinary call.
 
-        They agree if all have the same request for this memory, or if all want to make one.
+        A persistent request is used if all ranks already have the same request for their memory, or if all ranks want
+        to create a new one. Otherwise, an ordinary call is made.
         """
         key = (source.address, target.address, source.count, source.dtype, op)
         kept = self._requests.pop(key, 0)
         ready = isinstance(kept, _Persistent)
         two = source.address != target.address
-        # Making and starting a persistent request are collective calls, but each rank knows only its own addresses and
-        # its own number of calls. If one rank started its old request while another made a new one, the job would hang.
-        # So the ranks meet first, and use or make a request only if all of them agree.
+        # All ranks must create and start a persistent request together. But each rank knows only its own addresses and
+        # its own number of calls. If one rank started its old request while another rank created a new one, the job
+        # would hang. So the ranks meet first, and use or create a request only if all of them can.
         yield from self._meet(two, ready or (self._persists and kept >= PERSIST_AFTER), kept.number if ready else 0)
         separate, wanted, least, greatest = self._words[:]
         if two and not separate:  # if one rank reduces in place, all must
@@ -214,9 +217,9 @@ class MpiTransport(Transport):
         yield request, self._data
 
     def _reduce_ourselves(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """Reduce with ddl's kernels: each rank reduces a part, and then the parts are gathered.
+        """Run an allreduce with ddl's kernels: each rank reduces one part, and then all ranks gather the parts.
 
-        This sends as many bytes as a ring. 16-bit sums are rounded once, and no NaN is lost.
+        This way sends as many bytes as a ring. Sums of 16-bit floats are rounded once, and no NaN is lost.
         """
         size, large = self.context.size, source.nbytes >= LARGE_BYTES
         counts = [source.count // size + (rank < source.count % size) for rank in range(size)]
@@ -256,7 +259,7 @@ class MpiTransport(Transport):
         return [memory, buffer.count, self._moved_types[buffer.dtype.itemsize]]
 
     def _laid_out(self, buffer: Buffer, counts: Sequence[int]) -> list[Any]:
-        """Return MPI's description of ``buffer`` as consecutive parts, with ``counts`` elements each."""
+        """Return mpi4py's description of ``buffer`` as consecutive parts. Part i has ``counts[i]`` elements."""
         memory, _, datatype = self._moved(buffer)
         return [memory, (list(counts), [0, *accumulate(counts)][:-1]), datatype]
 
@@ -287,7 +290,7 @@ class MpiTransport(Transport):
             raise TransportError(f"mpi: {self._name()} was aborted")
 
     def _failure(self, error: Exception) -> Exception:
-        """Convert an error of MPI to one of ddl's; this is the only place that does so."""
+        """Convert an error of MPI to an error of ddl. No other function does so."""
         if isinstance(error, DdlInternalError):
             return error
         return TransportError(f"mpi: {self._name()}: {error}")
@@ -297,14 +300,17 @@ class MpiTransport(Transport):
         return f"communicator {context.name or '(unnamed)'}" if context else "the communicator"
 
     def _forget(self, limit: int) -> None:
-        """Remove the oldest entries of ``_requests`` until ``limit`` are left, and free their persistent requests."""
+        """Remove the oldest entries of ``_requests`` until ``limit`` entries remain. Free their persistent requests."""
         while len(self._requests) > limit:
             _, kept = self._requests.popitem(last=False)
             if isinstance(kept, _Persistent):
                 kept.request.Free()
 
     def _temporary_of(self, use: str, count: int, dtype: DType) -> Buffer:
-        """Return temporary memory for ``count`` elements. It is kept for the next call with the same ``use``."""
+        """Return temporary memory for ``count`` elements.
+
+        The next call with the same ``use`` returns the same memory, if the memory is large enough.
+        """
         nbytes = count * dtype.itemsize
         memory = self._scratch.get(use)
         if memory is None or memory.nbytes < nbytes:
@@ -313,10 +319,10 @@ class MpiTransport(Transport):
 
 
 def _is_ours(source: Buffer, op: ReduceOp) -> bool:
-    """Return whether ddl's kernels, and not MPI, reduce ``source`` by ``op``. They need it in host memory.
+    """Return whether ddl's kernels, and not MPI, must reduce ``source`` by ``op``.
 
-    MPI adds 16-bit floats in 16 bits. It finds the minimum or maximum of floats by comparing, so with a NaN each rank
-    may get a different result.
+    The kernels can only reduce host memory. There are two reasons not to use MPI. MPI adds 16-bit floats in 16 bits.
+    And MPI finds the minimum or maximum of floats by comparisons, so with a NaN each rank may get a different result.
     """
     chosen = op in ORDERED and source.dtype.is_float and source.device.kind == "cpu"
     return chosen or source.dtype in SIXTEEN_BITS

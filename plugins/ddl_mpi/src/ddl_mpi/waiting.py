@@ -1,4 +1,4 @@
-"""Waits for MPI without blocking in it: tests requests, yields, sleeps, and checks for an abort."""
+"""Wait for requests of MPI without a blocking call of MPI: test the request, yield, sleep, and check for an abort."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any, NamedTuple
 from ddlcore.contracts.transport import Work
 
 LONGEST_SLEEP_S = 0.5e-3
-SLEEP_SHARE = 0.1  # a sleep is at most this part of the time waited so far: it delays noticing the completion
+SLEEP_SHARE = 0.1  # a sleep takes at most this share of the wait so far, because a sleep may be longer than needed
 
 
 class Patience(NamedTuple):
-    """The two times of a wait, both counted from its beginning.
+    """The two times that control a wait, in seconds since the begin of the wait.
 
-    Until ``spin_s`` a rank tests without pause, and until ``yield_s`` it yields the core between tests. After that it
-    sleeps between tests.
+    Until ``spin_s``, a rank tests the request without pause. Until ``yield_s``, the rank yields the core between two
+    tests. Then the rank sleeps between two tests.
     """
 
     spin_s: float
     yield_s: float
 
 
-ARRIVAL = Patience(15e-6, 100e-6)  # waiting for peers to call, which may compute for long, perhaps on this core
-DATA = Patience(2e-3, 50e-3)  # waiting for data when all peers have called; it takes longer only if one is stopped
-CROWDED = Patience(15e-6, 50e-3)  # as DATA, if ranks share cores: spinning would delay the peer that is waited for
-Step = tuple[Any, Patience]  # a started request of MPI, and how to wait for it
+ARRIVAL = Patience(15e-6, 100e-6)  # wait for other ranks, which may compute for a long time, perhaps on this core
+DATA = Patience(2e-3, 50e-3)  # wait for data after all ranks have begun; it is long only if another rank is stopped
+CROWDED = Patience(15e-6, 50e-3)  # the same if ranks share cores: to spin would delay the rank that has the data
+Step = tuple[Any, Patience]  # a started request of MPI, and the times of the wait for it
 
 
 class Steps(Work):
-    """A collective made of steps. Each step begins when the previous one is complete.
+    """A collective that consists of steps. A step is a request of MPI, and begins when the step before it is complete.
 
-    ``check`` may raise to stop the collective. ``fail`` converts an error of MPI to one of ddl. ``done`` is called
-    after the last step.
+    ``check`` is called often during a wait, and may raise an exception to stop the collective. ``fail`` converts an
+    error of MPI to an error of ddl. ``done`` is called after the last step.
     """
 
     __slots__ = ("_check", "_done", "_fail", "_since_s", "_step", "_steps")
@@ -54,11 +54,10 @@ class Steps(Work):
         self._step: Step | None = None
         self._go_on()
 
-    # MPI moves bytes only while a thread is inside one of its calls, because nothing else makes progress for it. A rank
-    # that sleeps delays its own transfer and those of the peers that wait for its part. MPI_Wait would make progress,
-    # but it spins at full load, and neither ``abort`` nor a signal could end it. Therefore ``wait`` calls Test
-    # repeatedly, checks for an abort in between, and sleeps only when the step has taken so long that the delay no
-    # longer matters.
+    # MPI moves bytes only while a thread is inside a call of MPI. So a rank that sleeps delays its own transfer, and
+    # the other ranks that wait for its data. MPI_Wait would move bytes, but it uses the whole core, and neither
+    # ``abort`` nor a signal could end it. Therefore ``wait`` calls Test repeatedly, and checks for an abort between the
+    # calls. It sleeps only when the step has taken so long that the delay by a sleep does not matter any more.
     def wait(self, timeout_s: float) -> bool:
         until_s = 0.0
         while self._step is not None:

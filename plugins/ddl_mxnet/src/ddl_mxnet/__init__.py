@@ -1,4 +1,7 @@
-"""ddl for MXNet: everything that a training script imports, under Horovod's names."""
+"""ddl for MXNet: all functions and classes that a training script needs.
+
+If Horovod has the same function or class, the name is the same as in Horovod.
+"""
 
 # ruff: noqa: E402  # numpy must be patched, and MXNet imported, before the imports below
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Describes MXNet arrays as dense memory, and makes MXNet arrays of memory; knows no collective and no gradient."""
+"""The adapter for MXNet: describes the memory of MXNet arrays, and makes MXNet arrays from memory."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _REACHED = (1, 3, 5)  # device types whose memory this process can read: CPU, pi
 
 
 class MxnetAdapter(Adapter):
-    """The adapter for dense arrays in process memory, of ``mx.nd`` and of ``mx.np``.
+    """The adapter for dense arrays of ``mx.nd`` and ``mx.np`` in host memory.
 
-    ``buffer`` waits until MXNet's engine has finished with the array.
+    ``buffer`` waits until MXNet's engine has run all operators that read or write the array.
     """
 
     name = "mxnet"
@@ -67,11 +67,11 @@ class MxnetAdapter(Adapter):
 
 
 def dtype_of(tensor: Any, *, anywhere: bool = False) -> DType:
-    """Return the element type of an array that a transport can reach.
+    """Return the element type of ``tensor``, after a check that ddl can run collectives on it.
 
-    Raises ValueError, which says what to do, for an object that is no dense MXNet array, and for an array of an
-    unsupported type or in memory that no transport reaches. ``anywhere``: also accept arrays on a GPU, because the
-    caller stages them on the host.
+    Raises ValueError if ``tensor`` is not a dense MXNet array, if its element type is not supported, or if no transport
+    can read its memory. The message says what the user can do. If ``anywhere`` is true, arrays on a GPU are accepted
+    too, because the caller copies them to the host.
     """
     if not isinstance(tensor, mx.nd.NDArray):
         way = "make one: mx.nd.array(...)"
@@ -103,10 +103,11 @@ def dtype_of(tensor: Any, *, anywhere: bool = False) -> DType:
 
 
 def address_of(handle: Any) -> int | None:
-    """Return the address of the array's memory, or None if oneDNN keeps the array in a layout of its own.
+    """Return the address of an array's memory; None if the library oneDNN stores the array in a special layout.
 
-    ``handle`` is MXNet's handle of the array. This never waits for MXNet's engine, so threads of the engine may call
-    it. ``MXNDArrayGetData`` would deadlock there: it would wait for the engine, and the engine for its thread.
+    ``handle`` is MXNet's handle of the array. This function never waits for MXNet's engine, so threads of the engine
+    may call it. If a thread of the engine called ``MXNDArrayGetData`` instead, there would be a deadlock: the thread
+    would wait for the engine, and the engine would wait for this thread.
     """
     exported = ctypes.c_void_p()
     if _LIB.MXNDArrayToDLPack(handle, ctypes.byref(exported)) != 0:
@@ -117,10 +118,10 @@ def address_of(handle: Any) -> int | None:
 
 
 def apart(arrays: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
-    """Return the arrays that share memory with no earlier array and with none of ``others``.
+    """Return one array for each piece of memory in ``arrays``, and leave out memory that ``others`` also use.
 
-    All views of an array have the same variable in MXNet's engine. An operation with one variable twice would make the
-    engine wait for itself, so only one view of each array may be passed to it.
+    If several arrays are views of the same memory, the first one is returned. Reason: all views of an array are the
+    same variable in MXNet's engine. If an operation had the same variable twice, the engine would wait forever.
     """
     known = {_memory_of(array) for array in others}
     chosen = []
@@ -133,10 +134,10 @@ def apart(arrays: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
 
 
 def overlapping(arrays: Sequence[Any]) -> set[int]:
-    """Return the indices of those arrays that share memory with another array of ``arrays``.
+    """Return the indices in ``arrays`` of the arrays that share memory with another array of ``arrays``.
 
-    The arrays must be dense and in host memory; this waits for all of them. Arrays that share memory need not be views
-    of each other: several may have been made from the same NumPy array.
+    The arrays must be dense and in host memory. The function waits until all of them are computed, because it compares
+    addresses. So it also finds arrays that are not views of each other, but were made from the same NumPy array.
     """
     spans = []
     for place, array in enumerate(arrays):
@@ -157,9 +158,10 @@ def overlapping(arrays: Sequence[Any]) -> set[int]:
 
 
 def _memory_of(array: Any) -> int | None:
-    """Return a number that is equal for all arrays that are views of the same memory, if MXNet reveals this.
+    """Return a number that is the same for all arrays that are views of the same memory.
 
-    If MXNet does not reveal it, the number is the handle of the array, which each view has for itself.
+    This works only if ``_has_memory_first`` is true. If it is false, the number is the handle of the array, which is
+    different for each view.
     """
     handle: int | None = array.handle.value
     return _first_word(handle) if _has_memory_first() else handle
@@ -171,9 +173,9 @@ def _first_word(address: int | None) -> int | None:
 
 @cache
 def _has_memory_first() -> bool:
-    """Return whether an NDArray of this MXNet begins with the pointer to its memory chunk, as that of 1.9.1 does.
+    """Return whether the NDArray object of this MXNet begins with a pointer to its memory, as in MXNet 1.9.1.
 
-    MXNet has no other way to find out whether two arrays are views of the same memory.
+    This pointer shows whether two arrays are views of the same memory. MXNet has no function that tells this.
     """
     whole, other = mx.nd.zeros((2, 1)), mx.nd.zeros((2, 1))
     words = [_first_word(array.handle.value) for array in (whole, whole[1:], whole.reshape((1, 2)), other)]
@@ -195,7 +197,7 @@ def _waited_address(tensor: Any) -> int:
 
 
 def count_of(shape: Sequence[int]) -> int:
-    """Return how many elements an array of ``shape`` has."""
+    """Return the number of elements of an array with the shape ``shape``."""
     count = 1
     for extent in shape:
         count *= extent
@@ -203,7 +205,10 @@ def count_of(shape: Sequence[int]) -> int:
 
 
 def _empty(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:
-    """Return an uninitialized array of ``like``'s class and context."""
+    """Return a new array of ``shape`` and ``dtype``, with the class and the context of ``like``.
+
+    The values of the array are not initialized.
+    """
     with mx.util.np_shape(True):  # MXNet has scalars and arrays without elements only in this mode
         made = type(like)(mx.nd.ndarray._new_alloc_handle(shape, like.ctx, False, _NATIVE[dtype]))
     return made

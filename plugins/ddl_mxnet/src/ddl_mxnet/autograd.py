@@ -1,8 +1,8 @@
-"""Makes collectives differentiable. Each backward pass is a collective too, so all members must run it.
+"""Makes collectives differentiable by MXNet's autograd.
 
-The rules are those of Horovod for other frameworks; ``ddlcore.api.CollectiveCall`` lists them.
-
-Minimum, maximum and product have no gradient: their backward pass raises NotImplementedError.
+The backward pass of a collective is a collective too, so all members of the process set must run it. The gradients are
+defined as in Horovod for other frameworks; ``ddlcore.api.CollectiveCall`` lists the definitions. Minimum, maximum and
+product have no gradient: their backward pass raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -24,52 +24,61 @@ OPERATIONS = EngineOperations()
 
 @dataclass(frozen=True)
 class Call(CollectiveCall):
-    """The arguments that the forward and the backward pass of one collective share.
+    """The arguments that the forward pass and the backward pass of one collective have in common.
 
-    ``group``: the call has several tensors, which form a group; otherwise it has one tensor.
+    ``priority`` is the priority in MXNet's engine. ``group`` is true if the call has several tensors, which form a
+    group, and false if it has one tensor.
     """
 
     compressor: UserCompressor | None = None
     priority: int = 0
     group: bool = False
-    turn: list[str] = field(default_factory=list)  # of a call without a name that has succeeded: its gradient's name
+    turn: list[str] = field(default_factory=list)  # for a call without a name, after it has succeeded: see ``backward``
 
     advice: ClassVar[str] = "detach() the array, or use Average or Sum"
 
     def backward(self) -> Call:
-        """Return the call for the backward pass, which has a name of its own.
+        """Return the call for the backward pass: a copy of this call with another name, which ends with ".grad".
 
-        It has a name even if this call has none: MXNet may run the backward passes of several calls in any order, so
-        calls without a name would not match between ranks.
+        The backward pass has a name even if this call has none, because MXNet may run the backward passes of several
+        calls in any order. Without names, the backward passes would not match between the ranks.
         """
         return replace(self, name=f"{self.turn[0] if self.name is None else self.name}.grad")
 
     def operations(self) -> EngineOperations:
-        """Return the collectives, with this call's priority in MXNet's engine."""
+        """Return the object that runs collectives with this call's priority in MXNet's engine."""
         return OPERATIONS.at(self.priority)
 
 
 def allreduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """Return the reduced arrays, which MXNet's engine fills in later."""
+    """Start an allreduce of ``tensors``, and return the new arrays at once.
+
+    MXNet's engine writes the values into the new arrays when the allreduce has ended.
+    """
     return _recorded(Function(_reduced, _reduced_back), call, tensors)
 
 
 def allgather(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """Wait for the rows of all members, and return them for each array, concatenated in rank order."""
+    """Run an allgather of each array of ``tensors``, wait, and return the rows of all members in rank order."""
     return _recorded(Function(_gathered, _gathered_back), call, tensors)
 
 
 def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
-    """Return the root's array, which MXNet's engine fills in later.
+    """Start a broadcast of the root's ``tensor``, and return the new array at once.
 
-    ``root_rank`` is a rank of the world, even within a process set.
+    MXNet's engine writes the root's values into the new array when the broadcast has ended. ``root_rank`` is a rank of
+    the world, even within a process set.
     """
     function = Function(lambda call, tensors: [_sent(call, tensors[0], root_rank)], _sent_back, root_rank)
     return _recorded(function, call, [tensor])[0]
 
 
 def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any, list[int]]:
-    """Wait for the rows that were sent to this member; return them, and how many rows came from each member."""
+    """Run an alltoall, and wait until it has ended.
+
+    Return (the rows that were sent to this member, the number of rows that came from each member). ``splits`` are the
+    numbers of rows of ``tensor`` for each member; None means equal numbers.
+    """
     received: list[int] = []
 
     def forward(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -81,7 +90,7 @@ def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any
 
 
 def reducescatter(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """Wait for the reduced arrays, and return this member's rows of each."""
+    """Run a reducescatter of each array of ``tensors``, wait, and return this member's rows of each reduced array."""
     return _recorded(Function(_scattered, _scattered_back), call, tensors)
 
 

@@ -1,4 +1,4 @@
-"""Copies one rank's parameters to all ranks, including parameters that have no shape yet; knows no gradient."""
+"""Copies the parameters of one rank to all ranks, including parameters whose shape is not known yet."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ READY, DEFERRED, BARE = "ready", "deferred", "not initialized"
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
-    """Overwrite every parameter with its values on ``root_rank``.
+    """Overwrite every parameter on all ranks with its values on ``root_rank``. Every rank must call this function.
 
-    ``params``: ``net.collect_params()``, or a dict of names and parameters or NDArrays. ``module.get_params()`` returns
-    such dicts; after the broadcast, pass them to ``module.set_params``. ``prefix`` is put before the names under which
-    parameters are broadcast. Every rank must call this with the same names.
+    ``params`` is ``net.collect_params()``, or a dict from names to parameters or NDArrays. ``module.get_params()``
+    returns such dicts; after the broadcast, pass them to ``module.set_params``. All ranks must pass the same names.
+    ``prefix`` is put before the names under which the parameters are broadcast.
 
-    A parameter with deferred initialization is broadcast when it is initialized, in the first forward pass. If
-    ``root_rank`` already has the parameter's values, from a checkpoint for example, it is broadcast at once and takes
-    its shape from the root. Raises ValueError on every rank for other types, for different names or shapes, and for a
-    parameter that has values on another rank but not on the root.
+    A parameter with deferred initialization has no shape before the first forward pass. Such a parameter is broadcast
+    in the first forward pass, as soon as it is initialized. But if ``root_rank`` already has the values of the
+    parameter, from a checkpoint for example, the parameter is broadcast at once, and gets its shape from the root.
+
+    Raises ValueError if ``params`` has another type. Raises ValueError on every rank if the ranks have different names
+    or shapes, if a parameter is not initialized, or if a parameter has values on another rank but not on the root.
     """
     if not isinstance(params, Mapping | ParameterDict):
         raise InvalidArgument(
@@ -64,7 +66,11 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
 
 def _state(value: Any) -> tuple[str, tuple[int, ...] | None]:
-    """Return whether the value is READY, DEFERRED or BARE, and its shape if it is known."""
+    """Return two values for a parameter or an array: its state, and its shape or None if the shape is not known.
+
+    The states are: READY, it has values. DEFERRED, it gets its values in the first forward pass. BARE, it is not
+    initialized.
+    """
     if not isinstance(value, Parameter):
         return READY, tuple(value.shape)
     if value._data is not None:
@@ -74,9 +80,9 @@ def _state(value: Any) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _check(everyone: list[list[tuple[str, str, Any]]], root_rank: int) -> None:
-    """Raise ValueError if the ranks' parameters do not match; every rank raises the same error.
+    """Raise ValueError if the parameters of the ranks do not match. Every rank raises the same error.
 
-    ``everyone`` holds, for each rank, the name, state and shape of each parameter.
+    ``everyone`` contains a list for each rank, with (name, state, shape) of each parameter of this rank.
     """
     root = everyone[root_rank]
     for rank, theirs in enumerate(everyone):
@@ -104,7 +110,10 @@ def _check(everyone: list[list[tuple[str, str, Any]]], root_rank: int) -> None:
 
 
 def _broadcast_later(param: Any, root_rank: int, label: str) -> None:
-    """Make ``param`` broadcast its values as soon as it is initialized."""
+    """Change ``param`` so that its values are broadcast from ``root_rank`` as soon as the parameter is initialized.
+
+    ``label`` is the name of the broadcast.
+    """
     made = param._init_impl
 
     def init_then_broadcast(self: Any, data: Any, ctx_list: Any) -> None:

@@ -1,4 +1,8 @@
-"""Answers the questions of Horovod's scripts about its build (``mpi_built`` and others) by what is installed here."""
+"""Functions such as ``mpi_built``, which scripts for Horovod call.
+
+In Horovod, ``mpi_built`` returns whether Horovod was built with MPI. In ddl, it returns whether a transport for MPI is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -24,5 +28,5 @@ def cuda_built() -> bool:
 
 
 def rocm_built() -> bool:
-    """Return whether this MXNet was built for ROCm, which is always False, because there is no such MXNet."""
+    """Return False, because there is no MXNet for ROCm. Scripts for Horovod call this function."""
     return False

@@ -1,4 +1,4 @@
-"""The check of `ddl doctor` for MXNet: it finds a numpy with which the installed MXNet cannot be imported."""
+"""The check of `ddl doctor` for MXNet: it reports a version of numpy with which the installed MXNet does not work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _new_numpy(host: HostView) -> str:
 
 
 class KnownBadMxnet(KnownBadCheck):
-    """The check that finds known bad combinations of MXNet and numpy among the installed packages."""
+    """A check that the installed versions of MXNet and numpy work together."""
 
     name = "known-bad-mxnet"
     completes = "known-bad"

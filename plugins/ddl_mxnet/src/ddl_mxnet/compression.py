@@ -1,4 +1,4 @@
-"""Offers the core's compressors under the names of Horovod's ``Compression`` classes."""
+"""The class ``Compression``, whose attributes are compressors with the same names as in Horovod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class _Floats(FloatCompression):
 
 
 class _Fp16(_Floats):
-    """The compressor that sends floats as float16. They are added in float32 and arrive in their original type."""
+    """The compressor that sends floats as float16.
+
+    The values are added in float32, and arrive in their original type.
+    """
 
     wire: ClassVar[str] = "fp16"
     narrow: ClassVar[Any] = np.dtype("float16")
@@ -30,7 +33,7 @@ class _Fp16(_Floats):
 class _Bf16(_Floats):
     """The compressor that sends floats as bfloat16, which has the range of float32 and 8 bits of precision.
 
-    They are added in float32, and arrive in their original type.
+    The values are added in float32, and arrive in their original type.
     """
 
     wire: ClassVar[str] = "bf16"
@@ -38,10 +41,10 @@ class _Bf16(_Floats):
 
 
 class Compression:
-    """The values for ``compression=``, which say how gradients are sent.
+    """The values for the argument ``compression``, which say in which type gradients are sent.
 
-    That argument also takes the name of a plugin's compressor, or a class of the user's own with the methods
-    ``compress`` and ``decompress``.
+    The argument may also be the name of a plugin's compressor, or a class that the user has written and that has the
+    methods ``compress`` and ``decompress``.
     """
 
     none: ClassVar[type[NoCompression]] = NoCompression

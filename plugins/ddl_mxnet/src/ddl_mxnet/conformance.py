@@ -1,4 +1,4 @@
-"""Tells the conformance kit how to convert between NumPy arrays and MXNet arrays."""
+"""The suite by which the conformance kit tests the adapter for MXNet."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ assert ddl_mxnet.__doc__
 
 
 class Arrays:
-    """The conversions between NumPy and MXNet, and the special arrays, that test suites need."""
+    """The methods by which a test suite converts between NumPy arrays and MXNet arrays, and makes special arrays."""
 
     adapter: ClassVar[Adapter] = MxnetAdapter()
     dtypes: ClassVar[frozenset[DType]] = frozenset(DType) - {DType.U16, DType.I16}
 
     @pytest.fixture(autouse=True)
     def numpy_shapes(self) -> Iterator[None]:
-        """Switch MXNet to NumPy's shapes in all threads.
+        """Switch MXNet to NumPy's shapes in all threads during each test.
 
-        Without this, it has no scalars and no arrays without elements.
+        Without these shapes, MXNet has no scalars and no arrays without elements.
         """
         before = mx.util.set_np_shape(2)  # 2: in all threads
         yield
         mx.util.set_np_shape(before)
 
     def make(self, array: Any) -> Any:
-        """Return a new MXNet array with the same shape, type and values."""
+        """Return a new MXNet array with the shape, the element type and the values of the NumPy array ``array``."""
         dtype = BFLOAT16 if array.dtype.name == "bfloat16" else array.dtype
         made = self.adapter.allocate(mx.nd.zeros((1,), dtype=dtype), array.shape)
         if dtype == BFLOAT16 and array.size:
@@ -45,7 +45,7 @@ class Arrays:
         return made
 
     def to_numpy(self, tensor: Any) -> Any:
-        """Wait for the values of ``tensor``, and return them as a NumPy array."""
+        """Wait until MXNet has computed ``tensor``, and return its values as a NumPy array."""
         if tensor.dtype == BFLOAT16:
             import ml_dtypes
 
@@ -53,11 +53,11 @@ class Arrays:
         return tensor.asnumpy()
 
     def permuted(self, tensor: Any) -> Any:
-        """Return None: MXNet arrays are always row-major."""
+        """Return None, because MXNet has no transposed views: its arrays are always row-major."""
         return None
 
     def sliced(self, tensor: Any) -> Any:
-        """Return None: MXNet arrays have no gaps."""
+        """Return None, because MXNet arrays have no gaps between their elements."""
         return None
 
     def unsupported(self) -> Any:
@@ -66,4 +66,7 @@ class Arrays:
 
 
 class MxnetSuite(Arrays, AdapterSuite):
-    """The adapter tests for MXNet, with collectives that wait for their arrays first; `ddl conform mxnet` runs them."""
+    """The suite of the adapter for MXNet, which `ddl conform mxnet` runs.
+
+    The suite tests the collectives of ``Operations``, which first wait until MXNet has computed the arrays.
+    """

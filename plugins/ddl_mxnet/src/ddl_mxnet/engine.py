@@ -1,9 +1,9 @@
-"""Runs collectives as operations of MXNet's engine, which orders them with the work that it still computes.
+"""Runs collectives as operations of MXNet's engine, the part of MXNet that runs operators in the background.
 
-An operation is pushed with the arrays that it reads and writes. The engine calls back when all earlier work on these
-arrays is done, and counts the operation as running until ddl has its result. Later operators on these arrays wait until
-then, as they wait for any operator of MXNet. Errors are raised where MXNet raises them: when a thread waits for an
-array.
+An operation is pushed to the engine together with the arrays that the operation reads and writes. The engine calls back
+when all earlier operators on these arrays have ended. The operation counts as running until ddl has the result of the
+collective. Later operators on these arrays wait for the end of the operation, as they wait for any operator of MXNet.
+If a collective fails, its error is raised in each thread that waits for an array which the operation writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CPU_CONTEXT = (ctypes.c_int * 2)(1, 0)  # base.h, Context: cpu(0)
 _NAME = b"ddl"
 _KNOWN_ERRORS = 64
 _END_S = 10.0  # how long to wait at exit for the operator that MXNet is running
-_LOOK_S = 0.002  # the pause between two looks whether that operator has ended
+_LOOK_S = 0.002  # the pause between two checks whether that operator has ended
 _ONEDNN = (DType.F32, DType.BF16, DType.I8, DType.U8)  # the types with which oneDNN computes
 _SKIPPED = "MXNet could not compute an array of this operation; array.wait_to_read() says why"
 
@@ -68,12 +68,14 @@ _destroy.argtypes, _destroy.restype = (ctypes.c_void_p,), None
 
 
 class Pushed:
-    """An operation of MXNet's engine. A thread of the engine calls ``begin`` when the operation may use its arrays.
+    """An operation of MXNet's engine that reads the arrays ``reads`` and writes the arrays ``writes``.
 
-    ``reads`` and ``writes`` are these arrays. ``begin`` must not wait. Operators that use the arrays later run only
-    after ``end`` has been called, which any thread may do. The engine calls ``skip`` instead of ``begin`` if one of the
-    arrays could not be computed. An operation may be pushed again, from any thread; the engine runs operations that
-    write the same arrays one after the other.
+    A thread of the engine calls ``begin`` when the operation may use its arrays. ``begin`` must not wait. The operation
+    ends when any thread calls ``end``. Later operators on the arrays run only after this call. If MXNet could not
+    compute one of the arrays, the engine calls ``skip`` instead of ``begin``.
+
+    The same operation may be pushed several times, from any thread. The engine runs operations that write the same
+    arrays one after the other.
     """
 
     __slots__ = ("_arguments", "_arrays", "_error", "_on_complete", "_traffic", "begin", "skip")
@@ -105,10 +107,11 @@ class Pushed:
         )
 
     def push(self, priority: int = 0) -> None:
-        """Queue the operation in MXNet's engine, behind all earlier operators on its arrays.
+        """Add the operation to the queue of MXNet's engine, behind all earlier operators on its arrays.
 
-        ``priority`` is the priority in the engine: operations with higher numbers run first. The naive engine computes
-        within the call: then this returns after the operation has ended, and raises its error.
+        ``priority`` is the priority in the engine: operations with higher numbers run first. If MXNet uses its naive
+        engine, the operation runs within this call. In this case, the method returns after the operation has ended, and
+        raises the error of the operation.
         """
         if self._traffic is not None:
             self._traffic.pushed()
@@ -124,9 +127,10 @@ class Pushed:
             raise error.with_traceback(None)
 
     def called_back(self, on_complete: tuple[int, ...]) -> None:
-        """Begin the operation, because the engine says that it may use its arrays now.
+        """Call ``begin``. The engine calls this method when the operation may use its arrays.
 
-        ``on_complete`` is the engine's callback, by which ``end`` reports the end of the operation.
+        ``on_complete`` is the engine's callback that ``end`` must call: (function, engine, argument) as addresses. If
+        ``begin`` raises an error, the operation ends with this error.
         """
         self._on_complete = on_complete
         if self._traffic is not None:
@@ -137,7 +141,7 @@ class Pushed:
             self.end(error)
 
     def skipped(self) -> None:
-        """Record that the engine has dropped the operation without running it, and call ``skip``."""
+        """Call ``skip``. The engine calls this method if it has dropped the operation without running it."""
         if self._traffic is not None:
             self._traffic.skipped()
         if self.skip is not None:
@@ -146,8 +150,8 @@ class Pushed:
     def end(self, error: BaseException | None = None) -> None:
         """Report to MXNet that the operation has ended, so that other operators may use its arrays.
 
-        With ``error``, each thread that waits for a written array raises it. Any thread that holds no lock of ddl may
-        call this. Calls after the first do nothing.
+        If ``error`` is given, it is raised in each thread that waits for an array which the operation writes. Any
+        thread may call this method, unless it holds a lock of ddl. A second call does nothing.
         """
         if not self._on_complete:
             return
@@ -182,11 +186,10 @@ def _call_back(_context: int, on_complete: int, key: int) -> None:
 
 
 def _delete(key: int) -> None:
-    """Handle MXNet's deletion of the operation ``key``.
+    """Handle MXNet's callback that says that MXNet deletes the operation with the number ``key``.
 
-    If MXNet has not called it back before, the operation will never run.
-
-    MXNet gives no other notice of that.
+    If MXNet has not called the operation back before, the operation will never run. MXNet does not report this in any
+    other way.
     """
     if key not in _pushed:
         return
@@ -199,16 +202,18 @@ def _delete(key: int) -> None:
 
 @atexit.register
 def _end() -> None:
-    """Wait at exit until MXNet makes no more callbacks.
+    """Wait at the exit of the interpreter, at most 10 s, until MXNet makes no more callbacks.
 
-    A callback into an ending interpreter aborts the process. This runs after the job's shutdown and before MXNet's own
-    exit function. Operations that the engine has not begun are dropped, as they would be without this function.
+    A callback into an interpreter that ends would abort the process. This function runs after the shutdown of the job
+    and before MXNet's own exit function. Operations that the engine has not begun are dropped; they would also be
+    dropped without this function.
     """
     if not _pushed or is_initialized():
         return
-    # It is not safe to go on as soon as ``_pushed`` is empty: a callback removes its operation from there first and
-    # then runs Python code. ``_entered`` holds the operation's key for just that time. A callback adds the key before
-    # it removes the operation, so while a callback is still to come or runs, one of the two is not empty.
+    # It is not safe to continue as soon as ``_pushed`` is empty: a callback first removes its operation from
+    # ``_pushed`` and then runs Python code. During this time, ``_entered`` contains the operation's key. A callback
+    # adds the key to ``_entered`` before it removes the operation from ``_pushed``. So as long as a callback is still
+    # to come or runs, at least one of ``_pushed`` and ``_entered`` is not empty.
     _LIB.MXNotifyShutdown()
     until_s = time.monotonic() + _END_S
     while (_pushed or _entered) and time.monotonic() < until_s:
@@ -224,7 +229,10 @@ def _handles(arrays: Sequence[Any]) -> Any:
 
 
 def _remembered(error: BaseException) -> bytes:
-    """Store the error and return a message with its number, by which ``_recalled`` finds it on the waiting thread."""
+    """Store ``error`` under a new number, and return an error message for MXNet that contains this number.
+
+    The message reaches the thread that waits for an array. There, ``_recalled`` finds the error by its number.
+    """
     number = next(_keys)
     while len(_raised) >= _KNOWN_ERRORS:
         _raised.pop(next(iter(_raised)), None)
@@ -244,7 +252,10 @@ register_error("ddl_mxnet", _recalled)
 
 @cache
 def is_naive() -> bool:
-    """Return whether MXNet computes each operator within its call (MXNET_ENGINE_TYPE=NaiveEngine)."""
+    """Return whether MXNet uses its naive engine, which runs each operator within the call that pushes it.
+
+    The user chooses it by MXNET_ENGINE_TYPE=NaiveEngine.
+    """
     threads: list[int] = []
     called = threading.Event()
 
@@ -260,7 +271,10 @@ def is_naive() -> bool:
 
 
 class _Promised(MxnetAdapter):
-    """An adapter for arrays that MXNet may still be computing: it does not wait, and gives 0 as their address."""
+    """An adapter for arrays that MXNet may still be computing.
+
+    ``buffer`` does not wait for the array. The buffer has the address 0; the real address is set later.
+    """
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         dtype, shape = dtype_of(tensor, anywhere=True), tuple(tensor.shape)
@@ -268,9 +282,10 @@ class _Promised(MxnetAdapter):
 
 
 class EngineOperations(Operations):
-    """The collectives over arrays that MXNet may still be computing.
+    """The collectives for arrays that MXNet may still be computing.
 
-    No call waits for the arrays. The ``wait`` of a handle waits for the arrays and for the collective.
+    A call that starts a collective does not wait for the arrays. ``wait`` of its handle waits until the arrays are
+    computed and the collective has ended.
     """
 
     def __init__(self) -> None:
@@ -278,7 +293,10 @@ class EngineOperations(Operations):
         self.priority = 0
 
     def at(self, priority: int) -> EngineOperations:
-        """Return the same collectives with ``priority`` in MXNet's engine, where higher numbers run first."""
+        """Return an object with the same collectives, which run with the priority ``priority`` in MXNet's engine.
+
+        Operations with higher numbers run first.
+        """
         if priority == 0:
             return self
         other = copy(self)
@@ -340,7 +358,11 @@ class EngineOperations(Operations):
 
 
 def _brought_to_host(entry: TensorEntry) -> list[tuple[Any, Any]]:
-    """Replace GPU arrays of ``entry`` by copies in host memory; return (host array, GPU array) pairs to copy back."""
+    """Replace the arrays of ``entry`` by arrays in host memory, if they are on a GPU.
+
+    Return pairs (host array, GPU array): after the operation, the host array must be copied to the GPU array. The list
+    is empty if there is nothing to copy back.
+    """
     source, target = entry.source, entry.target
     if source is None or not is_on_gpu(source.owner):
         return []
@@ -358,11 +380,13 @@ def _brought_to_host(entry: TensorEntry) -> list[tuple[Any, Any]]:
 
 
 def _put_in_order(entry: TensorEntry) -> None:
-    """Make MXNet's engine convert the array of ``entry`` to MXNet's usual layout, if oneDNN keeps it in another one.
+    """Make MXNet's engine convert the source array of ``entry`` to MXNet's usual memory layout.
 
-    The conversion is queued in any case, behind the operators that still compute the array, because this thread cannot
-    look at the layout. MXNet allocates an array's memory when the array is computed or first accessed, and if two
-    threads cause that at the same time, each of them gets a different block of memory.
+    The library oneDNN, which MXNet uses, may store an array in another layout. This thread must not look at the layout
+    of an array that is still being computed: MXNet allocates the memory when the array is computed or first accessed,
+    and if two threads cause this at the same time, each thread gets a different block of memory. So the conversion is
+    queued in any case, behind the operators that compute the array. If the layout is the usual one, the conversion does
+    nothing.
     """
     source = entry.source
     if _reorder is not None and source is not None and source.dtype in _ONEDNN and len(source.shape) > 1:
@@ -371,9 +395,10 @@ def _put_in_order(entry: TensorEntry) -> None:
 
 
 def _located(array: Any) -> int:
-    """Return the address of the array's memory. Threads of MXNet's engine may call this, because it does not wait.
+    """Return the address of the memory of ``array``.
 
-    Raises InvalidArgument if the array is in a layout of oneDNN's own.
+    The function does not wait, so threads of MXNet's engine may call it. Raises InvalidArgument if the library oneDNN
+    stores the array in a special layout.
     """
     address = address_of(array.handle)
     if address is None:

@@ -1,8 +1,8 @@
-"""Records an operation with its own backward pass in MXNet's autograd; knows no collective.
+"""Records an operation with its own backward pass in MXNet's autograd.
 
-It replaces ``mx.autograd.Function``, whose callback has three defects in MXNet 1.9.1. It leaves out gradients if
-``grad_req`` is "add". It leaves out the gradients of all inputs that follow an input which needs no gradient. And it
-replaces an error by a message that does not name the error.
+This module replaces ``mx.autograd.Function``, which has three defects in MXNet 1.9.1. First, it leaves out gradients if
+``grad_req`` is "add". Second, if an input needs no gradient, it leaves out the gradients of all inputs after this one.
+Third, if the backward pass raises an error, MXNet's message does not name this error.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _recorded: dict[int, Any] = {}  # keeps callbacks alive until MXNet calls their 
 
 
 class Function:
-    """An operation made of two functions, which MXNet's autograd can differentiate.
+    """An operation that MXNet's autograd can differentiate. It consists of a forward and a backward function.
 
     ``forward(call, inputs)`` returns the outputs. ``backward(call, inputs, gradients, kept)`` returns the gradients of
-    the inputs; its ``inputs`` have only shapes, and ``kept`` is the argument given here. Backward runs on a thread of
-    MXNet.
+    the inputs; ``gradients`` are those of the outputs. The ``inputs`` of ``backward`` have only the attribute
+    ``shape``, and ``kept`` is the object that was passed to the constructor. ``backward`` runs on a thread of MXNet.
     """
 
     def __init__(
@@ -53,7 +53,11 @@ class Function:
         self._kept = kept
 
     def apply(self, call: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Run ``forward`` and return its outputs; if MXNet is recording for autograd, record the operation."""
+        """Call ``forward(call, inputs)`` and return the outputs.
+
+        If MXNet is recording operations for autograd, also record this operation, with ``backward`` as its backward
+        pass.
+        """
         recording = mx.autograd.is_recording()
         with mx.autograd.pause(train_mode=mx.autograd.is_training()):
             outputs = self._forward(call, inputs)
@@ -97,7 +101,7 @@ class Function:
 
 
 class _Shape:
-    """The shape of an input. Backward needs only this of an input, so the values are not kept."""
+    """The shape of an input. The backward function needs only the shapes of the inputs, so no values are kept."""
 
     __slots__ = ("shape",)
 
@@ -106,7 +110,7 @@ class _Shape:
 
 
 def _spoil(arrays: Sequence[Any], error: BaseException) -> None:
-    """Make MXNet raise ``error`` in each thread that waits for one of the arrays."""
+    """Make MXNet raise ``error`` in each thread that waits for an array of ``arrays``."""
 
     def begin() -> None:
         raise error

@@ -1,4 +1,7 @@
-"""Offers ``join`` and ``remove_process_set``, which first wait for the operations still queued in MXNet's engine."""
+"""The functions ``join`` and ``remove_process_set`` for MXNet.
+
+Both functions first wait until MXNet's engine has handed over all queued operations to ddl.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from ddlcore.api import ProcessSet, current_job
 def join(device: int = -1) -> int:
     """Declare that this rank has no more data, wait until every rank has joined, and return the last rank that joined.
 
-    First waits until MXNet's engine has handed over to ddl all operations that this rank has called. ``device`` is
-    ignored; it exists for compatibility with Horovod.
+    Before that, wait until MXNet's engine has handed over to ddl all collectives that this rank has called. ``device``
+    is ignored; it exists for compatibility with Horovod.
     """
     traffic = current_job().companion(Traffic)
     traffic.handed_over()
@@ -21,9 +24,11 @@ def join(device: int = -1) -> int:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set; every rank must call it. Returns False for the global set and for an unregistered set.
+    """Remove ``process_set``, and return whether it was removed. Every rank must call this function.
 
-    First waits until MXNet's engine has handed over to ddl all operations that this rank has called.
+    The result is False for the global process set and for a process set that is not registered. Before it removes the
+    process set, the function waits until MXNet's engine has handed over to ddl all collectives that this rank has
+    called.
     """
     current_job().companion(Traffic).handed_over()
     return api.remove_process_set(process_set)

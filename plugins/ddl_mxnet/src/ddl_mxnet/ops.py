@@ -1,13 +1,16 @@
-"""Offers the collectives for MXNet arrays under Horovod's names and argument orders; the core carries them out.
+"""The collectives for MXNet arrays, with the names and the argument orders of Horovod.
 
 Every function is a collective: all members of ``process_set`` must call it with the same name, or, without a name, in
-the same order. Any thread may call it, and the caller owns the results. ``allreduce``, ``broadcast`` and their variants
-return at once, as MXNet's own operators do: the engine fills the array in later, and a thread that waits for the array
-gets the values or the error. The other functions wait, unless their names contain ``async``, because the shapes of
-their results are known only when all members have called them. Invalid arguments raise ValueError at once. A failure of
-the running job raises a DdlInternalError (ddlcore.errors). ``root_rank`` is always a rank of the world, even within a
-process set. ``priority`` is the priority in MXNet's engine: operations with higher numbers run first. Functions that
-work in place, or whose names contain ``async``, are not differentiable.
+the same order. Any thread may call it, and the caller owns the results.
+
+``allreduce``, ``broadcast`` and their variants return at once, as MXNet's own operators do. MXNet's engine writes the
+values into the array later. A thread that waits for the array gets the values or the error. The other functions wait,
+unless their names contain ``async``, because the shapes of their results are known only when all members have called
+them. Functions that work in place, or whose names contain ``async``, are not differentiable.
+
+``root_rank`` is always a rank of the world, even within a process set. ``priority`` is the priority in MXNet's engine:
+operations with higher numbers run first. Invalid arguments raise ValueError at once. If the job fails while a function
+runs, the function raises a DdlInternalError (see ``ddlcore.errors``).
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ from ddlcore.types import Average, ReduceOp
 
 
 def _filled(handle: Waitable, result: Any) -> Any:
-    """Return ``result``, which MXNet's engine fills in later; with the naive engine, wait for ``handle`` first."""
+    """Return ``result``, an array or a list of arrays into which MXNet's engine writes the values later.
+
+    If MXNet uses its naive engine, first wait for ``handle``, the handle of the operation.
+    """
     if is_naive():
         handle.wait()
     return result
@@ -55,7 +61,10 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Return a new array: ``postscale_factor * op(prescale_factor * every member's array)``. It is differentiable."""
+    """Return a new array: ``postscale_factor * op(prescale_factor * every member's array)``.
+
+    The result is differentiable.
+    """
     wire, user = wire_compression(compression)
     scales = (prescale_factor, postscale_factor)
     call = Call(current_job(), process_set, name, resolve_op(op, average), *scales, wire, user, priority, group=False)
@@ -87,7 +96,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Any:
-    """Reduce ``tensor`` in place, as an operation of MXNet's engine, and return it."""
+    """Reduce ``tensor`` in place and return ``tensor``. MXNet's engine writes the result into it later."""
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return _filled(OPERATIONS.at(priority).allreduce_async(tensor, output=tensor, **how), tensor)
 
@@ -118,9 +127,9 @@ def grouped_allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> list[Any]:
-    """Reduce ``tensors`` as one group, and return the results as new arrays. They are differentiable.
+    """Reduce ``tensors`` as one group, and return the results as a list of new arrays. The results are differentiable.
 
-    No array of the group is reduced before all members have computed all arrays of it.
+    The group is reduced only when all members have computed all its arrays.
     """
     wire, user = wire_compression(compression)
     scales = (prescale_factor, postscale_factor)
@@ -153,7 +162,10 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[Any]:
-    """Reduce all ``tensors`` in place as one group, as an operation of MXNet's engine; return them as a list."""
+    """Reduce all ``tensors`` in place as one group, and return ``tensors`` as a list.
+
+    MXNet's engine writes the results into the arrays later.
+    """
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     handle = OPERATIONS.at(priority).grouped_allreduce_async(tensors, outputs=tensors, **how)
     filled: list[Any] = _filled(handle, list(tensors))
@@ -170,7 +182,10 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Waitable:
-    """Start to reduce ``tensors`` in place and return a handle; ``synchronize(handle)`` returns them as a list."""
+    """Start to reduce all ``tensors`` in place as one group, and return a handle.
+
+    ``synchronize(handle)`` returns ``tensors`` as a list.
+    """
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return OPERATIONS.at(priority).grouped_allreduce_async(tensors, outputs=tensors, **how)
 
@@ -195,7 +210,7 @@ def allgather(
 ) -> Any:
     """Return the arrays of all members, concatenated along the first dimension in rank order.
 
-    The arrays may differ in the size of the first dimension only. The result is differentiable.
+    The arrays of the members may differ only in the size of the first dimension. The result is differentiable.
     """
     return autograd.allgather(Call(current_job(), process_set, name, priority=priority), [tensor])[0]
 
@@ -203,14 +218,17 @@ def allgather(
 def allgather_async(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """Start an allgather and return a handle; ``synchronize(handle)`` returns the same as ``allgather``."""
+    """Start an allgather and return a handle; ``synchronize(handle)`` returns the array that ``allgather`` returns."""
     return OPERATIONS.at(priority).allgather_async(tensor, name=name, process_set=process_set)
 
 
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the ``allgather`` of each array, run as one group. The results are differentiable."""
+    """Run an allgather of each array, as one group, and return the list of results.
+
+    The results are differentiable.
+    """
     return autograd.allgather(Call(current_job(), process_set, name, priority=priority, group=True), tensors)
 
 
@@ -231,7 +249,7 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return a new array with the values that ``root_rank`` passes. It is differentiable."""
+    """Return a new array with the values of the array that ``root_rank`` passes. The result is differentiable."""
     return autograd.broadcast(Call(current_job(), process_set, name, priority=priority), tensor, root_rank)
 
 
@@ -242,7 +260,7 @@ def broadcast_async(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """Start a broadcast and return a handle; ``synchronize(handle)`` returns the same as ``broadcast``."""
+    """Start a broadcast and return a handle; ``synchronize(handle)`` returns the array that ``broadcast`` returns."""
     return OPERATIONS.at(priority).broadcast_async(tensor, root_rank, name=name, process_set=process_set)
 
 
@@ -253,7 +271,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Overwrite ``tensor`` with the root's values, as an operation of MXNet's engine, and return it."""
+    """Overwrite ``tensor`` with the root's values, and return ``tensor``. MXNet's engine writes the values later."""
     return _filled(broadcast_async_(tensor, root_rank, name, priority, process_set), tensor)
 
 
@@ -282,10 +300,11 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` rows of ``tensor`` to member r; without ``splits``, send equally many rows to each member.
+    """Send ``splits[r]`` rows of ``tensor`` to member r, and return the rows that this member receives.
 
-    Returns the received rows, ordered by the rank of the sender. With ``splits`` (an array or a list) it returns a
-    pair: these rows, and an int32 array of how many rows came from each member. The rows are differentiable.
+    If ``splits`` is None, each member gets the same number of rows, and the result is the array of received rows. If
+    ``splits`` is an array or a list, the result is a pair: the array of received rows, and an int32 array with the
+    number of rows from each member. The received rows are ordered by the rank of the sender, and are differentiable.
     """
     call = Call(current_job(), process_set, name, priority=priority)
     result = autograd.alltoall(call, tensor, _splits(splits))
@@ -299,7 +318,7 @@ def alltoall_async(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """Start an alltoall and return a handle; ``synchronize(handle)`` returns the same as ``alltoall``."""
+    """Start an alltoall and return a handle; ``synchronize(handle)`` returns the result that ``alltoall`` returns."""
     operations = OPERATIONS.at(priority)
     handle = operations.alltoall_async(tensor, _splits(splits), name=name, process_set=process_set)
     then: Callable[[Any], Any] = _rows_alone if splits is None else _rows_and_splits
@@ -340,9 +359,10 @@ def reducescatter(
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
 ) -> Any:
-    """Return this member's rows of the reduced array. The result is differentiable.
+    """Reduce the arrays of all members, and return this member's rows of the reduced array.
 
-    If the rows do not divide evenly, the first members get one row more than the others.
+    If the rows cannot be divided evenly, each of the first members gets one row more than the other members. The
+    returned rows are differentiable.
     """
     how = (op, name, priority, process_set, prescale_factor, postscale_factor, compression)
     return _scattered([tensor], False, *how)[0]
@@ -358,7 +378,10 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
 ) -> list[Any]:
-    """Return the ``reducescatter`` of each array, run as one group. The results are differentiable."""
+    """Run a reducescatter of each array, as one group, and return the list of results.
+
+    The results are differentiable.
+    """
     how = (op, name, priority, process_set, prescale_factor, postscale_factor, compression)
     return _scattered(tensors, True, *how)
 
@@ -393,7 +416,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Waitable:
-    """Start a reducescatter and return a handle; ``synchronize(handle)`` returns the same as ``reducescatter``."""
+    """Start a reducescatter and return a handle; ``synchronize(handle)`` returns the rows of ``reducescatter``."""
     how = _reduction(name, resolve_op(op), prescale_factor, postscale_factor, process_set)
     return OPERATIONS.at(priority).reducescatter_async(tensor, **how)
 

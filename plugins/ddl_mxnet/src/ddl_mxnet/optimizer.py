@@ -1,7 +1,8 @@
-"""Makes any MXNet optimizer update by gradients averaged over the ranks; reducer.py sends the gradients.
+"""Makes an MXNet optimizer update parameters by gradients that are averaged over the ranks. reducer.py sums gradients.
 
-The wrapped optimizer stays the same object with a changed class: its state, its schedulers and ``isinstance`` work as
-before. A Module passes all its gradients in one call, so that they are reduced together.
+The wrapped optimizer stays the same object, and only its class changes. So its state and its schedulers still work, and
+``isinstance`` returns the same as before. An MXNet Module passes all its gradients in one call of the optimizer, so
+that all gradients are reduced together.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ def DistributedOptimizer(
     num_groups: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> O:
-    """Wrap ``optimizer`` so that it updates by gradients averaged over ``process_set``; return the same object.
+    """Make ``optimizer`` update parameters by gradients averaged over ``process_set``, and return the same object.
 
-    It is for the Module API: ``module.init_optimizer(optimizer=..., kvstore=None)``. Every rank must wrap its optimizer
-    after ``init()``. Ranks match parameters by their indices. Ranks outside ``process_set`` train by themselves.
+    This function is for the Module API: ``module.init_optimizer(optimizer=..., kvstore=None)``. Every rank must call
+    it after ``init()``. Parameters with the same index belong together on all ranks. A rank outside ``process_set``
+    trains with its own gradients.
 
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and multiplied by f / size after it.
     * ``num_groups``: the number of groups into which gradients are divided; the gradients of a group are reduced
       together. 0: no groups, gradients are fused into buckets as they become ready.
 
-    ``rescale_grad`` keeps the value that the user has set (1 / batch size of one rank); the division by the number of
-    ranks is added within an update. Raises ValueError for invalid arguments and NotInitialized before ``init()``. An
-    update raises PeerLost or another DdlInternalError if the job has failed. An unpickled DistributedOptimizer is
-    distributed again, in the job that is current then.
+    The attribute ``rescale_grad`` keeps the value that the user has set, such as 1 / batch size of one rank. During an
+    update, gradients are also divided by the number of ranks. If a DistributedOptimizer is unpickled, it averages over
+    the ranks again, in the job that is current at that time.
+
+    Raises ValueError for invalid arguments, and NotInitialized before ``init()``. An update raises PeerLost or another
+    DdlInternalError if the job has failed.
     """
     if not isinstance(optimizer, mx.optimizer.Optimizer):
         raise ValueError(
@@ -63,7 +67,11 @@ def _wrap(optimizer: Any, reducer: Reducer) -> Any:
 
 
 def undistributed(optimizer: Any) -> Any:
-    """Return the bare optimizer if ``optimizer`` is a DistributedOptimizer, and ``optimizer`` itself otherwise."""
+    """Return an optimizer that does not average gradients over ranks.
+
+    If ``optimizer`` is a DistributedOptimizer, return a new object of its original class with the same attributes. If
+    it is not, return ``optimizer`` itself.
+    """
     if not isinstance(optimizer, _Distributed):
         return optimizer
     bare: Any = type(optimizer).__mro__[2]
@@ -76,20 +84,21 @@ OWN = ("_ddl", "_plans", "_inside", "_check")
 
 
 class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin
-    """The methods and properties that wrapping changes in an optimizer."""
+    """The methods and properties that ``DistributedOptimizer`` changes in an optimizer."""
 
     _ddl: Reducer
     _plans: dict[
         tuple[Any, ...], tuple[list[Any], Plan]
-    ]  # by the indices of one call: its gradients, and the plan by which they are reduced
-    _inside: bool  # whether an update runs, so that the optimizer's own code reads the properties below
+    ]  # by the indices of one call: the gradients of the call, and the plan by which these gradients are reduced
+    _inside: bool  # whether an update runs: then the optimizer's own code reads the properties below
     _check: UpdateCheck
 
     @property
     def aggregate_num(self) -> int:
-        """The number of parameters that MXNet passes in one call: all, so that their gradients are reduced together.
+        """The number of parameters that MXNet passes to the optimizer in one call.
 
-        While an update runs, it is the number of the wrapped optimizer itself.
+        The number has no limit, so that MXNet passes all parameters in one call, and all gradients are reduced
+        together. While an update runs, the property has the value of the wrapped optimizer instead.
         """
         return cast("int", self.__dict__["aggregate_num"]) if self.__dict__.get("_inside") else ALL
 
@@ -99,7 +108,10 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
     @property
     def rescale_grad(self) -> float:
-        """The factor that the user has set; while an update runs, it is also divided by the number of ranks."""
+        """The factor by which the optimizer multiplies gradients, as the user has set it.
+
+        While an update runs, it is multiplied by ``Reducer.scale``, which turns sums over the ranks into averages.
+        """
         own = cast("float", self.__dict__["rescale_grad"])
         return own * self._ddl.scale if self.__dict__.get("_inside") else own
 
@@ -108,11 +120,14 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
         self.__dict__["rescale_grad"] = factor
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Update parameters by averaged gradients. Every member must call it with the same indices."""
+        """Average the gradients over the members of the process set, and update the parameters by the averages.
+
+        The arguments are those of MXNet's ``Optimizer.update``. Every member must call this with the same indices.
+        """
         self._updated(super().update, index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Update parameters as ``update`` does, with MXNet's multi-precision update."""
+        """Average the gradients as in ``update``, and call MXNet's ``update_multi_precision`` with the averages."""
         self._updated(super().update_multi_precision, index, weight, grad, state)
 
     def _updated(self, update: Any, index: Any, weight: Any, grad: Any, state: Any) -> None:
@@ -162,9 +177,10 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
 
 def _again(bare: Any, predivide: float, num_groups: int, ranks: Sequence[int] | None) -> Any:
-    """Return an unpickled DistributedOptimizer: wrap ``bare`` again, in the job that is current.
+    """Make a DistributedOptimizer from ``bare``, in the current job. pickle calls this function to unpickle one.
 
-    Raises ValueError if that job has no process set with these ranks. ``ranks`` None: the global process set.
+    ``ranks`` are the ranks of the process set; None means the global process set. Raises ValueError if the current job
+    has no process set with these ranks.
     """
     if ranks is None:
         return DistributedOptimizer(bare, predivide, num_groups)

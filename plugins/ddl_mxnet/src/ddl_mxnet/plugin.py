@@ -1,4 +1,4 @@
-"""Registers ddl_mxnet with the core as plain data; imports neither MXNet nor any module that imports MXNet."""
+"""Registers ddl_mxnet with the core. This module does not import MXNet, neither directly nor by other modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ddlcore.hooks import AdapterProvider, CheckProvider, hookimpl
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:
-    """Register the adapter for MXNet arrays."""
+    """Return the provider of the adapter for MXNet arrays."""
     return [
         AdapterProvider(
             name="mxnet",
@@ -25,7 +25,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """Register what `ddl doctor` checks for MXNet."""
+    """Return the provider of the check of `ddl doctor` that looks for versions which do not work with MXNet."""
     return [
         CheckProvider(
             "known-bad-mxnet", "ddl_mxnet.checks:KnownBadMxnet", doc="a numpy that MXNet cannot be imported with"

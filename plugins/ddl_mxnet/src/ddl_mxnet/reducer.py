@@ -1,9 +1,10 @@
-"""Sums gradients over the ranks while MXNet's engine still computes other gradients; knows no optimizer and no trainer.
+"""Sums gradients over the ranks while MXNet's engine still computes other gradients.
 
-The path of one gradient: this module queues an empty operation, called a fence, in MXNet's engine. The engine runs the
-fence when no earlier operator reads or writes the gradient any more. The thread that trains waits for the fences one by
-one, in the order in which backward computes the gradients, and submits each gradient, which is summed in place. At the
-end it waits for all sums. Meanwhile the engine computes the other gradients, and buckets are in flight.
+The steps for one gradient are as follows. This module adds an empty operation, called a fence, to the queue of MXNet's
+engine. The engine runs the fence when no earlier operator reads or writes the gradient any more. The thread that trains
+waits for the fences one by one, in the order in which backward computes the gradients. After each fence, this thread
+submits the gradient to ddl, which sums it in place. At the end, the thread waits for all sums. In the meantime, the
+engine computes the other gradients, and buckets are in flight.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ddlcore.types import Sum
 Named = Sequence[tuple[str, Any]]
 
 FENCE_BYTES = 128 << 10  # small gradients share a fence: a fence for each of them would take longer than summing them
-# A fence must call a C function that has no effect. ``abs`` takes its argument for a number and touches no memory.
+# A fence must call a C function that has no effect. ``abs`` reads its argument as a number and accesses no memory.
 NOTHING = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)
 PRIORITIZED = ctypes.byref(ctypes.c_int(3))  # FnProperty::kCPUPrioritized: runs on other threads than operators
 CPU_CONTEXT = (ctypes.c_int32 * 2)(1, 0)  # mxnet::Context: cpu(0)
@@ -52,7 +53,7 @@ OPERATIONS = Operations(MxnetAdapter())
 
 @dataclass(frozen=True)
 class Reduction:
-    """The settings by which all gradients of one optimizer are summed."""
+    """The settings for the sum of all gradients of one optimizer or trainer."""
 
     predivide: float  # gradients are divided by this before the sum; ``Reducer.scale`` makes up for it
     compression: str
@@ -67,7 +68,10 @@ class Reduction:
 
 
 class Slot:
-    """One gradient: its array, MXNet's handle of the array, and the persistent request that sums it in every step."""
+    """One gradient: the array, MXNet's handle of the array, and the request that sums the array in every step.
+
+    The request is a persistent request, which is made at the first step.
+    """
 
     __slots__ = ("array", "exact", "handle", "name", "request")
 
@@ -80,7 +84,10 @@ class Slot:
 
 
 class Fence:
-    """An empty operation of MXNet's engine by which this thread can wait for several gradients at once."""
+    """An empty operation of MXNet's engine, which runs when the gradients of all its slots are computed.
+
+    So a thread can wait for one fence instead of several gradients.
+    """
 
     __slots__ = ("arguments", "first", "slots")
 
@@ -92,19 +99,25 @@ class Fence:
         self.arguments = (NOTHING, None, None, CPU_CONTEXT, None, 0, handles, len(arrays), PRIORITIZED, 0, b"ddl_fence")
 
     def push(self) -> None:
-        """Queue the fence in MXNet's engine, behind all reads and writes of its arrays that were queued before."""
+        """Add the fence to the queue of MXNet's engine, behind all earlier operators that read or write its arrays."""
         check_call(_LIB.MXEnginePushSyncND(*self.arguments))
 
     def wait(self) -> None:
-        """Wait until the fence has run, so that no operator uses its arrays. Raises the errors of MXNet's operators."""
+        """Wait until the fence has run. Then no earlier operator uses the arrays any more.
+
+        If an operator that computes the arrays has failed, its error is raised here.
+        """
         check_call(_LIB.MXNDArrayWaitToRead(self.first))
 
 
 class Plan:
-    """The arrays that are reduced together in every step, in this order. All ranks must use the same names."""
+    """The arrays that are summed in every step, and the order in which they are summed.
+
+    All ranks must use the same names.
+    """
 
     def __init__(self, gradients: Named, exact: Named = ()) -> None:
-        """Plan the reduction of ``gradients`` and of ``exact``; both consist of pairs of a name and an array.
+        """Make the plan for ``gradients`` and ``exact``, which are both sequences of pairs (name, array).
 
         The arrays of ``exact`` are summed without predivision and without compression. Raises ValueError for a gradient
         that is neither dense nor row_sparse.
@@ -123,9 +136,10 @@ class Plan:
         self.fences = [Fence(slots) for slots in _shares([*self.exact, *self.dense])]
 
     def _reached(self, array: Any, shared: bool) -> Any:
-        """Return the array to reduce: the gradient itself, or a copy of it if it is on a GPU or shares memory.
+        """Return the array to sum for the gradient ``array``: the gradient itself, or a copy.
 
-        A copy is also added to ``staged``. ``shared``: the gradient shares memory with another one.
+        A copy is used if the gradient is on a GPU, or if ``shared`` is true: the gradient shares memory with another
+        gradient. A pair (gradient, copy) is then added to ``staged``.
         """
         if is_on_gpu(array):
             self.staged.append((array, on_host(array)))
@@ -137,32 +151,32 @@ class Plan:
 
 
 class Reducer:
-    """The object that sums all gradients of one optimizer. Only the thread that trains may use it.
+    """The object that sums all gradients of one optimizer or trainer. Only the thread that trains may use it.
 
-    A reducer belongs to the job that was current when it was created. After ``shutdown()`` and another ``init()`` it
-    switches to the new job at the next step, and needs new plans.
+    A reducer belongs to the job that was current when the reducer was created. After ``shutdown()`` and another
+    ``init()``, ``rebind`` changes the reducer to the new job. Then new plans must be made.
     """
 
     def __init__(self, reduction: Reduction) -> None:
         self.reduction = reduction
-        # Whether a step has sent gradients and has not ended. If the next step finds it true, an exception has
-        # interrupted that step: a signal handler raised, or an operator of MXNet failed. Then this rank cannot know
-        # which of its gradients the peers have received.
+        # Whether a step has sent gradients and has not ended. If ``torn`` is true when the next step begins, an
+        # exception has interrupted the previous step: a signal handler has raised an error, or an operator of MXNet has
+        # failed. Then this rank cannot know which of its gradients the peers have received.
         self.torn = False
         self._in_flight: list[Any] = []  # the persistent requests in flight, or handles
         self.bind()
 
     def bind(self) -> None:
-        """Bind the reducer to the current job.
+        """Make the reducer use the current job.
 
-        Raises NotInitialized if there is no current job, and ValueError if the process set is not registered.
+        Raises NotInitialized if there is no current job, and ValueError if the process set is not registered in it.
         """
         self.job: JobService = current_job()
         ranks, self.active = membership(self.job, self.reduction.process_set)
         self.members = len(ranks)
 
     def rebind(self) -> bool:
-        """Bind the reducer to the current job if its own job has ended. Return whether its own job had ended."""
+        """Make the reducer use the current job if the job that it used has ended. Return whether that job had ended."""
         if not self.job.closed:
             return False
         self._in_flight, self.torn = [], False
@@ -172,25 +186,25 @@ class Reducer:
 
     @cached_property
     def label(self) -> str:
-        """The prefix of the gradients' names, which differs between the optimizers of a job.
+        """The prefix of the gradients' names. Each optimizer of a job has a different prefix.
 
-        It is computed at the optimizer's first reduction, and not when the optimizer is created: all members run the
-        first reductions of their optimizers in the same order, but may create the optimizers in different orders.
+        The prefix is chosen at the first reduction of the optimizer, not at its creation: all members run the first
+        reductions of their optimizers in the same order, but may create the optimizers in different orders.
         """
         before = self.job.next_ordinal(f"gradients.{self.reduction.process_set.process_set_id}")
         return f"gradient[{before}]." if before else "gradient."  # a "[" after "gradient" marks the later optimizers
 
     @property
     def scale(self) -> float:
-        """The factor that turns a sum of predivided gradients into their mean. It is 1 outside the process set."""
+        """The factor that turns a sum of predivided gradients into their mean; 1 on ranks outside the process set."""
         return self.reduction.predivide / self.members if self.active else 1.0
 
     def require_whole(self) -> None:
-        """End the job if ``torn`` is set, so that no rank continues with other values than its peers.
+        """If ``torn`` is true, end the job and raise DdlInternalError.
 
-        ``torn`` means that an exception interrupted the previous step after it had sent gradients. Raises
-        DdlInternalError on this rank. The peers, which wait or will wait for this rank, raise PeerLost with the same
-        text.
+        ``torn`` means that an exception interrupted the previous step after the step had sent gradients. The job must
+        end, because this rank could continue with other values than the other ranks. The other ranks raise PeerLost
+        with the same text when they wait for this rank.
         """
         if self.torn:
             text = (
@@ -202,11 +216,11 @@ class Reducer:
 
     @contextmanager
     def in_one(self, harmless: type[Exception] = DdlInternalError) -> Iterator[None]:
-        """Return a context manager that sets ``torn`` if an exception leaves the ``with`` block.
+        """Return a context manager that sets ``torn`` to true if an exception leaves the ``with`` block.
 
-        Two kinds of exceptions do not set it: a DdlInternalError, because then the job itself has failed, and those of
-        the type ``harmless``. At the start it ends the job if the previous step was torn, as ``require_whole`` does. On
-        a rank outside the process set it does nothing.
+        Two kinds of exceptions do not set ``torn``: a DdlInternalError, because in this case the job itself has failed,
+        and an exception of the type ``harmless``. At the start of the block, the context manager calls
+        ``require_whole``. On a rank outside the process set, the context manager does nothing.
         """
         if not self.active:
             yield
@@ -221,12 +235,15 @@ class Reducer:
         self.torn = False
 
     def reduce(self, plan: Plan) -> None:
-        """Replace every gradient of ``plan`` by its sum over the members. All members must call it once per step.
+        """Replace every gradient of ``plan`` by its sum over the members. All members must call this once per step.
 
-        Waits until all operations have ended, then raises the first error: PeerLost, MismatchError or another
-        DdlInternalError. If another exception interrupts it, such as KeyboardInterrupt, it may be called again only if
-        nothing was sent; after that, the next call ends the job. After success ``torn`` stays true until the caller
-        clears it, because only the caller knows when the step (the update, for example) is complete.
+        Waits until all operations have ended. If some have failed, the first error is raised after that: PeerLost,
+        MismatchError or another DdlInternalError. Another exception, such as KeyboardInterrupt, may interrupt this
+        method. If no gradient was sent before the interruption, this method may be called again. If a gradient was
+        sent, the next call ends the job.
+
+        After success, ``torn`` is true. The caller must set it to False when the step is complete, for example after
+        the update.
         """
         self.require_whole()
         for there, here in plan.staged:
@@ -253,11 +270,11 @@ class Reducer:
             raise failure
 
     def _reduce_in_place(self, plan: Plan) -> Exception | None:
-        """Sum all gradients in place by persistent requests; return the first error, or None.
+        """Sum all gradients in place by persistent requests. Return the first error, or None.
 
-        This runs in every step for hundreds of gradients, so the loop makes one call of MXNet for each gradient and
-        little else. If the job does not run buckets while the user's thread computes (``overlaps``), all requests are
-        started together at the end, and this thread runs their buckets.
+        This method runs in every step for hundreds of gradients. So, to be fast, the loop makes only one call of MXNet
+        for each gradient. If ``overlaps`` of the job is false, the job does not run buckets while the user's thread
+        computes. In this case all requests are started together at the end, and this thread runs their buckets.
         """
         started: list[RequestStart] = []
         address, data_of = ctypes.c_void_p(), _LIB.MXNDArrayGetData
@@ -296,9 +313,9 @@ class Reducer:
         )
 
     def _land(self) -> Exception | None:
-        """Wait for all requests in flight, and return the first error that one of them raises, or None.
+        """Wait for all requests in flight. Return the first error that a request raises, or None.
 
-        It begins with the request that was started last: when that one has ended, most of the others have ended too.
+        The method waits first for the request that was started last, because most other requests end earlier.
         """
         failure: Exception | None = None
         in_flight = self._in_flight
@@ -311,11 +328,12 @@ class Reducer:
         return failure
 
     def _shelter(self, plan: Plan) -> None:
-        """Prevent MXNet from writing gradients that are still in flight, because peers read them.
+        """Prevent MXNet from writing gradients that are still in flight, because other ranks read these gradients.
 
-        An exception has interrupted the step, and the user may catch it and start another backward pass. Therefore an
-        operation is pushed to MXNet's engine that occupies the gradients until the requests have ended. This method
-        itself waits only with the naive engine.
+        This method is called after an exception has interrupted the step: the user may catch the exception and start
+        another backward pass. The method pushes an operation to MXNet's engine that uses the gradients until the
+        requests in flight have ended, so that operators of the backward pass wait for this operation. The method itself
+        does not wait, except if MXNet uses its naive engine.
         """
         in_flight, self._in_flight = self._in_flight, []
         if not any(request.pending for request in in_flight):
@@ -335,7 +353,10 @@ class Reducer:
         guard.push()
 
     def _reduce_otherwise(self, plan: Plan) -> Exception | None:
-        """Sum gradients in groups, or with a compressor of the user's own; return the first error, or None."""
+        """Sum the gradients in groups, or with a compressor that the user has written. Return the first error, or None.
+
+        In these two cases, this method is called instead of ``_reduce_in_place``.
+        """
         self.torn = True
         reduce: Callable[..., Waitable] = partial(
             OPERATIONS.grouped_allreduce_async, op=Sum, process_set=self.reduction.process_set, job=self.job
@@ -366,9 +387,9 @@ class Reducer:
         return failure
 
     def _reduce_sparse(self, plan: Plan) -> Exception | None:
-        """Gather the rows of sparse gradients and add them up on every rank, in rank order.
+        """Sum the sparse gradients: gather their rows from all ranks, and add them on every rank, in rank order.
 
-        Returns the first error, or None.
+        Return the first error, or None.
         """
         self.torn = True
         gather = partial(allgather_async, process_set=self.reduction.process_set)
@@ -391,7 +412,10 @@ class Reducer:
 
 
 def _shares(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """Divide the slots, in their order, into lists of at most FENCE_BYTES each; a larger slot is alone in its list."""
+    """Divide ``slots``, in their order, into lists whose gradients together have at most FENCE_BYTES.
+
+    A gradient that is larger than FENCE_BYTES is alone in its list.
+    """
     shares: list[list[Slot]] = []
     room = -1
     for slot in slots:
@@ -405,7 +429,7 @@ def _shares(slots: Sequence[Slot]) -> list[list[Slot]]:
 
 
 def _split(slots: Sequence[Slot], parts: int) -> list[list[Slot]]:
-    """Divide the slots, in their order, into ``parts`` groups of almost equal length; leave out empty groups.
+    """Divide ``slots``, in their order, into ``parts`` groups. Empty groups are left out of the result.
 
     The numbers of slots in two groups differ by at most one.
     """
@@ -416,7 +440,7 @@ def _split(slots: Sequence[Slot], parts: int) -> list[list[Slot]]:
 
 
 def _leave(_: Any) -> None:
-    """Do nothing: the result of this handle is already in its place."""
+    """Do nothing. This is used for an allreduce in place, whose result need not be copied."""
 
 
 def _unpack(compressor: UserCompressor | None, contexts: Sequence[Any], arrays: Sequence[Any], sums: Any) -> None:
@@ -426,7 +450,7 @@ def _unpack(compressor: UserCompressor | None, contexts: Sequence[Any], arrays: 
 
 
 def _wait_for(in_flight: Sequence[Any]) -> None:
-    """Wait until all requests have ended, with or without an error."""
+    """Wait until all requests or handles in ``in_flight`` have ended. Ignore their errors."""
     for request in in_flight:
         with suppress(Exception):
             request.wait()

@@ -1,4 +1,4 @@
-"""Passes MXNet parameters to the core, which compares them between ranks; knows no gradient."""
+"""Checks that all ranks have the same MXNet parameters. The core does the comparison."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ UNSENT = (
 
 
 def verify(params: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Check that all members of ``process_set`` have bitwise equal parameters; every member must call it.
+    """Check that all members of ``process_set`` have the same parameters, bit by bit. Every member must call this.
 
-    ``params``: a block or its ``collect_params()``, a dict of names and NDArrays (``module.get_params()`` returns such
-    dicts), or an iterable of NDArrays. Parameters of a block are compared by their position, because Gluon's names
-    differ between ranks; parameters without a gradient (running statistics) are skipped, because each rank has its own.
-    Raises ReplicasDiffer on every member if an array differs or if the ranks have different arrays. Raises ValueError
-    for anything else in ``params``, and for a parameter that has no values yet.
+    ``params`` is a Gluon block or the result of its ``collect_params()``, a dict from names to NDArrays (as
+    ``module.get_params()`` returns), or an iterable of NDArrays. The parameters of a block are compared by their
+    position, because Gluon's names may differ between ranks. Parameters without a gradient, such as running statistics,
+    are not compared, because each rank has its own values.
+
+    Raises ReplicasDiffer on every member if the values of an array differ, or if the members do not have the same
+    arrays. Raises ValueError if ``params`` contains other objects, or a parameter that has no values yet.
     """
     if isinstance(params, mx.gluon.Block):
         params = params.collect_params()
@@ -48,9 +50,9 @@ def verify(params: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def trainer_verifier(trainer: Any) -> Verifier:
-    """Return the verifier that compares a DistributedTrainer's parameters between ranks.
+    """Return the Verifier that compares the parameters of ``trainer``, a DistributedTrainer, between the ranks.
 
-    The settings say after which steps it does so.
+    The settings say after which steps the parameters are compared.
     """
     mine = weakref.ref(trainer)  # weak: the job holds the verifier, which must not keep the parameters alive
 
@@ -62,17 +64,18 @@ def trainer_verifier(trainer: Any) -> Verifier:
 
 
 class UpdateCheck:
-    """A check that compares between ranks the arrays which one call of a DistributedOptimizer has updated."""
+    """Compares arrays between the ranks after one call of a DistributedOptimizer has updated them."""
 
     def __init__(self) -> None:
-        # Filled within ``updated`` only: the job holds this object, which must not keep the arrays alive.
+        # Not empty only during ``updated``: the job refers to this object, which must not keep the arrays alive.
         self._arrays: list[tuple[str, Any]] = []
         self._verifier = Verifier("DistributedOptimizer", self._replicas, advice=UNSENT)
 
     def updated(self, reducer: Reducer, indices: Sequence[Any], weights: Sequence[Any]) -> None:
-        """Count one step, in which ``weights`` were updated, and compare them if the settings name this step.
+        """Count one step. If the settings say so for this step, compare ``weights`` between the ranks.
 
-        ``indices`` are those by which the optimizer knows the arrays.
+        ``weights`` are the arrays that the step has updated, and ``indices`` are their indices in the optimizer.
+        ``reducer`` is the optimizer's reducer.
         """
         self._arrays = [(f"index {index}", one) for index, one in zip(indices, weights, strict=True)]
         try:
@@ -85,10 +88,10 @@ class UpdateCheck:
 
 
 def _replica(name: str, array: Any) -> Replica:
-    """Return the description of an array for comparison.
+    """Return the Replica that describes ``array`` for a comparison between ranks.
 
-    ``on_host`` is False even for arrays in host memory: reading an array waits for MXNet's engine, and the control
-    thread must not wait for the engine.
+    Its attribute ``on_host`` is False even for an array in host memory, so that the control thread does not read the
+    array. A thread that reads the array waits for MXNet's engine, and the control thread must not wait for it.
     """
     dense = array if array.stype == "default" else array.tostype("default")
 

@@ -1,8 +1,9 @@
-"""Counts the operations that one job has in MXNet's engine, and keeps calls of one name in their order.
+"""Counts the operations that one job has in MXNet's engine, and keeps calls of the same name in their order.
 
-A user's thread that waits for an array waits inside MXNet, and ddl does not notice it. So when the engine has no more
-operations to hand over to ddl, a thread of this module reports a waiting thread to the job. Then ddl leaves replay of a
-schedule that cannot continue as soon as it would if the user had called ``wait``.
+If a user's thread waits for an array, the thread waits inside MXNet, and ddl does not notice it. Therefore this module
+has a thread of its own. When operations run in ddl and the engine has no more operations to hand over to ddl, the
+module's thread reports to the job that a user's thread waits. So if ddl replays a schedule that cannot continue, ddl
+leaves replay as early as if the user had called ``wait`` of ddl.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 
 from ddlcore.contracts import Companion, JobService
 
-LOOK_AGAIN_S = 0.02  # the pause between two looks while the engine still has operations to hand over
+LOOK_AGAIN_S = 0.02  # the pause between two checks while the engine still has operations to hand over
 GRACE_S = 0.05  # after that time without a new operation the user is assumed to wait; within a step it is shorter
-LEAST_S = 0.005  # the shortest pause between two looks
+LEAST_S = 0.005  # the shortest pause between two checks
 SLICE_S = 0.1  # user threads wait in slices of this length, so that Ctrl-C works
 JOIN_S = 2.0  # how long ``close`` waits for the thread
 STALL_S = 60.0  # how long ``settle`` waits without progress if ``stall_warning_s`` is 0
@@ -27,7 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Traffic(Companion):
-    """The record of one job's operations: pushed to MXNet's engine, running in ddl or ended. Any thread may call it."""
+    """The record of all operations of one job: how many are in MXNet's engine, and how many run in ddl.
+
+    Any thread may call its methods.
+    """
 
     def __init__(self, job: JobService) -> None:
         super().__init__(job)
@@ -47,16 +51,17 @@ class Traffic(Companion):
     # --- calls without a name
 
     def turn(self, set_id: int | None) -> str:
-        """Return a name for the gradient of a call without a name, made of a count of such calls in the process set.
+        """Return a name for the backward pass of a collective that was called without a name.
 
-        ``set_id`` is that of the process set. The user's thread calls this once for each such call, in their order.
+        The name contains the number of such calls so far in the process set ``set_id``. The user's thread must call
+        this method once for each such call, in the order of the calls.
         """
         with self._changed:
             ordinal = self._turns[set_id] = self._turns.get(set_id, -1) + 1
             return f"turn.{self._generation}.{ordinal}"
 
     def joined(self) -> None:
-        """Start the counts of ``turn`` again after a join: ranks that joined early have made fewer calls."""
+        """Set the counts of ``turn`` to 0 after a join, because ranks that joined early have made fewer calls."""
         with self._changed:
             self._generation += 1
             self._turns.clear()
@@ -64,7 +69,7 @@ class Traffic(Companion):
     # --- the life of an operation
 
     def pushed(self) -> None:
-        """Record that an operation was pushed to the engine. The first call starts the thread of ``_watch``."""
+        """Record that an operation is pushed to the engine. The first call starts the thread that runs ``_watch``."""
         with self._changed:
             self._pushed += 1
             if self._thread is None and not self._closed:
@@ -72,7 +77,7 @@ class Traffic(Companion):
                 self._thread.start()
 
     def called_back(self) -> None:
-        """Record that the engine has handed an operation over to ddl."""
+        """Record that the engine has called an operation back, and so has handed it over to ddl."""
         with self._changed:
             self._pushed -= 1
             self._running += 1
@@ -82,13 +87,13 @@ class Traffic(Companion):
                 self._changed.notify_all()
 
     def skipped(self) -> None:
-        """Record that the engine will not hand an operation over, because one of its arrays could not be computed."""
+        """Record that the engine will not hand over a pushed operation, because an array could not be computed."""
         with self._changed:
             self._pushed -= 1
             self._changed.notify_all()
 
     def ended(self) -> None:
-        """Record that an operation has ended."""
+        """Record that an operation which the engine had handed over has ended."""
         with self._changed:
             self._running -= 1
             if self._running == 0:
@@ -97,9 +102,9 @@ class Traffic(Companion):
     # --- calls of one name
 
     def queue(self, name: Any) -> _Place:
-        """Return a place for a new call, behind all calls of ``name`` that have not ended.
+        """Return a place for a new call, in the queue of all calls of ``name`` that have not ended.
 
-        The user's thread calls this, so that the places are in the order of the user's calls.
+        The user's thread calls this method, so that the places are in the order of the user's calls.
         """
         with self._changed:
             line = self._lines.setdefault(name, deque())
@@ -109,7 +114,10 @@ class Traffic(Companion):
             return place
 
     def enter(self, place: _Place, begin: Callable[[], None]) -> None:
-        """Call ``begin`` as soon as all calls before ``place`` have ended: now, or from ``quit``."""
+        """Call ``begin`` as soon as all calls before ``place`` in its queue have ended.
+
+        If no call is before ``place``, ``begin`` is called now. If there is one, ``quit`` calls ``begin`` later.
+        """
         with self._changed:
             place.begin = begin
             mine = place.line[0] is place
@@ -117,7 +125,10 @@ class Traffic(Companion):
             begin()
 
     def submitted(self, place: _Place) -> None:
-        """Record that the call of ``place`` was submitted to ddl, or that it never will be."""
+        """Record that ``handed_over`` need not wait for the call at ``place`` any longer.
+
+        The reason is that the call was submitted to ddl, or that its submission has failed.
+        """
         with self._changed:
             self._has_submitted(place)
 
@@ -129,7 +140,7 @@ class Traffic(Companion):
                 self._changed.notify_all()
 
     def quit(self, place: _Place) -> None:
-        """Record that the call of ``place`` has ended, and begin the next call of the same name."""
+        """Record that the call at ``place`` has ended, and begin the next call of the same name if it is ready."""
         with self._changed:
             self._has_submitted(place)
             first = place.line[0] is place
@@ -144,14 +155,14 @@ class Traffic(Companion):
     # --- waiting
 
     def handed_over(self) -> None:
-        """Wait until ddl has all operations that the user has called so far, or until the job has ended."""
+        """Wait until all collectives that the user has called so far were submitted to ddl, or the job has ended."""
         self._wait(lambda: self._pushed == self._unsubmitted == 0)
 
     def settle(self) -> None:
         """Wait until all operations of this rank have ended, or until the job has ended.
 
-        If no operation ends for ``stall_warning_s`` seconds, it logs a warning and returns: then other ranks have not
-        submitted the remaining operations.
+        If no operation ends for ``stall_warning_s`` seconds (60 s if this setting is 0), log a warning and return. In
+        this case, other ranks have not submitted the remaining operations.
         """
         patience_s = self.job.settings.number("stall_warning_s") or STALL_S
         seen, since_s = (0, 0), time.monotonic()
@@ -181,9 +192,9 @@ class Traffic(Companion):
             thread.join(JOIN_S)
 
     def _watch(self) -> None:
-        """Report to the job that a thread waits, while operations run in ddl and the engine hands over no more.
+        """Run the thread that reports to the job that a user's thread waits.
 
-        This is the main function of the thread.
+        The thread reports this while operations run in ddl and the engine has no more operations to hand over.
         """
         while True:
             with self._changed:
@@ -199,7 +210,7 @@ class Traffic(Companion):
 
 
 class _Place:
-    """The place of a call in the queue of all calls of the same name."""
+    """The place of a call in ``line``, the queue of all calls of the same name that have not ended."""
 
     __slots__ = ("begin", "line", "name", "submitted")
 

@@ -1,4 +1,4 @@
-"""Makes Gluon's Trainer update by gradients summed over the ranks; reducer.py sends the gradients."""
+"""A Gluon Trainer that updates parameters by gradients averaged over the ranks. reducer.py sums the gradients."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ from ddlcore.types import Average, Sum
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has no types
     """A Trainer whose ``step`` updates parameters by gradients that are averaged over ``process_set``.
 
-    Every rank must create a trainer after ``init()``, over the same parameters. ``step`` and ``allreduce_grads`` wait
-    for each gradient until MXNet's engine has computed it, and send it while the engine computes the next one; they
-    return when all gradients are reduced. Between ``allreduce_grads`` and ``update`` a gradient holds the *sum* over
-    the ranks (divided by ``gradient_predivide_factor``), as with Horovod; ``update`` divides by the number of ranks. A
-    parameter that got no gradient on this rank since the last step takes part with zeros; with ``ignore_stale_grad`` it
-    is updated if at least one rank had a gradient. Ranks outside ``process_set`` train by themselves.
+    Every rank must create a trainer after ``init()``, with the same parameters. ``step`` and ``allreduce_grads`` wait
+    until MXNet's engine has computed a gradient, and send this gradient while the engine computes the next one. They
+    return when all gradients are reduced. Between ``allreduce_grads`` and ``update``, a gradient is the *sum* over the
+    ranks (divided by ``gradient_predivide_factor``), as in Horovod; ``update`` divides it by the number of ranks.
 
-    * ``params``, ``optimizer``, ``optimizer_params``: as for Gluon's Trainer. ``optimizer`` may not be a KVStore's.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
-      it, the setting ``compression`` decides.
+    If backward has not computed a gradient on this rank since the last step, this rank contributes zeros to the sum.
+    With ``ignore_stale_grad``, such a parameter is updated if at least one rank has computed its gradient. Without it,
+    ``step`` raises UserWarning on every rank. A rank outside ``process_set`` trains with its own gradients.
+
+    * ``params``, ``optimizer``, ``optimizer_params``: as for Gluon's Trainer. A KVStore cannot be used.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, the name of a compressor, or a class that you have
+      written. None: the setting ``compression`` decides.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and multiplied by f / size after it.
     * ``prefix``: a prefix for the names under which the parameters' gradients are reduced.
     * ``num_groups``: the number of groups into which gradients are divided; the gradients of a group are reduced
@@ -97,7 +99,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         self._watched: list[
             tuple[Any, Any, int]
         ] = []  # parameters that have a gradient, with their arrays, and their places in ``_fresh``
-        self._fresh: Any = np.zeros(0, np.float32)  # for each of them: how many ranks have a new gradient
+        self._fresh: Any = np.zeros(0, np.float32)  # for each of these parameters: how many ranks have a new gradient
         self._reduced = False  # gradients were reduced since the last update, so ``_fresh`` is valid
         self._stepping = False  # a ``step`` has begun and has not ended
         self._applied = self._ddl.scale
@@ -117,12 +119,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
             )
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Reduce the gradients and update the parameters, as in Gluon.
+        """Reduce the gradients over the ranks and update the parameters. The arguments are those of Gluon's Trainer.
 
-        If an exception interrupts a step after it has reduced gradients, the next call ends the job on all ranks.
+        If an exception interrupts a step after the step has reduced gradients, the next call ends the job on all ranks.
         """
-        # If the last step was interrupted between reduction and update, the gradients hold sums. Reducing them again
-        # would sum these sums.
+        # If the last step was interrupted between reduction and update, the gradients are already sums over the ranks.
+        # To reduce them again would sum these sums.
         if self._stepping and self._reduced:
             self._ddl.torn = self._ddl.active
         self._stepping = True
@@ -215,9 +217,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     # --- parameters
 
     def trained(self) -> list[tuple[str, Any]]:
-        """Return the name and the array of each parameter that has a gradient, in the order of the network.
+        """Return (name, array) of each parameter that has a gradient, in the order of the network.
 
-        All ranks use the same names.
+        The names are the same on all ranks.
         """
         pairs = zip(reversed(self._names), reversed(self._backwards))
         return [
@@ -225,9 +227,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         ]
 
     def _arrange(self, gradients: Sequence[Any]) -> None:
-        """Plan which arrays are reduced.
+        """Make the plan by which the arrays are reduced. ``gradients`` are the parameters' present gradient arrays.
 
-        Called at the first step, and when a parameter has another gradient array than before.
+        This is called at the first step, and again if a parameter has got another gradient array.
         """
         if not self._names:
             self._names = self._agreed_names()
@@ -247,10 +249,11 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         self._arranged = list(gradients)
 
     def _agreed_names(self) -> list[str]:
-        """Return the names under which gradients are reduced: all members use the names of the first member.
+        """Return the names under which the gradients are reduced. All members use the names of the first member.
 
-        Gluon numbers blocks in the order of their creation, which may differ between ranks. Raises ValueError on every
-        member if a member's parameters differ in number, shape, type or ``grad_req``.
+        The names of a member itself cannot be used: Gluon numbers blocks in the order of their creation, and this order
+        may differ between ranks. All members must call this. Raises ValueError on every member if the parameters of the
+        members differ in number, shape, type or ``grad_req``.
         """
         process_set, job = self._ddl.reduction.process_set, self._ddl.job
         mine = [(param.name, (param.shape, str(param.dtype), param.grad_req)) for param in self._backwards]
@@ -275,9 +278,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     # --- gradients that backward has not renewed
 
     def _tell_fresh(self) -> None:
-        """Record in ``_fresh`` which gradients are new on this rank, and set the others to zero.
+        """Record in ``_fresh`` which gradients are new on this rank, and set all other gradients to zero.
 
-        Otherwise an old gradient would be added to the sum again.
+        If old gradients were not set to zero, they would be added to the sum a second time.
         """
         state = ctypes.c_int()
         into, ask = ctypes.byref(state), _LIB.MXNDArrayGetGradState
@@ -288,11 +291,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
                 param.list_grad()[0][:] = 0
 
     def _judge(self, stale: Any, ignore: bool) -> None:
-        """Raise UserWarning because gradients are not new on every rank; with ``ignore``, mark what to update or skip.
+        """Handle the parameters that lack a new gradient on at least one rank.
 
-        ``stale`` holds the places in ``_watched`` of the parameters whose gradients are not new on every rank. With
-        ``ignore`` a parameter is updated if at least one rank has a new gradient, and skipped otherwise. Every rank
-        decides the same, because the counts of ranks with a new gradient are reduced too.
+        ``stale`` are the indices of these parameters in ``_watched``. If ``ignore`` is false, raise UserWarning. If
+        ``ignore`` is true, mark each parameter for Gluon: a parameter will be updated if at least one rank has a new
+        gradient, and skipped if no rank has one. Every rank decides the same, because the numbers of ranks with a new
+        gradient are the same on all ranks.
         """
         for param, data, place in (self._watched[index] for index in stale):
             ranks = int(self._fresh[place])

@@ -1,4 +1,4 @@
-"""Imports MXNet, and says in one line what to install if that is not possible."""
+"""Imports MXNet. If MXNet cannot be imported, the error says in one line which command to run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ WANTED = 'pip install "mxnet>=1.9.1,<2" "numpy>=1.26,<2"'
 
 
 def require_mxnet() -> None:
-    """Import MXNet. Raises ImportError with the command to run if MXNet or a compatible numpy is missing."""
+    """Import MXNet. Raises ImportError if MXNet or a compatible numpy is missing; the message names the command to run.
+
+    Before the import, ``mend_numpy`` restores a name in numpy that MXNet needs.
+    """
     numpy = importlib.import_module("numpy").__version__
     if _numbers(numpy) >= (2,):
         raise ImportError(
@@ -32,7 +35,7 @@ def require_mxnet() -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: ``1.9.1.post0`` gives (1, 9, 1)."""
+    """Return the numbers at the beginning of a version as a tuple: ``1.9.1.post0`` gives (1, 9, 1)."""
     numbers = []
     for part in version.split("."):
         if not part.isdecimal():

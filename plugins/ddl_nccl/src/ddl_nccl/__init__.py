@@ -1,1 +1,1 @@
-"""NCCL as a transport of ddl, and the kernels for CUDA devices; users need not import this package."""
+"""NCCL as a transport of ddl, and the kernels for CUDA devices. Users need not import this package."""

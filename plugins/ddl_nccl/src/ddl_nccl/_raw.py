@@ -1,7 +1,8 @@
-"""The functions of NCCL as nccl4py offers them; this is the only file that calls nccl4py.
+"""The functions of NCCL, called through nccl4py. This is the only file that calls nccl4py.
 
-nccl4py's raw layer takes addresses and costs 0.1 µs per call, but nccl4py does not promise to keep it: it promises only
-the names in ``nccl.core``. If the raw layer differs from that of versions 0.5 and 0.6, ``nccl.core`` is used instead.
+nccl4py's raw layer takes addresses and costs 0.1 µs per call. But nccl4py does not promise to keep the raw layer; it
+promises only the names in ``nccl.core``. If the raw layer differs from that of nccl4py 0.5 and 0.6, this module uses
+``nccl.core`` instead.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DIRECT = {
 
 
 def load() -> Raw:
-    """Return an object that calls the installed nccl4py. This needs neither a GPU nor libnccl.
+    """Return an object that calls the installed nccl4py. This function needs neither a GPU nor libnccl.
 
     Raises ImportError if nccl4py is not installed.
     """
@@ -50,7 +51,10 @@ def load() -> Raw:
 
 
 def changes(nccl: Any) -> list[str]:
-    """Return a list that says how nccl4py's raw layer differs from DIRECT; it is empty if there is no difference."""
+    """Return a list of texts that say how nccl4py's raw layer differs from DIRECT.
+
+    It is empty if there is no difference.
+    """
     found = []
     for name, expected in DIRECT.items():
         function = getattr(nccl, name, None)
@@ -64,7 +68,10 @@ def changes(nccl: Any) -> list[str]:
 
 
 class _Direct:
-    """NCCL through nccl4py's raw layer, which takes addresses. The functions that each step calls are nccl4py's own."""
+    """NCCL through nccl4py's raw layer, which takes addresses.
+
+    The functions that each step calls are nccl4py's own functions, without a wrapper.
+    """
 
     def __init__(self, nccl: Any) -> None:
         self._nccl = nccl
@@ -103,7 +110,7 @@ class _Direct:
 class _Public:
     """NCCL through nccl4py's public functions, which take arrays.
 
-    They are slower: they look for the framework that owns an array, and import frameworks to do so.
+    These functions are slower: they look for the framework that owns an array, and import frameworks to do so.
     """
 
     def __init__(self, core: Any) -> None:
@@ -169,7 +176,7 @@ _NUMPY_TYPES = {0: "|i1", 1: "|u1", 2: "<i4", 4: "<i8", 6: "<f2", 7: "<f4", 8: "
 
 
 class _Array:
-    """Device memory that implements CUDA's array interface."""
+    """A block of device memory that implements CUDA's array interface."""
 
     def __init__(self, address: int, count: int, dtype: int) -> None:
         if dtype not in _NUMPY_TYPES:

@@ -1,4 +1,4 @@
-"""What ``ddl doctor`` checks for NCCL: libraries that do not fit each other, on one host or between hosts."""
+"""The checks of ``ddl doctor`` for NCCL: they find libraries that do not fit together, on one host or between hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHEEL = re.compile(r"nvidia-nccl-cu(\d+)")
 
 
 class NcclCheck(Check):
-    """The check that all hosts have the same NCCL, which is for the same CUDA as the other installed packages."""
+    """The check that all hosts have the same NCCL, built for the same CUDA version as cuda-bindings."""
 
     name = "nccl"
 
@@ -24,7 +24,10 @@ class NcclCheck(Check):
         return {"wheels": found, "bindings": bindings} if found else {}
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Yield a finding for each mismatch; two wheels in one environment are reported by ``KnownBadNccl``."""
+        """Yield a finding for each mismatch.
+
+        Two NCCL wheels in one environment are reported by ``KnownBadNccl``, not here.
+        """
         for one in seen:
             wheels, bindings = one.facts.get("wheels", {}), one.facts.get("bindings", "")
             if len(wheels) == 1 and bindings:
@@ -65,7 +68,7 @@ def _two_cuda_majors(host: HostView) -> str:
 
 
 class KnownBadNccl(KnownBadCheck):
-    """The check that finds known bad combinations among the installed distributions."""
+    """The check that finds combinations of installed distributions that are known not to work."""
 
     name = "known-bad-nccl"
     completes = "known-bad"
@@ -82,7 +85,7 @@ class KnownBadNccl(KnownBadCheck):
 
 
 def _release(version: str) -> str:
-    """Return the first three numbers of a wheel's version: those that NCCL reports and compares between ranks."""
+    """Return the first three numbers of a wheel's version, which are the numbers that NCCL compares between ranks."""
     return ".".join(version.split(".")[:3])
 
 

@@ -1,4 +1,4 @@
-"""NCCL's numbers for types, ops and results, as in its header nccl.h; they have never changed."""
+"""NCCL's numbers for types, reduce operations and results, as in its header nccl.h. They have never changed."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ RESULTS = (
 
 
 def native(sixteen_bits: bool) -> frozenset[tuple[DType, ReduceOp]]:
-    """Return the (type, op) pairs that NCCL reduces as ddl promises.
+    """Return the (type, operation) pairs that NCCL itself reduces with the results that ddl promises.
 
-    ``sixteen_bits``: also return those that NCCL adds in 16 bits, because the user allows it.
+    ``sixteen_bits``: whether the user allows NCCL to add in 16 bits. If so, the pairs with 16-bit floats are also
+    returned.
     """
     pairs = {(dtype, op) for dtype in TYPES for op in ALL_OPS if not (dtype.is_float and op in ORDERED)}
     pairs |= {(dtype, ReduceOp.Average) for dtype in TYPES if dtype.is_float}

@@ -1,7 +1,7 @@
-"""The conformance suite of NCCL, over a stand-in that moves the bytes; each rank is a thread with a pretend device.
+"""The conformance suite for the NCCL transport, which uses a stand-in for NCCL.
 
-So everything except NCCL itself is tested without a GPU: which functions of NCCL are called, in which order, on which
-queue.
+Each rank is a thread with a pretend device. The stand-in moves the bytes. So everything except NCCL itself is tested
+without a GPU: which functions of NCCL are called, in which order, on which queue.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ddlcore.types import Buffer, Device
 
 
 class HostedTransport(NcclTransport):
-    """The transport over a stand-in, with host memory in place of device memory; its calls wait on the host.
+    """The NCCL transport with a stand-in for NCCL, and with host memory in place of device memory.
 
-    Thus any test of transports can use it.
+    The collectives of this transport wait on the host, so any test of transports can use it.
     """
 
     capabilities = replace(
@@ -50,9 +50,10 @@ class HostedTransport(NcclTransport):
         super().open(replace(context, queue=self.queue))
 
     def _begin(self, what: str, call: Callable[[], object], *buffers: Buffer) -> Work:
-        """Begin a call, and keep its buffers alive until the queue has executed it.
+        """Begin a call, and keep its buffers alive until the queue has executed the call.
 
-        After an abort the waiting caller returns, but what is queued for the call still runs and uses the memory.
+        After an abort, the waiting caller returns, but the work that is queued for the call still runs and uses the
+        memory.
         """
         try:
             return super()._begin(what, call, *buffers)
@@ -68,11 +69,17 @@ class HostedTransport(NcclTransport):
 
 
 def _let_go(_: tuple[Buffer, ...]) -> None:
-    """Do nothing. The queue calls this after the calls that use the buffers, and so keeps them alive until then."""
+    """Do nothing.
+
+    The queue calls this function after the calls that use the buffers, and so keeps the buffers alive until then.
+    """
 
 
 class NcclSuite(TransportSuite):
-    """The suite that ``ddl conform nccl`` runs. A use that NCCL does not allow fails the test that made it."""
+    """The suite that ``ddl conform nccl`` runs.
+
+    If a test uses NCCL in a way that NCCL does not allow, the test fails.
+    """
 
     sizes = (1, 2, 3, 4)
     offers = HostedTransport.capabilities

@@ -1,4 +1,4 @@
-"""Turns errors of NCCL and its loader into ddl errors that say what to do.
+"""Converts errors of NCCL and of NCCL's loader into ddl errors that say what to do.
 
 Only this file parses the texts of these errors.
 """
@@ -55,9 +55,10 @@ BY_RESULT = {
 
 
 def explained(what: str, error: BaseException, last_error: str = "") -> DdlInternalError:
-    """Return ``error``, raised during ``what``, as a ddl error of one line with a fix.
+    """Return a ddl error of one line, with a fix, for ``error``, which was raised during the action ``what``.
 
-    ``last_error`` is NCCL's own description of it. An error of ddl's own is returned unchanged.
+    ``last_error`` is NCCL's own description of the error. If ``error`` is a ddl error already, it is returned
+    unchanged.
     """
     if isinstance(error, DdlInternalError):
         return error
@@ -68,7 +69,10 @@ def explained(what: str, error: BaseException, last_error: str = "") -> DdlInter
 
 
 def meaning(what: str, result: int, last_error: str = "") -> TransportError:
-    """Return the ddl error for a result code that NCCL reports after the call. ``what`` names what has failed."""
+    """Return the ddl error for the code ``result``, which NCCL reports some time after a call has returned.
+
+    ``what`` names the action or communicator that has failed. ``last_error`` is NCCL's own description of the error.
+    """
     name = RESULTS[result] if 0 <= result < len(RESULTS) else f"result {result}"
     return _told(what, name, result, last_error)
 

@@ -1,6 +1,6 @@
-"""Runs NCCL's init, in which all ranks meet, on a thread of its own.
+"""Runs NCCL's init, in which all ranks meet, on a separate thread.
 
-If a peer dies during init, init never ends. Then the thread is left behind.
+If another rank dies during init, init never ends. Then the thread is left behind.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ SLICE_S = 0.05
 
 
 class Joining:
-    """A call of ``init`` on a thread of its own.
+    """A call of ``init`` on a separate thread.
 
-    If ``wait`` has given up before ``init`` returns, the communicator is passed to ``drop``.
+    If the caller of ``wait`` has given up before ``init`` returns, the communicator is passed to ``drop``.
     """
 
     def __init__(self, init: Callable[[], Comm], drop: Callable[[Comm], object]) -> None:
@@ -30,9 +30,10 @@ class Joining:
         threading.Thread(target=self._run, name="ddl-nccl-open", daemon=True).start()
 
     def wait(self, until_s: float, check: Callable[[], None]) -> Comm | None:
-        """Wait for ``init``, and return its communicator, or None at ``until_s`` (of time.monotonic).
+        """Wait for ``init`` and return its communicator, or None if ``init`` has not ended at the time ``until_s``.
 
-        Raises what ``init`` or ``check`` raises.
+        ``until_s`` is a time of time.monotonic. ``check`` is called repeatedly during the wait. Raises the exceptions
+        that ``init`` or ``check`` raises.
         """
         try:
             while not self._ended.wait(min(SLICE_S, max(0.0, until_s - time.monotonic()))):

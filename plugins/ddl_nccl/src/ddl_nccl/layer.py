@@ -1,4 +1,4 @@
-"""The functions of NCCL that the transport calls; nccl4py or, in tests, a stand-in implements them."""
+"""The functions of NCCL that the transport calls. nccl4py implements them; in tests, a stand-in does."""
 
 from __future__ import annotations
 
@@ -10,47 +10,57 @@ Comm = Any  # an ncclComm_t, in the type of the layer that made it
 class Raw(Protocol):
     """The functions of NCCL that the transport needs.
 
-    Addresses are of device memory, counts are in elements, types and ops are NCCL's codes. The functions raise whatever
-    nccl4py raises; ``errors.explained`` translates that.
+    Addresses are addresses of device memory, and counts are numbers of elements. Types and operations are NCCL's codes.
+    The functions raise the exceptions of nccl4py; ``errors.explained`` converts them into ddl errors.
     """
 
     def version(self) -> int:
-        """Return the version code of the loaded NCCL."""
+        """Return the version code of the loaded NCCL, such as 23203 for 2.32.3."""
         ...
 
     def unique_id(self) -> bytes:
-        """Return a new unique id. One rank makes it for all ranks of a communicator."""
+        """Return a new unique id. One rank makes the id for all ranks of a communicator."""
         ...
 
     def init(self, size: int, unique_id: bytes, rank: int, device: int, name: str) -> Comm:
-        """Create the communicator of ``size`` ranks, and return it when all ranks have called this.
+        """Create the communicator of ``size`` ranks, and return it when all ranks have called this function.
 
         ``unique_id`` is NCCL's id of the communicator. ``device`` is the index of the calling thread's current device,
-        which the communicator uses. The communicator's later calls block the host, too.
+        which the communicator uses. ``name`` is the communicator's name in NCCL's messages. Later calls on the
+        communicator block the host as this call does.
         """
         ...
 
     def state(self, comm: Comm) -> int:
-        """Return the communicator's result code so far, of its work on the device and of NCCL's threads.
+        """Return the communicator's current result code, which covers its work on the device and NCCL's own threads.
 
-        Any thread may call this.
+        Any thread may call this function.
         """
         ...
 
     def last_error(self, comm: Comm | None) -> str:
-        """Return NCCL's description of the last error. If ``comm`` is None, it is the last error while opening."""
+        """Return NCCL's description of the last error on ``comm``.
+
+        If ``comm`` is None, return the description of the last error that occurred while a communicator was opened.
+        """
         ...
 
     def abort(self, comm: Comm) -> object:
-        """End everything that the communicator does, and free it. Any thread may call this, also during a call."""
+        """End all operations of the communicator, and free the communicator.
+
+        Any thread may call this function, also while another thread calls NCCL on the communicator.
+        """
         ...
 
     def destroy(self, comm: Comm) -> object:
-        """Free the communicator. Nothing may be in progress on it."""
+        """Free the communicator. No operation may be in progress on the communicator."""
         ...
 
     def group_start(self) -> object:
-        """Begin a group: ``group_end`` executes together all calls that this thread makes until then."""
+        """Begin a group.
+
+        The calls that this thread makes until ``group_end`` are executed together by ``group_end``.
+        """
         ...
 
     def group_end(self) -> object:
@@ -60,19 +70,22 @@ class Raw(Protocol):
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, comm: Comm, stream: int, /
     ) -> object:
-        """Reduce the sources of all ranks by op into the target of every rank."""
+        """Reduce the sources of all ranks by the operation ``op`` into the target of every rank."""
         ...
 
     def reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, root: int, comm: Comm, stream: int, /
     ) -> object:
-        """Reduce the sources of all ranks by op into the target of ``root`` only."""
+        """Reduce the sources of all ranks by the operation ``op`` into the target of the rank ``root`` only."""
         ...
 
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: int, op: int, comm: Comm, stream: int, /
     ) -> object:
-        """Reduce the sources of all ranks by op, and write the ``count`` elements of this rank to its target."""
+        """Reduce the sources of all ranks by the operation ``op``, and write this rank's part to ``target``.
+
+        ``count`` is the number of elements of each rank's part.
+        """
         ...
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, comm: Comm, stream: int, /) -> object:
@@ -82,13 +95,16 @@ class Raw(Protocol):
     def broadcast(
         self, source: int, target: int, count: int, dtype: int, root: int, comm: Comm, stream: int, /
     ) -> object:
-        """Copy the source of ``root`` into every target; the other sources are ignored."""
+        """Copy the source of the rank ``root`` into the target of every rank.
+
+        The sources of other ranks are ignored.
+        """
         ...
 
     def send(self, source: int, count: int, dtype: int, peer: int, comm: Comm, stream: int, /) -> object:
-        """Send ``count`` elements to ``peer``, which must receive as many elements."""
+        """Send ``count`` elements to the rank ``peer``, which must receive the same number of elements."""
         ...
 
     def recv(self, target: int, count: int, dtype: int, peer: int, comm: Comm, stream: int, /) -> object:
-        """Receive ``count`` elements from ``peer``."""
+        """Receive ``count`` elements from the rank ``peer``."""
         ...

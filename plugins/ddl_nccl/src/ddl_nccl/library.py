@@ -1,4 +1,7 @@
-"""Tells which NCCL is loaded and what it can do. It asks NCCL itself: nccl4py's version does not tell."""
+"""Finds which NCCL is loaded and which features it has.
+
+The version is read from NCCL itself, because nccl4py's version does not determine NCCL's version.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ WHEELS = "nvidia-nccl-cu"
 
 @dataclass(frozen=True)
 class Features:
-    """The features of an NCCL, by its version code."""
+    """The features of one version of NCCL, as determined by its version code."""
 
     version: int
     average: bool  # supports ncclAvg, which divides by the number of ranks
@@ -28,22 +31,22 @@ class Features:
 
     @classmethod
     def of(cls, version: int) -> Features:
-        """Return the features of NCCL ``version``, according to NCCL's release notes."""
+        """Return the features of the NCCL with the version code ``version``, according to NCCL's release notes."""
         return cls(version, average=version >= 21000, bfloat16=version >= 21000)
 
     def words(self) -> str:
-        """Return the names of the ops that this NCCL supports."""
+        """Return a text with the names of the reduce operations that this NCCL supports."""
         return "sum, min, max, product" + (", average" if self.average else "")
 
 
 def spelled(version: int) -> str:
-    """Return a version code as people write it: 23203 is 2.32.3, and 2708 was 2.7.8."""
+    """Return a version code as people write it: 2.32.3 for 23203, and 2.7.8 for 2708."""
     base = 10000 if version >= 10000 else 1000
     return f"{version // base}.{version % base // 100}.{version % 100}"
 
 
 def wheels() -> dict[str, str]:
-    """Return the name and version of each installed distribution that contains an NCCL."""
+    """Return a dict from the name to the version of each installed distribution that contains an NCCL."""
     found = {}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
@@ -54,9 +57,9 @@ def wheels() -> dict[str, str]:
 
 @cache
 def overwritten() -> str:
-    """Return a warning if two installed wheels contain the same library, so that one overwrote the other.
+    """Return a warning if two installed wheels contain the same library, so that one has overwritten the other.
 
-    Else it is empty.
+    Otherwise the result is empty.
     """
     found = wheels()
     if len(found) < 2:
@@ -69,7 +72,7 @@ def overwritten() -> str:
 
 
 def library(raw: Raw | None = None) -> Library | None:
-    """Load the NCCL that this process would use, and return its description, or None if there is no NCCL."""
+    """Load the NCCL that this process would use, and return its description. Returns None if no NCCL can be loaded."""
     try:
         version = (raw or load()).version()
     except Exception as error:  # raised by the loader, by nccl4py, or by a stub of NCCL that another library brings
@@ -90,7 +93,10 @@ def _types(features: Features) -> str:
 
 
 def _place() -> Path | None:
-    """Return the path of the library that is loaded or would be loaded, or None."""
+    """Return the path of the NCCL library that is loaded in this process.
+
+    If no NCCL is loaded, return the path of the first one that pip has installed, or None if there is none.
+    """
     try:
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = line.partition("/")

@@ -1,7 +1,8 @@
-"""Times copies between the GPUs of a host, with peer access on and off, for ``ddl doctor``; does not judge the times.
+"""Measures the times of copies between the GPUs of a host, with peer access on and off, for ``ddl doctor``.
 
-The copies run in a process of their own: if an IOMMU or a switch is misconfigured, a copy may never end, and only the
-end of its process ends it. That process calls libcuda directly, so that no framework's context is affected.
+This module does not judge the times. The copies run in a separate process. If an IOMMU or a switch is misconfigured, a
+copy may never end, and then only the end of its process can stop it. The separate process calls libcuda directly, so
+that no framework's context is affected.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Cuda:
     """The few calls of CUDA's driver that the measurement needs. ``library`` is libcuda, or a replacement in tests."""
 
     def __init__(self, library: Any) -> None:
-        """Open all devices and allocate memory on each. Raises OSError if the driver fails."""
+        """Open all devices and allocate memory on each device. Raises OSError if the driver fails."""
         self._library = library
         self._call("cuInit", ctypes.c_uint(0))
         count = ctypes.c_int()
@@ -45,7 +46,7 @@ class Cuda:
         self._memory = [self._allocated(context) for context in self._contexts]
 
     def buses(self) -> list[str]:
-        """Return the addresses of the devices on the PCI bus, in CUDA's order."""
+        """Return the PCI bus addresses of the devices, in CUDA's order of devices."""
         found = []
         for device in self._devices:
             text = ctypes.create_string_buffer(32)
@@ -54,7 +55,7 @@ class Cuda:
         return found
 
     def set_peers(self, on: bool) -> None:
-        """Switch peer access on or off, for every pair of devices that supports it."""
+        """Switch peer access on or off for every pair of devices that supports it."""
         for a, here in enumerate(self._devices):
             for b, there in enumerate(self._devices):
                 able = ctypes.c_int()
@@ -68,7 +69,10 @@ class Cuda:
                         self._call("cuCtxDisablePeerAccess", self._contexts[b], fine=_NOT_ON)
 
     def copy_s(self, a: int, b: int, nbytes: int, times: int) -> float:
-        """Return the seconds of one copy from GPU ``a`` to ``b``: the mean of ``times`` copies on a stream of ``a``."""
+        """Return the time in seconds of one copy of ``nbytes`` bytes from GPU ``a`` to GPU ``b``.
+
+        The time is the mean of ``times`` copies on a stream of ``a``.
+        """
         self._enter(a)
         stream, begin, end = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
@@ -88,7 +92,7 @@ class Cuda:
         return took_ms.value / 1e3 / times
 
     def is_right(self, a: int, b: int) -> bool:
-        """Return whether the bytes that are copied from GPU ``a`` arrive unchanged at ``b``."""
+        """Return whether bytes that are copied from GPU ``a`` to GPU ``b`` arrive unchanged."""
         for index, value in ((a, _PATTERN), (b, 0)):
             self._enter(index)
             self._call("cuMemsetD8_v2", self._memory[index], ctypes.c_ubyte(value), ctypes.c_size_t(LARGE_BYTES))
@@ -123,10 +127,11 @@ class Cuda:
 
 
 def measure(cuda: Cuda, tell: Tell) -> None:
-    """Time the copies between all pairs of GPUs, and pass the results to ``tell``.
+    """Measure the copies between all pairs of GPUs, and pass the results as messages to ``tell``.
 
-    The first message has the GPUs' addresses on the bus. Then there are two messages for each pair: when it begins, and
-    with its result. All pairs are measured without peer access first, then with it.
+    The first message has the PCI bus addresses of the GPUs. Then there are two messages for each pair: one when the
+    measurement of the pair begins, and one with its result. All pairs are measured without peer access first, then with
+    it.
     """
     size = len(cuda.buses())
     tell({"buses": cuda.buses()})
@@ -145,10 +150,11 @@ def measure(cuda: Cuda, tell: Tell) -> None:
 def put_together(
     messages: Iterable[Mapping[str, Any]], buses: Sequence[str], ended: bool, why: str = ""
 ) -> dict[str, Any]:
-    """Return the facts of the measurement, with the GPUs in the order of ``buses``, which is the driver's.
+    """Return the facts of the measurement, made from its ``messages``.
 
-    ``messages`` are those of ``measure``. If ``ended`` is false, the copies of the last pair that began have not ended.
-    ``why``: the error that ended the measurement too early, during the copies of that pair.
+    ``messages`` are those that ``measure`` sends. ``buses`` are the PCI bus addresses of the GPUs in the driver's
+    order; the facts use this order. If the measurement stopped during the copies of a pair, there are two cases. If
+    ``ended`` is false, these copies have not ended. If ``ended`` is true, the error ``why`` has ended the measurement.
     """
     size = len(buses)
     places: list[int] = []
@@ -184,7 +190,7 @@ class LinksCheck(Check):
     def look(self, host: HostView) -> Any:
         """Measure the copies, and return the facts for the core's check.
 
-        Returns {} if the host has fewer than two GPUs, or if ``host`` is only a recording of a host.
+        Returns {} if the host has fewer than two GPUs, or if ``host`` shows only a recording of a host.
         """
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         if host.root != "/" or len(gpus) < 2:
@@ -198,9 +204,10 @@ class LinksCheck(Check):
 
 
 def _from_child(environ: Mapping[str, str], patience_s: float) -> tuple[list[dict[str, Any]], bool, str]:
-    """Run the measurement in a child process; return its messages, whether it ended in time, and why it failed.
+    """Run the measurement in a child process, which may take ``patience_s`` seconds.
 
-    Raises RuntimeError if it failed before the first copy.
+    Returns the child's messages, whether the child ended within that time, and the error with which the child failed
+    (empty if it did not fail). Raises RuntimeError if the child failed before the first copy.
     """
     path = os.pathsep.join(entry for entry in sys.path if entry)
     child = subprocess.Popen(
@@ -232,7 +239,7 @@ def _from_child(environ: Mapping[str, str], patience_s: float) -> tuple[list[dic
 
 
 def main(library: Any = None, tell: Tell | None = None) -> None:
-    """Run the measurement: print a line of JSON for each message. This is what the child process runs."""
+    """Run the measurement, and print a line of JSON for each message. The child process runs this function."""
     measure(
         Cuda(library or ctypes.CDLL(LIBRARY)),
         tell or (lambda message: print(json.dumps(message), flush=True)),

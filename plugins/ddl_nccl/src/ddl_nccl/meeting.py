@@ -1,8 +1,9 @@
-"""The meeting of a communicator's ranks before NCCL is called: checks that all are there, each with its own device.
+"""The meeting of a communicator's ranks before NCCL is called.
 
-Rank 0 collects what all ranks report, checks that they have the same NCCL, and answers with NCCL's unique id or with
-what is wrong. So the error names a rank that is missing or would fail, and is raised within the time limit, while NCCL
-itself would wait without end.
+The meeting checks that all ranks are present, each with its own device. Rank 0 collects the reports of all ranks and
+checks that all have the same NCCL. Then rank 0 answers with NCCL's unique id or with the fault that it has found. So
+the error names a rank that is missing or would fail, and is raised within the time limit. NCCL itself would wait
+without end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SLICE_S = 0.25
 
 @dataclass(frozen=True)
 class Arrival:
-    """The facts that a rank reports about itself."""
+    """The facts that a rank reports about itself in the meeting of all ranks."""
 
     rank: int  # in the world
     host: int
@@ -32,22 +33,25 @@ class Arrival:
     trouble: str = ""  # why it cannot take part
 
     def to_bytes(self) -> bytes:
-        """Return the arrival as bytes for the store."""
+        """Return this report as bytes for the store."""
         return json.dumps([self.rank, self.host, self.device, self.version, self.trouble]).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Arrival:
-        """Return the arrival from the store's bytes. Raises ValueError if they are not an arrival."""
+        """Return the report that ``to_bytes`` has converted to ``raw``.
+
+        Raises ValueError if ``raw`` is not a report.
+        """
         rank, host, device, version, trouble = json.loads(raw)
         return cls(int(rank), int(host), str(device), int(version), str(trouble))
 
 
 def meet(context: Context, arrival: Arrival, unique_id: Callable[[], bytes], check: Callable[[], None]) -> bytes:
-    """Return the unique id that all ranks of ``context`` must use.
+    """Return NCCL's unique id that all ranks of ``context`` must use.
 
-    ``arrival`` is this rank's own. ``unique_id`` makes a unique id, and is called on rank 0 only. ``check`` may raise
-    to end the wait. Raises DeadlineExceeded after ``context.timeout_s``, and TransportError on every rank if NCCL
-    cannot be used.
+    ``arrival`` is this rank's own report. ``unique_id`` makes a unique id, and is called on rank 0 only. ``check`` is
+    called repeatedly and may raise an exception to end the wait. Raises DeadlineExceeded after ``context.timeout_s``,
+    and TransportError on every rank if NCCL cannot be used.
     """
     until_s = time.monotonic() + context.timeout_s
     store = PrefixStore("nccl/", context.store)
@@ -76,7 +80,10 @@ def _gathered(
 
 
 def objection(arrivals: list[Arrival]) -> str:
-    """Return why NCCL cannot serve these ranks, in one line with what to do. The result is empty if it can."""
+    """Return why NCCL cannot be used by these ranks, in one line that says what to do.
+
+    The result is empty if NCCL can be used.
+    """
     troubled = next((a for a in arrivals if a.trouble), None)
     if troubled is not None:
         return f"{troubled.trouble} (on rank {troubled.rank})"

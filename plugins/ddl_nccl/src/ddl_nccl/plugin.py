@@ -13,14 +13,14 @@ INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
 def one_each(environ: Mapping[str, str]) -> bool:
     """Return whether each rank needs a GPU of its own.
 
-    With NCCL 2.30 or later, ranks may share a GPU if the user sets NCCL_MULTI_RANK_GPU_ENABLE=1.
+    With NCCL 2.30 or later, ranks may share a GPU if ``environ`` has NCCL_MULTI_RANK_GPU_ENABLE=1.
     """
     return environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1"
 
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """Return the provider of collectives between GPUs, within a host and across hosts."""
+    """Return the description of the NCCL transport, for collectives between GPUs within a host and across hosts."""
     return [
         TransportProvider(
             name="nccl",
@@ -60,7 +60,7 @@ def ddl_transports() -> list[TransportProvider]:
 
 @hookimpl
 def ddl_kernels() -> list[KernelsProvider]:
-    """Return the provider of memory, streams and fusion kernels of CUDA devices."""
+    """Return the description of the part that provides memory, streams and fusion kernels of CUDA devices."""
     return [
         KernelsProvider(
             name="cuda",
@@ -78,7 +78,7 @@ def ddl_kernels() -> list[KernelsProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """Return the providers of the checks for ``ddl doctor``."""
+    """Return the descriptions of this plugin's checks for ``ddl doctor``."""
     copies = "latency and bandwidth between the GPUs of a host, with P2P on and off"
     return [
         CheckProvider("nccl", "ddl_nccl.checks:NcclCheck", doc="one NCCL on all hosts, of one CUDA"),

@@ -1,6 +1,7 @@
-"""Says why NCCL or CUDA cannot be used on this host, by looking for files only: nothing is initialized.
+"""Finds out why NCCL or CUDA cannot be used on this host, without initializing CUDA.
 
-Initializing CUDA takes a second and memory of the GPU, and forbids the process to fork.
+This module only looks for files and loads libraries. Initializing CUDA takes a second and memory of the GPU, and the
+process may not fork afterwards.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def visible(environ: Mapping[str, str]) -> str:
 
 
 def nccl() -> str:
-    """Return why NCCL cannot be used here, and what to do. The result is empty if it can be used."""
+    """Return why NCCL cannot be used here, and what to do. The result is empty if NCCL can be used."""
     missing = gpu()
     if missing:
         return missing
@@ -53,7 +54,7 @@ def nccl() -> str:
 
 
 def installed_libraries() -> list[Path]:
-    """Return the NCCL libraries that pip has installed, in the order of Python's search."""
+    """Return the paths of the NCCL libraries that pip has installed, in the order in which Python searches."""
     return list(_wheels())
 
 
@@ -68,7 +69,10 @@ def _wheels() -> Iterator[Path]:
 
 @cache
 def _loads(name: str) -> bool:
-    """Return whether the system's loader finds the library. It stays loaded, which costs only address space."""
+    """Return whether the system's loader can load the library ``name``.
+
+    The library stays loaded, which costs only address space.
+    """
     try:
         ctypes.CDLL(name)
     except OSError:

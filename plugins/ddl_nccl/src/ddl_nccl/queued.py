@@ -1,4 +1,4 @@
-"""Lets the host wait for what was queued on a device, with a deadline; an abort ends the wait."""
+"""Lets the host wait, with a deadline, for work that was queued on a device. An abort ends the wait."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ SLICE_S = 0.05  # how often a waiting thread checks for an abort
 
 
 class Queued(Work):
-    """Work that is complete when ``event`` is done, unless ``check`` raises.
+    """Work that is complete when ``event`` is done, unless ``check`` raises an exception.
 
-    ``check`` is called after the event is done: an abort also lets the queue continue until the event, but with garbage
-    in the memory.
+    ``check`` is called during the wait and again when the event is done. Its argument is ``what``, the name of the call
+    that queued the work. The last check is necessary because, after an abort, the queue continues until the event, but
+    with garbage in the memory. ``kept`` is an object that stays alive with this one.
     """
 
     def __init__(self, check: Callable[[str], None], event: Event, what: str, kept: object = None) -> None:

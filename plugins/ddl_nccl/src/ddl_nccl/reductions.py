@@ -1,4 +1,4 @@
-"""Reductions that NCCL does not do as ddl promises: NCCL moves the bytes, and the device's kernels reduce.
+"""Reductions that NCCL does not do as ddl promises: NCCL moves the bytes, and ddl's kernels on the device reduce them.
 
 NCCL adds 16-bit floats in 16 bits with a rounding at each hop, its min and max lose a NaN, and it has no 16-bit
 integers.
@@ -22,11 +22,11 @@ ALIGNED_BYTES = 16  # the alignment of a shard: NCCL and the kernels move so man
 
 
 class OwnReductions:
-    """The reductions of one communicator. Every method queues its work and returns; each rank gets the same bits.
+    """The reductions that ddl's own kernels compute for one communicator.
 
-    ``on`` returns the communicator and the stream. It is called for each call of NCCL, because the communicator may
-    have been aborted meanwhile. Values are reduced in the order of ranks; 16-bit floats are added in float32 and
-    rounded once.
+    Every method queues its work and returns. All ranks get bitwise the same results. ``on`` is a function that returns
+    the communicator and the stream. It is called again for each call of NCCL, because the communicator may have been
+    aborted meanwhile. Values are reduced in the order of ranks; 16-bit floats are added in float32 and rounded once.
     """
 
     def __init__(self, raw: Raw, on: Callable[[], tuple[Any, int]], queue: Queue, rank: int, size: int) -> None:
@@ -35,7 +35,10 @@ class OwnReductions:
         self._scratch = Scratch(queue)
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Queue an allreduce of at least one element. Unless it is small, it sends as many bytes as a ring does."""
+        """Queue an allreduce of at least one element.
+
+        If the tensor is not small, each rank sends as many bytes as in a ring allreduce.
+        """
         width = source.dtype.itemsize
         piece = PIECE_BYTES // width
         for first in range(0, source.count, piece):
@@ -55,18 +58,27 @@ class OwnReductions:
             self._whole(source + done * width, target + done * width, count - done, dtype, op)
 
     def _whole(self, source: int, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Send every rank's elements to all ranks, and reduce everything on each rank."""
+        """Send every rank's ``count`` elements to all ranks, and reduce all of them on each rank.
+
+        ``source`` and ``target`` are addresses.
+        """
         nbytes = count * dtype.itemsize
         slots = self._scratch.address(self._size * nbytes)
         self._raw.all_gather(source, slots, nbytes, BYTES, *self._on())
         self._reduce([slots + rank * nbytes for rank in range(self._size)], target, count, dtype, op)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-        """Queue a reducescatter. At least one rank gets an element; the part of this rank may be empty."""
+        """Queue a reducescatter. ``counts[r]`` is the number of elements that rank r gets.
+
+        At least one rank must get an element. The part of this rank may be empty.
+        """
         self._scatter(source.address, target.address, counts, source.dtype, op)
 
     def _scatter(self, source: int, target: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        """Send to each other rank the elements that it reduces, and reduce this rank's own part."""
+        """Send to every other rank the elements which that rank reduces, and reduce the elements of this rank.
+
+        ``source`` and ``target`` are addresses. ``counts[r]`` is the number of elements that rank r reduces.
+        """
         width, me = dtype.itemsize, self._rank
         at = [source + before * width for before in accumulate(counts[:-1], initial=0)]
         step = -(-counts[me] * width // ALIGNED_BYTES) * ALIGNED_BYTES
@@ -87,7 +99,7 @@ class OwnReductions:
             self._reduce(parts, target, counts[me], dtype, op)
 
     def _others(self) -> list[int]:
-        """Return the other ranks, beginning with the next one, so that not all ranks send to the same one first."""
+        """Return the other ranks, beginning with the next rank, so that not all ranks send to the same rank first."""
         return [(self._rank + i) % self._size for i in range(1, self._size)]
 
     def _reduce(self, parts: Sequence[int], target: int, count: int, dtype: DType, op: ReduceOp) -> None:

@@ -1,4 +1,4 @@
-"""Scratch memory of the device for queued calls, kept until the queue has finished them."""
+"""Scratch memory on the device for queued calls. A block is kept until the queue has finished the calls that use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddlcore.contracts.transport import Memory
 
 
 class Scratch:
-    """One block of memory, which the calls on a queue reuse in order; it grows when a call needs more."""
+    """One block of memory that the calls on a queue reuse in order. The block grows when a call needs more."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -17,7 +17,10 @@ class Scratch:
         self._left: deque[tuple[Event, Memory]] = deque()  # outgrown blocks that may still be in use
 
     def address(self, nbytes: int) -> int:
-        """Return the address of at least ``nbytes`` bytes, with the device's alignment; their content is undefined."""
+        """Return the address of a block of at least ``nbytes`` bytes, with the device's alignment.
+
+        The content of the block is undefined.
+        """
         while self._left and self._left[0][0].done():
             self._left.popleft()
         if self._memory is None or self._memory.nbytes < nbytes:

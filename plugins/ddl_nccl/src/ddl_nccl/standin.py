@@ -1,7 +1,8 @@
-"""A stand-in for NCCL whose ranks are threads: it moves the bytes, and records every use that NCCL does not allow.
+"""A stand-in for NCCL whose ranks are threads. It moves the bytes, and records every use that NCCL does not allow.
 
-It replaces the raw layer. Addresses are of host memory. A stream is the queue of a pretend device, whose thread
-executes the calls. The stand-in also has NCCL's weaknesses: it rounds 16-bit sums at every hop, and loses NaNs.
+The stand-in replaces the functions of NCCL (the class Raw). Addresses are addresses of host memory. A stream is the
+queue of a pretend device, whose thread executes the calls. The stand-in also has NCCL's weaknesses: it rounds 16-bit
+sums at every hop, and loses NaNs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SENDS, RECEIVES = "send", "recv"
 
 
 class StandInError(Exception):
-    """An error like nccl4py's NCCLError: ``status`` holds the result code."""
+    """An error like nccl4py's NCCLError. ``status`` is NCCL's result code."""
 
     def __init__(self, status: int, text: str) -> None:
         self.status = status
@@ -35,7 +36,7 @@ class StandInError(Exception):
 
 
 class _Round:
-    """One collective: the calls of the ranks, and whether it has ended."""
+    """One collective: the calls that the ranks have made so far, and whether the collective has ended."""
 
     def __init__(self) -> None:
         self.parts: dict[int, Asked] = {}
@@ -49,7 +50,7 @@ class _Message:
 
 
 class _World:
-    """The ranks that share one unique id."""
+    """The ranks that use one unique id, and their communicators."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -61,7 +62,7 @@ class _World:
 
 @dataclass(eq=False)
 class Comm:
-    """One rank's communicator. NCCL frees it when it is aborted or destroyed, so a later use is a fault."""
+    """One rank's communicator. NCCL frees it when it is aborted or destroyed, so a later use counts as a fault."""
 
     world: _World
     rank: int
@@ -102,7 +103,7 @@ class StandIn(Raw):
     def fail(self, rank: int, result: int, account: str = "") -> None:
         """Make the open communicators of ``rank`` report the result code ``result`` from now on.
 
-        ``account`` is the description that goes with it.
+        ``account`` is NCCL's description for this result.
         """
         for comm in self._comms:
             if comm.rank == rank and not comm.ended:
@@ -310,10 +311,11 @@ class StandIn(Raw):
         comm.world.changed.notify_all()
 
     def _collective(self, comm: Comm, number: int, call: Asked) -> None:
-        """Take part in a collective on the thread of this rank's queue. The last rank to do so executes it for all.
+        """Take part in a collective on the thread of this rank's queue.
 
-        ``number`` counts the communicator's collectives. If a rank was aborted, its memory may be freed, so the
-        collective is not executed: the other ranks wait until they are aborted too.
+        The last rank that takes part executes the collective. ``number`` is the number of the collective among those of
+        the communicator. If a rank was aborted, its memory may be freed. Then the collective is not executed, and the
+        other ranks wait until they are aborted too.
         """
         world = comm.world
         this = world.rounds[number]
@@ -353,4 +355,4 @@ class StandIn(Raw):
 
 
 class _Aborted(Exception):
-    """An error that ends a kernel because its communicator was aborted."""
+    """Raised to end a kernel whose communicator was aborted."""

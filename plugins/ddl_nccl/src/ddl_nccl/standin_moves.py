@@ -1,4 +1,4 @@
-"""Executes the collectives of the stand-in on memory, with the same weaknesses as NCCL."""
+"""Executes the collectives of the stand-in for NCCL on host memory, with the same weaknesses as NCCL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUM, PROD, MAX, MIN, AVG = range(5)
 
 @dataclass(frozen=True)
 class Asked:
-    """One call of a rank: a collective or a message. For a message, ``root`` is the peer."""
+    """One call of a rank: a collective or a message. For a message, ``root`` is the other rank."""
 
     kind: str
     source: int
@@ -35,7 +35,10 @@ class Asked:
         return f"{self.kind} of {self.count} of type {self.dtype} by op {self.op}, root {self.root}"
 
     def spans(self, size: int) -> Iterator[tuple[int, int]]:
-        """Yield the memory that the call uses, as (address, bytes)."""
+        """Yield the blocks of memory that the call uses, as pairs (address, number of bytes).
+
+        ``size`` is the number of ranks.
+        """
         nbytes = self.count * np.dtype(TYPES[self.dtype]).itemsize
         if self.source:
             yield self.source, nbytes * (size if self.kind == "reduce_scatter" else 1)
@@ -44,14 +47,17 @@ class Asked:
 
 
 def memory(address: int, count: int, dtype: int) -> Any:
-    """Return the elements at ``address``, without a copy."""
+    """Return the ``count`` elements at ``address`` as an array that shares the memory.
+
+    ``dtype`` is NCCL's code of the type.
+    """
     kind: Any = np.dtype(TYPES[dtype])
     raw: Any = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
     return np.frombuffer(raw, np.uint8).view(kind)
 
 
 def carry_out(parts: Sequence[Asked]) -> None:
-    """Execute the collective that all ranks have called; ``parts`` are their calls, by rank."""
+    """Execute a collective that all ranks have called. ``parts`` are the calls of the ranks, by rank."""
     one, size = parts[0], len(parts)
     if one.kind == "broadcast":
         values = memory(parts[one.root].source, one.count, one.dtype).copy()
@@ -68,9 +74,9 @@ def carry_out(parts: Sequence[Asked]) -> None:
 
 
 def _fold(arrays: Sequence[Any], op: int) -> Any:
-    """Reduce the arrays as a ring of ranks does: from the second rank on, with a rounding at every hop.
+    """Reduce the arrays like a ring of ranks: beginning with the second rank, with a rounding at every hop.
 
-    For the minimum and the maximum, a number wins over a NaN, as in NCCL.
+    For the minimum and the maximum, a number wins over a NaN, as in NCCL. ``op`` is NCCL's code of the operation.
     """
     function: Any = {SUM: np.add, AVG: np.add, PROD: np.multiply, MAX: np.fmax, MIN: np.fmin}[op]
     kind = arrays[0].dtype

@@ -1,4 +1,7 @@
-"""NCCL's environment: passes ddl's settings to NCCL unless the user has set them, and warns of two installed NCCLs."""
+"""Passes ddl's settings to NCCL as environment variables, and warns if two NCCLs are installed.
+
+Variables that the user has set are not changed.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ BLOCKING = "NCCL_COMM_BLOCKING"
 
 
 def tell(environ: MutableMapping[str, str], settings: Mapping[str, str | int | float | bool]) -> None:
-    """Set NCCL's variables. Call this before NCCL is first used in the process, because NCCL reads each variable once.
+    """Set NCCL's variables in ``environ``.
 
-    The choice of InfiniBand cards (NCCL_IB_…) is left to NCCL and the user. Raises TransportError if this host has no
-    interface of the requested name, or if a variable overrides the communicator's configuration so that calls return
-    before they are done.
+    Call this function before NCCL is first used in the process, because NCCL reads each variable once. The choice of
+    InfiniBand cards (NCCL_IB_…) is left to NCCL and the user. Raises TransportError if this host has no interface of
+    the requested name. Also raises TransportError if a variable overrides the communicator's configuration so that
+    calls return before they are done.
     """
     if environ.get(BLOCKING, "").strip() == "0":
         raise TransportError(f"nccl: {BLOCKING}=0 makes NCCL's calls return before they are done; unset {BLOCKING}")
@@ -31,9 +35,10 @@ def tell(environ: MutableMapping[str, str], settings: Mapping[str, str | int | f
 
 
 def identity(environ: Mapping[str, str], device: str) -> str:
-    """Return ``device``, the identity by which ranks notice that two of them use one device.
+    """Return the text by which ranks check that no two of them use the same device.
 
-    The result is empty if ranks may share a device; NCCL then decides whether that works.
+    The text is ``device``. It is empty if ranks may share a device: then the ranks do not check, and NCCL decides
+    whether sharing works.
     """
     return device if one_each(environ) else ""
 
@@ -42,7 +47,7 @@ def chosen_interface(wanted: str) -> str:
     """Return the name of the network interface to use.
 
     ``wanted`` is a list, separated by commas, of names of interfaces or of addresses. The first entry that this host
-    has is used. Raises TransportError if it has none of them.
+    has is used. Raises TransportError if this host has none of the entries.
     """
     try:
         address = chosen_address(wanted)
@@ -57,7 +62,7 @@ def chosen_interface(wanted: str) -> str:
 def warn(context: Context, version: int) -> None:
     """Log a warning, once on each host, if one of two installed NCCLs has overwritten the other.
 
-    ``version`` is that of the loaded NCCL, which may therefore not be the intended one.
+    ``version`` is the version code of the loaded NCCL, which may not be the one that the user wants.
     """
     me = context.members[context.rank]
     first = next(member.rank for member in context.members if member.host == me.host)

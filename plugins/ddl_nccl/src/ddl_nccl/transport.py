@@ -1,4 +1,4 @@
-"""The transport over NCCL: translates each collective into calls of NCCL, on one stream of one device."""
+"""The transport over NCCL. It translates each collective into calls of NCCL, on one stream of one device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLOSE_S = 2.0  # how long close waits for the queue, and for NCCL
 class NcclTransport(Transport):
     """A transport for any number of ranks on any hosts, each with its own GPU.
 
-    Calls of NCCL are queued on ``context.queue``. ``raw`` is NCCL itself, or a stand-in for it; by default ``open``
+    Calls of NCCL are queued on ``context.queue``. ``raw`` is NCCL itself, or a stand-in for NCCL; by default ``open``
     loads NCCL.
     """
 
@@ -124,9 +124,10 @@ class NcclTransport(Transport):
             return self._raw.unique_id()
 
     def _try_out(self, until_s: float) -> None:
-        """Run one reduction, by which NCCL connects the GPUs.
+        """Run one reduction, which makes NCCL connect the GPUs.
 
-        If they cannot connect, ``open`` therefore fails, and not a later step. ``until_s`` is the deadline.
+        So if the GPUs cannot connect, ``open`` fails, and not a later step. ``until_s`` is the deadline, a time of
+        time.monotonic.
         """
         one = self._queue.runtime.allocate(4)
         buffer = Buffer(one.address, 1, DType.I32, (1,), owner=one)
@@ -159,9 +160,9 @@ class NcclTransport(Transport):
         self._marks = Marks(0.0)
 
     def _drained(self) -> bool:
-        """Wait up to CLOSE_S, and return whether everything queued has run.
+        """Wait up to CLOSE_S seconds, and return whether all queued work has run.
 
-        Only then can NCCL destroy the communicator normally.
+        NCCL can destroy the communicator normally only if all work has run.
         """
         try:
             return self._queue.record().wait(CLOSE_S)
@@ -174,7 +175,7 @@ class NcclTransport(Transport):
         self._end(ABORT_S)
 
     def _end(self, wait_s: float) -> None:
-        """Abort the communicator, and wait up to ``wait_s`` until NCCL has done so.
+        """Abort the communicator, and wait up to ``wait_s`` seconds until NCCL has done so.
 
         Calls of NCCL that wait on the device end without a result: the queue continues, and their memory holds garbage.
         """
@@ -206,7 +207,10 @@ class NcclTransport(Transport):
         return comm
 
     def disown(self) -> None:
-        """Forget everything in a forked process: CUDA does not work there, and the parent owns what was opened."""
+        """Forget the communicator and its memory in a forked process.
+
+        CUDA does not work in a forked process, and the parent process owns everything that was opened.
+        """
         self._lock, self._calling = threading.Lock(), threading.Lock()
         self._comm = self._own = None
 
@@ -349,9 +353,9 @@ class NcclTransport(Transport):
     # --- what goes wrong
 
     def check(self, what: str = "a call") -> None:
-        """Raise an error if this communicator has failed or was aborted. Any thread may call this.
+        """Raise an error if this communicator has failed or was aborted. Any thread may call this method.
 
-        ``what`` names, for the message, the call that cannot be made.
+        ``what`` is the name of the call that cannot be made. The name appears in the message.
         """
         if self._failure is not None:
             kind = DeadlineExceeded if isinstance(self._failure, DeadlineExceeded) else TransportError
@@ -361,7 +365,7 @@ class NcclTransport(Transport):
         self.check("what is queued")
 
     def look(self) -> None:
-        """Check the communicator for errors and deadlines. The watchdog calls this every 0.1 s."""
+        """Check the communicator for errors and deadlines. The watchdog thread calls this method every 0.1 s."""
         with self._lock:
             if self._comm is None:
                 return
@@ -417,7 +421,11 @@ class NcclTransport(Transport):
 
 
 def _starts(address: int, counts: Sequence[int], width: int) -> list[int]:
-    """Return the address at which the part of each rank begins. ``width`` is the size of an element in bytes."""
+    """Return a list of the addresses at which the parts of the ranks begin.
+
+    The first part begins at ``address``. ``counts[r]`` is the number of elements of rank r's part, and ``width`` is the
+    size of an element in bytes.
+    """
     return [address + before * width for before in accumulate(counts[:-1], initial=0)]
 
 

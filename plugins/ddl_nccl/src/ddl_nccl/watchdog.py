@@ -1,4 +1,4 @@
-"""Watches all communicators of this process in one thread, which runs while there are any."""
+"""Watches all communicators of this process in one thread. The thread runs while there is at least one communicator."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ INTERVAL_S = 0.1
 
 
 class Watched(Protocol):
-    """An object that the watchdog checks every INTERVAL_S."""
+    """An object that the watchdog thread checks every INTERVAL_S seconds."""
 
     def look(self) -> None:
-        """Check the object. Must return soon, and must not take a lock that is held during a call of NCCL."""
+        """Check the object.
+
+        This method must return soon, and must not take a lock that is held during a call of NCCL.
+        """
 
 
 _lock = threading.Lock()
@@ -26,7 +29,10 @@ _changed = threading.Event()
 
 
 def watch(one: Watched) -> None:
-    """Watch the object from now on. Any thread may call this; the first call starts the watchdog thread."""
+    """Watch the object ``one`` from now on. Any thread may call this function.
+
+    The first call starts the watchdog thread.
+    """
     global _thread
     with _lock:
         _watched.append(one)
@@ -36,9 +42,9 @@ def watch(one: Watched) -> None:
 
 
 def unwatch(one: Watched) -> None:
-    """Stop watching the object. A check that has already begun may still be running when this returns.
+    """Stop watching the object ``one``. If a check of it is running, this function does not wait for its end.
 
-    The watchdog thread ends with the last object. Calling this again has no effect.
+    The watchdog thread ends when no object is left. Another call for the same object has no effect.
     """
     with _lock:
         if one in _watched:
@@ -48,7 +54,7 @@ def unwatch(one: Watched) -> None:
 
 
 def forget() -> None:
-    """Reset the module in a forked process, which has only the thread that forked."""
+    """Reset this module in a forked process, in which the watchdog thread does not exist."""
     global _lock, _thread, _changed
     _lock, _thread, _changed = threading.Lock(), None, threading.Event()
     _watched.clear()
@@ -75,9 +81,10 @@ def _run() -> None:
 
 
 def bounded(what: str, call: Callable[[], object], seconds: float) -> bool:
-    """Run ``call`` on a thread of its own, and return whether it ended within ``seconds``.
+    """Run ``call`` on a new thread, and return whether it ended within ``seconds``.
 
-    A thread that takes longer is left behind: NCCL's abort and destroy may wait for peers without end.
+    A thread that takes longer is left behind: NCCL's abort and destroy may wait for other ranks without end. ``what``
+    names the call in log messages.
     """
 
     def run() -> None:

@@ -160,7 +160,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names that need Keras only when they are used, because a script that uses sessions needs no Keras."""
+    """Import a name that needs Keras, at the first use of the name. A script that uses sessions needs no Keras."""
     if name == "SyncBatchNormalization":
         return import_module("ddl_tf.keras").SyncBatchNormalization
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

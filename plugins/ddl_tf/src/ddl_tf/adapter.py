@@ -1,7 +1,7 @@
-"""Describes eager TensorFlow tensors as dense memory, and makes such tensors of memory.
+"""Describes eager TensorFlow tensors as memory, and makes eager tensors from memory.
 
-numpy arrays are accepted as tensors too: inside a running graph, TensorFlow passes its tensors as arrays. This module
-knows no collective and no gradient.
+NumPy arrays are accepted as tensors too: inside a running graph, TensorFlow passes its tensors as arrays. This module
+runs no collective and computes no gradient.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ class TfAdapter(Adapter):
         self.gpu.wait(event)  # TensorFlow exposes no stream that could wait instead
 
     def settle(self, tensor: Any) -> None:
-        """Wait until the GPU of ``tensor`` has finished TensorFlow's work; other threads may run meanwhile.
+        """Wait until the GPU of ``tensor`` has finished TensorFlow's work. Other threads may run during the wait.
 
-        Does nothing for a tensor in host memory. One call costs about as much as a TensorFlow operation.
+        This method does nothing for a tensor in host memory. One call costs about as much as a TensorFlow operation.
         """
         if self._on_gpu(tensor):
             self.gpu.settle(tensor)
@@ -133,7 +133,8 @@ class TfAdapter(Adapter):
     def serves(self, job: JobService, place: Device | None) -> bool:
         """Return whether tensors on the device ``place`` may stay there because a transport of ``job`` reaches them.
 
-        If not, logs the reason once for each kind of device.
+        If not, this method logs the reason once for each kind of device. ``place`` is None for a device that is not
+        supported.
         """
         if place is None or place is CPU:
             return place is CPU
@@ -153,7 +154,10 @@ class TfAdapter(Adapter):
 
 
 def brought(adapter: TfAdapter, job: JobService, tensors: Sequence[Any], stage_on_host: bool = False) -> list[Any]:
-    """Return the tensors unchanged if all are on one device that the job reaches, otherwise all of them in host memory."""
+    """Return ``tensors`` unchanged if all are in host memory, or all on one device that a transport of ``job`` reaches.
+
+    Otherwise, or if ``stage_on_host`` is true, return all of them in host memory.
+    """
     places = {adapter.gpu.place(tensor) for tensor in tensors if _is_eager(tensor)}
     if places <= {CPU}:
         return list(tensors)
@@ -163,7 +167,7 @@ def brought(adapter: TfAdapter, job: JobService, tensors: Sequence[Any], stage_o
 
 
 def on_host(tensor: Any) -> Any:
-    """Return the tensor itself if it is in host memory, else a copy there."""
+    """Return ``tensor`` itself if it is in host memory, otherwise a copy in host memory."""
     if not _is_eager(tensor) or "CPU" in tensor.backing_device:
         return tensor
     return tensor.cpu()
@@ -183,12 +187,15 @@ def _of_array(array: Any) -> Buffer:
 
 
 def _address(tensor: Any) -> int:
-    """Return the address of an eager tensor's elements. Waits for their producer if TensorFlow runs asynchronously."""
+    """Return the address of an eager tensor's elements.
+
+    If TensorFlow runs asynchronously, this function waits until TensorFlow has computed the tensor.
+    """
     return int(_Address.from_address(_pointer(_to_dlpack(tensor), b"dltensor")).value)
 
 
 def _objection(tensor: Any) -> str:
-    """Return the message that says why no transport accepts this object, and what the user can do about it."""
+    """Return a message for the user: why no transport accepts ``tensor``, and how to make a tensor that can be sent."""
     if isinstance(tensor, tf.IndexedSlices):
         return "tf.IndexedSlices have no dense memory; pass tf.convert_to_tensor(slices), or allreduce them"
     if not isinstance(tensor, tf.Tensor):

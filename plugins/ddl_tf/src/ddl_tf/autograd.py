@@ -1,10 +1,8 @@
 """Runs collectives eagerly or in a graph, with gradients.
 
-The gradient of a collective is computed by a collective too, so all members must compute it. The rules are Horovod's;
-``ddlcore.api.CollectiveCall`` lists them.
-
-Minimum, maximum and product have no gradient, and raise an error when a gradient is requested. Tensors of integers have
-no gradient either.
+The gradient of a collective is computed by a collective too, so all members of the process set must compute it. The
+rules for the gradients are those of Horovod; ``ddlcore.api.CollectiveCall`` lists them. Minimum, maximum and product
+have no gradient, and raise an error when a gradient is requested. Tensors of integers have no gradient either.
 """
 
 from __future__ import annotations
@@ -34,32 +32,45 @@ Tensors = Sequence[Any]
 
 
 def running(job: JobService) -> JobService:
-    """Return ``job``, or the current job if ``job`` is over: a graph may outlive the job in which it was built."""
+    """Return ``job``, or the current job if ``job`` has ended.
+
+    A graph needs this because it may outlive the job in which it was built.
+    """
     return current_job() if job.closed else job
 
 
 @dataclass(frozen=True)
 class Call(CollectiveCall):
-    """The arguments that the forward and the backward collective share; in a graph, all its runs share them too."""
+    """The arguments that the forward and the backward collective share.
+
+    In a graph, all runs of the graph share them too.
+    """
 
     stage_on_host: bool = False  # the user requested that tensors on a GPU be staged on the host
 
     advice: ClassVar[str] = "use tf.stop_gradient(tensor), or Average or Sum"
 
     def named(self, verb: str) -> Call:
-        """Return the same call under the name used in messages; ``verb`` is a part of it.
+        """Return the same call with the name that messages between ranks use. ``verb`` is a part of that name.
 
-        An eager call without a name stays without one: it is matched by its order.
+        An eager call without a name stays without a name: such calls are matched by their order.
         """
         return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name))
 
     def plain(self) -> dict[str, Any]:
-        """Return the keyword arguments of an operation that only moves data, for the job in which the graph runs now."""
+        """Return the keyword arguments of an operation that only moves data.
+
+        The item ``job`` is the job that is current when the graph runs.
+        """
         return {**super().plain(), "job": running(self.job)}
 
 
 def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
-    """Return the reduced tensors, which become ready together."""
+    """Run the allreduce that ``call`` describes on all ``tensors``, and return the reduced tensors.
+
+    If ``grouped`` is true, the tensors are reduced as one group and become ready together. Otherwise ``tensors`` has
+    one item.
+    """
     call = call.named("Allreduce")
 
     def run(*given: Any) -> Tensors:
@@ -79,7 +90,11 @@ def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 
 def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
-    """Return, for each tensor, the rows of all members, joined in rank order. The results become ready together."""
+    """Return, for each of ``tensors``, the rows of all members of the process set, joined in rank order.
+
+    If ``grouped`` is true, the tensors are gathered as one group and become ready together. Otherwise ``tensors`` has
+    one item.
+    """
     call = call.named("Allgather")
 
     def run(*given: Any) -> Tensors:
@@ -102,7 +117,10 @@ def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 
 def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
-    """Return the root's tensor. ``root_rank`` is a rank of the world, also within a process set."""
+    """Return a new tensor with the values that ``tensor`` has on ``root_rank``.
+
+    ``root_rank`` is a rank of the world, even within a process set.
+    """
     call = call.named("Broadcast")
 
     def run(*given: Any) -> Tensors:
@@ -127,7 +145,7 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
 def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
     """Return the rows that were sent to this member, and an int32 tensor with the number of rows from each member.
 
-    ``splits`` is a tensor, or None.
+    ``splits`` is a tensor with the number of rows to send to each member, or None to send the same number to each.
     """
     call = call.named("Alltoall")
 
@@ -156,7 +174,11 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
 
 
 def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
-    """Return this member's rows of each reduced tensor. The results become ready together."""
+    """Reduce ``tensors`` over all members of the process set, and return this member's rows of each reduced tensor.
+
+    If ``grouped`` is true, the tensors are reduced as one group and become ready together. Otherwise ``tensors`` has
+    one item.
+    """
     call = call.named("Reducescatter")
 
     def run(*given: Any) -> Tensors:
@@ -192,9 +214,10 @@ def _carried_out(
     label: str,
     also: Sequence[Any] = (),
 ) -> list[Any]:
-    """Return the outputs of ``run``, computed now or each time the current graph runs.
+    """Call ``run`` with ``tensors`` and return its outputs: now in eager mode, or each time the current graph runs.
 
-    The outputs have the types of ``tensors``, followed by those in ``also``.
+    The outputs have the types of ``tensors``, followed by the types in ``also``. ``shapes`` are the static shapes of
+    the outputs in a graph. ``label`` is the operation's name in the graph.
     """
     if tf.executing_eagerly():
         outputs = run(*brought(ADAPTER, running(call.job), tensors, call.stage_on_host))
@@ -217,7 +240,7 @@ def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_watched(tensors: Tensors) -> bool:
-    """Return whether a tape may later request gradients for these tensors.
+    """Return whether a gradient tape may later request gradients for ``tensors``.
 
     TensorFlow has no public function for this. Without the check, each call would cost 0.1 ms more in TensorFlow.
     """
@@ -228,9 +251,9 @@ def _is_watched(tensors: Tensors) -> bool:
 def _differentiable(
     forward: Callable[..., list[Any]], backward: Callable[[Tensors, Tensors], Tensors], tensors: Tensors
 ) -> list[Any]:
-    """Return ``forward(*tensors)``, whose gradient for floating-point tensors is ``backward(gradients, tensors)``.
+    """Return ``forward(*tensors)``. Its gradient for floating-point tensors is ``backward(gradients, tensors)``.
 
-    The other tensors have no gradient.
+    Tensors of other types have no gradient.
     """
     floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
     if not floats or (tf.executing_eagerly() and not _is_watched(tensors)):

@@ -1,4 +1,4 @@
-"""Divides gathered or local tensors by a count without changing their type: integers are truncated, not made floats."""
+"""Divides gathered or local tensors by a count without changing their type: integer quotients are truncated."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def divided(tensor: Any, count: Any) -> Any:
 def average_of_slices(values: Any, indices: Any, count: Any) -> tuple[Any, Any]:
     """Return (values, indices) of slices whose dense form is the average of the slices of ``count`` members.
 
-    ``values`` and ``indices`` are those of all members, joined. Floating-point values are divided one by one. Integer
-    values of the same index are added first, because the sum of truncated quotients would differ from the truncated
-    average. In that case each index occurs once in the result.
+    The arguments ``values`` and ``indices`` are those of all members, joined. Floating-point values are divided one by
+    one. Integer values of the same index are added before the division, because the sum of truncated quotients would
+    differ from the truncated average. So with integers, each index occurs once in the result.
     """
     if not values.dtype.is_integer:
         return divided(values, count), indices

@@ -39,12 +39,12 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Give every variable the value that it has on ``root_rank``. In a graph, return the operation that does so.
+    """Assign to every variable the value that it has on ``root_rank``. In a graph, return an operation that does this.
 
-    Every member of the process set must call it with the same number of variables, of the same types and shapes. If
-    they differ, all members raise MismatchError (in eager mode), and no variable has changed. Variables of TensorFlow
-    and of Keras are accepted. ``inplace`` is accepted for compatibility with Horovod and has no effect. Raises
-    ValueError for a variable that is not built yet.
+    Every member of the process set must call this function with the same number of variables, of the same types and
+    shapes. If the variables differ, all members raise MismatchError (in eager mode), and no variable has changed.
+    Variables of TensorFlow and of Keras are accepted. ``inplace`` is accepted for compatibility with Horovod and has no
+    effect. Raises ValueError for a variable that is not built yet.
     """
     return _broadcast("Variables", None, list(variables), root_rank, process_set)
 
@@ -54,7 +54,7 @@ def broadcast_variables(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Give the variables the values of ``root_rank``, and return them.
+    """Assign to every variable the value that it has on ``root_rank``, and return the variables.
 
     In a graph, return tensors that have the values of the variables after the broadcast.
     """
@@ -67,9 +67,10 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Return the operation that gives all global variables of the current graph the root's values.
+    """Return an operation that assigns the root's values to all global variables of the current graph.
 
-    Run it after the variables are initialized. Raises RuntimeError in eager mode, where there are no global variables.
+    Run the operation after the variables are initialized. Raises RuntimeError in eager mode, where there are no global
+    variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(NO_EAGER)
@@ -77,10 +78,10 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
-    """A hook that gives all ranks the root's global variables when a session begins.
+    """A session hook that gives all ranks the root's global variables when a session begins.
 
-    It does so whether the variables were initialized or restored. Use it on every rank, for MonitoredTrainingSession
-    and Estimator. ``device``: '' or the name of this host.
+    The broadcast happens whether the variables were initialized or restored. Use this hook on every rank, for
+    MonitoredTrainingSession and Estimator. ``device`` is '' or a name of the host's CPU, such as '/cpu:0'.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -90,7 +91,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """Add the broadcast operation to the graph, which is finalized after this call."""
+        """Add the broadcast operation to the graph. TensorFlow finalizes the graph after this call."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
@@ -137,9 +138,10 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
 
 
 def _inner(variable: Any, index: int) -> Any:
-    """Return TensorFlow's variable, which a Keras variable contains.
+    """Return the TensorFlow variable inside the Keras variable ``variable``, or a TensorFlow variable itself.
 
-    Raises ValueError if ``variable``, the one with the number ``index``, is not built yet or is no variable.
+    ``index`` is the number of ``variable`` in error messages. Raises ValueError if ``variable`` is not built yet or is
+    not a variable.
     """
     if hasattr(variable, "_value") and hasattr(variable, "path"):
         if variable._value is None:
@@ -163,9 +165,10 @@ def _own(value: Any, dtype: Any) -> Any:
 
 
 def _check_alike(everyones: Sequence[Any], members: Sequence[int]) -> None:
-    """Raise MismatchError if the members' variables differ in number, type or shape.
+    """Raise MismatchError if the variables of the members differ in number, type or shape.
 
-    All members find the same difference, because ``everyones`` is equal on all of them.
+    ``everyones`` has the types and shapes of each member's variables. It is equal on all members, so all of them find
+    the same difference. ``members`` are the ranks of the process set.
     """
     for rank, signs in zip(members, everyones, strict=True):
         if len(signs) != len(everyones[0]):

@@ -1,9 +1,9 @@
-"""Decides which gradients are joined into a bucket and in which order buckets are sent; knows only shapes and sizes.
+"""Decides which gradients are joined into a bucket, and in which order buckets are sent. Uses only shapes and sizes.
 
-Passing an array from TensorFlow to Python and back costs about 10 µs whatever its size; joining and splitting in
-TensorFlow's own code costs about 2 µs per member. Therefore small gradients are joined along their first dimension.
-Those whose other dimensions are equal are joined as they are, the others are flattened before. Large gradients are sent
-alone and are never copied.
+Passing an array from TensorFlow to Python and back costs about 10 µs, whatever the array's size. Joining and splitting
+in TensorFlow's own code costs about 2 µs per gradient. Therefore small gradients are joined along their first
+dimension. Small gradients whose other dimensions are equal are joined as they are; all other small gradients are
+flattened first. Large gradients are sent alone and are never copied.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ class Look:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes, or 0 if the shape is not known."""
+        """The size of the gradient in bytes, or 0 if the shape is not known."""
         return 0 if self.shape is None else prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket of gradients that are sent as one tensor of shape (rows, *inner).
+    """Gradients that are sent as one tensor of shape (rows, *inner).
 
-    ``members`` are the places of the gradients in the list. ``inner`` is None for a single gradient that is sent
-    unchanged.
+    ``members`` are the positions of the gradients in the list of all gradients. ``inner`` is None for a single gradient
+    that is sent unchanged.
     """
 
     members: tuple[int, ...]
     inner: tuple[int, ...] | None = None
 
     def rows(self, look: Look) -> int:
-        """Return how many rows of the joined tensor belong to the member with the properties ``look``."""
+        """Return how many rows of the joined tensor belong to the gradient with the properties ``look``."""
         assert look.shape is not None and self.inner is not None
         return prod(look.shape) if not self.inner else look.shape[0]
 
 
 def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_bytes: float) -> list[list[int]]:
-    """Split ``places``, in their order, into at most MOST_GROUPS runs of about ``most_bytes`` bytes.
+    """Split the list ``places``, in its order, into at most MOST_GROUPS lists of about ``most_bytes`` bytes.
 
-    The first run has about ``first_bytes`` bytes; 0 makes it as large as the others.
+    ``places`` are positions in ``looks``, which describes the gradients. The first list has about ``first_bytes``
+    bytes; if ``first_bytes`` is 0, the first list is as large as the others.
     """
     total = sum(looks[place].nbytes for place in places)
     most_bytes = max(most_bytes, total / (MOST_GROUPS - 1))
@@ -68,7 +69,10 @@ def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_b
 
 
 def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Bucket]:
-    """Return the buckets in which the gradients of ``places`` are sent."""
+    """Return the buckets in which the gradients at the positions ``places`` are sent.
+
+    ``looks`` describes all gradients.
+    """
     small = {place for place in places if looks[place].shape is not None and looks[place].nbytes <= SMALL_BYTES}
     alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for place in places:

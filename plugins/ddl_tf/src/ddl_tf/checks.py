@@ -14,7 +14,7 @@ def _several(host: HostView) -> str:
 
 
 class KnownBadTensorFlow(KnownBadCheck):
-    """The check that finds known bad combinations among the installed distributions of TensorFlow."""
+    """The check that finds combinations of installed TensorFlow distributions that are known not to work."""
 
     name = "known-bad-tensorflow"
     completes = "known-bad"

@@ -20,7 +20,7 @@ class _Floats(FloatCompression):
 
 
 class _Fp16(_Floats):
-    """The compressor that sends floats as float16; they are added in float32 and arrive in their original type."""
+    """The compressor that sends floats as float16. Floats are added in float32, and results have the original type."""
 
     wire: ClassVar[str] = "fp16"
     narrow: ClassVar[Any] = tf.float16
@@ -29,7 +29,7 @@ class _Fp16(_Floats):
 class _Bf16(_Floats):
     """The compressor that sends floats as bfloat16 (the range of float32, 8 bits of precision).
 
-    They are added in float32 and arrive in their original type.
+    Floats are added in float32, and results have the original type.
     """
 
     wire: ClassVar[str] = "bf16"
@@ -37,9 +37,9 @@ class _Bf16(_Floats):
 
 
 class Compression:
-    """The values for ``compression=``, which say how gradients are sent.
+    """The values for the argument ``compression``, which selects the type in which gradients are sent.
 
-    That argument also takes the name of a plugin's compressor, or a class of the user's own with the methods
+    That argument also accepts the name of a plugin's compressor, or a class of the user's own with the methods
     ``compress`` and ``decompress``.
     """
 

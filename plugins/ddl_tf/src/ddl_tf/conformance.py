@@ -1,4 +1,4 @@
-"""Tells the conformance kit how to make TensorFlow tensors from arrays, and arrays from tensors."""
+"""Tells the conformance kit how to convert between NumPy arrays and TensorFlow tensors."""
 
 from __future__ import annotations
 

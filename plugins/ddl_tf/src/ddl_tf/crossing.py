@@ -1,9 +1,9 @@
-"""Adds operations to a graph that pass gradients to Python and return the results; knows no collectives and variables.
+"""Adds operations to a graph that pass gradients to Python and return the results to the graph.
 
-Gradients in host memory are passed as arrays. Gradients on a GPU are passed as eager tensors, which ``py_function``
-makes without a copy. Neither operation blocks. The operation that waits for all results runs on the host
-(``graph.asynchronous``). Results on a GPU are stored until one more operation on that GPU, which runs after the wait,
-returns them.
+This module knows neither collectives nor variables. Gradients in host memory are passed as arrays. Gradients on a GPU
+are passed as eager tensors, which ``py_function`` makes without a copy. The operations that pass gradients to Python do
+not block. One more operation, which runs on the host (``graph.asynchronous``), waits for all results. Results on a GPU
+are stored until another operation on that GPU, which runs after the wait, returns them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ LABEL = "DdlGradients"
 
 
 def depart(function: Callable[..., Any], first: int, tensors: Sequence[Any]) -> Any:
-    """Add an operation that passes ``tensors`` to Python as arrays, and return its token.
+    """Add an operation to the graph that passes ``tensors`` to Python as arrays, and return its token.
 
-    When it runs, it calls ``function(first, *arrays)``. The token is an output by which other operations can depend on
-    it.
+    When the operation runs, it calls ``function(first, *arrays)``. The token is an output of the operation, so other
+    operations can depend on it.
     """
     with tf.device(HOST):
         return _independent(tf.numpy_function(partial(function, first), tensors, tf.int32))
 
 
 def lift(function: Callable[..., None], first: int, tensors: Sequence[Any], gpu: str) -> Any:
-    """Add an operation that passes eager tensors on a GPU to Python by ``function(first, *tensors)``; return it.
+    """Add an operation to the graph that passes tensors on a GPU to Python as eager tensors, and return the operation.
 
-    It has no output.
+    When the operation runs, it calls ``function(first, *tensors)``. The operation has no output. ``gpu`` is
+    TensorFlow's name of the GPU.
     """
     with tf.device(gpu):
         operation = tf.py_function(partial(function, first), tensors, [])
@@ -50,10 +51,11 @@ def arrive(
     shapes: Sequence[Any],
     gpus: Sequence[str],
 ) -> list[Any]:
-    """Return, ordered by number, the outputs of operations that call ``take`` after all tensors have been sent.
+    """Add operations that call ``take`` after all tensors have been sent, and return the outputs of these operations.
 
-    ``tokens`` and ``lifted`` are the results of ``depart`` and ``lift``. Output i is on the GPU that ``gpus[i]`` names,
-    or on the host if that is empty.
+    ``take`` waits for the results and returns them. Output i is the i-th result. ``tokens`` and ``lifted`` are the
+    return values of ``depart`` and ``lift``. ``dtypes`` and ``shapes`` describe the outputs. Output i is on the GPU
+    named ``gpus[i]``, or on the host if that name is empty.
     """
     if not any(gpus):
         return asynchronous(lambda *_: take(), tokens, dtypes, shapes, LABEL)
@@ -93,8 +95,8 @@ def _hand_out(landed: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
 def _independent(output: Any) -> Any:
     """Return ``output``, and remove its operation from the automatic order of a ``tf.function``.
 
-    In that order, TensorFlow would run such operations as they were traced, and the order of tracing may differ between
-    ranks.
+    In the automatic order, TensorFlow would run such operations as they were traced, and the order of tracing may
+    differ between ranks.
     """
     graph = tf.compat.v1.get_default_graph()
     independently = getattr(getattr(graph, "experimental_acd_manager", None), "run_independently", None)
@@ -107,7 +109,7 @@ def _independent(output: Any) -> Any:
 
 
 def join(members: Sequence[Any], bucket: Bucket) -> Any:
-    """Return the tensor of shape (rows, *inner) that is sent for these gradients."""
+    """Return the tensor of shape (rows, *inner) that is sent for the gradients ``members`` of ``bucket``."""
     if bucket.inner is None:
         return members[0]
     parts = [m if m.shape.rank == 1 + len(bucket.inner) else tf.reshape(m, [-1]) for m in members]
@@ -115,7 +117,10 @@ def join(members: Sequence[Any], bucket: Bucket) -> Any:
 
 
 def split(whole: Any, bucket: Bucket, members: Sequence[Any]) -> list[Any]:
-    """Return the members' parts of a reduced bucket, in their own shapes."""
+    """Split ``whole``, a reduced bucket, into one result for each of ``members``, in the gradient's own shape.
+
+    ``members`` are the gradients that were joined in ``bucket``.
+    """
     if bucket.inner is None:
         return [whole]
     rows = [bucket.rows(look(member)) for member in members]

@@ -1,6 +1,6 @@
-"""Decides which device names are accepted.
+"""Decides which device names are accepted, and finds the device of this rank.
 
-Collectives run on the device where the tensors are, if a transport serves that device, or on the host.
+Collectives run on the device where the tensors are, if a transport serves that device. Otherwise they run on the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _HOST = re.compile(r"|(/job:[^/:]+)?(/replica:\d+)?(/task:\d+)?/?(device:)?cpu(:
 
 
 def check_device(device: str, argument: str) -> None:
-    """Raise ValueError unless ``device`` names this host: '', 'cpu', '/cpu:0', '/device:CPU:0' and similar names."""
+    """Raise ValueError unless ``device`` names the host's CPU: '', 'cpu', '/cpu:0', '/device:CPU:0' and similar names.
+
+    ``argument`` is the name of the user's argument in the error message.
+    """
     if not isinstance(device, str) or not _HOST.fullmatch(device):
         raise InvalidArgument(
             f"{argument}={device!r}: use '' (a tensor is reduced where it is, if a transport serves that) or '/cpu:0' "
@@ -27,16 +30,20 @@ def check_device(device: str, argument: str) -> None:
 
 
 def is_host(device: str) -> bool:
-    """Return whether ``device``, a name that ``check_device`` accepts, requests that tensors are staged on the host."""
+    """Return whether ``device`` requests that tensors are staged on the host.
+
+    ``device`` is a name that ``check_device`` accepts.
+    """
     return "cpu" in device.lower()
 
 
 def local_device() -> str:
     """Return the device of this rank: ``/gpu:<local rank>``, or ``/cpu:0`` if this rank sees no GPU.
 
-    If this rank sees only one GPU, the device is ``/gpu:0``. Any thread may call it after ``init()``.
+    If this rank sees only one GPU, the device is ``/gpu:0``. Any thread may call this function after ``init()``.
     ``tf.config.set_visible_devices`` and CUDA_VISIBLE_DEVICES decide which GPUs count. If this host has more ranks than
-    GPUs, the ranks share the GPUs in turn, and one warning gives both numbers.
+    GPUs, the GPUs are assigned to the ranks in turn, so ranks share GPUs. Then ddl logs one warning, with the number of
+    ranks and the number of GPUs.
     """
     index = local_gpu(len(tf.config.get_visible_devices("GPU")), f"TensorFlow {tf.__version__}")
     return HOST if index is None else f"/gpu:{index}"
@@ -45,9 +52,9 @@ def local_device() -> str:
 def tell_of_graphs(
     what: str = "tensors of collectives", why: str = "TensorFlow can run operations that may wait only there"
 ) -> None:
-    """Log once that tensors of graphs, which ``what`` names, are staged on the host although there are GPUs.
+    """Log, only once, that some tensors in graphs are staged on the host although there are GPUs.
 
-    ``why`` is the reason. Without GPUs, nothing is logged.
+    ``what`` names these tensors and ``why`` gives the reason. Without GPUs, nothing is logged.
     """
     if tf.config.get_visible_devices("GPU"):
         log_once(logging.INFO, f"in graphs, {what} are staged on the host: {why}")

@@ -1,4 +1,4 @@
-"""Makes ddl's errors instances of TensorFlow's error classes as well, so that scripts may catch either class.
+"""Derives ddl's errors also from TensorFlow's error classes, so that scripts may catch either class.
 
 =========================================  =======================================
 ValueError: an argument is wrong           tf.errors.InvalidArgumentError
@@ -36,9 +36,9 @@ _CLASSES: tuple[tuple[type[Exception], Any], ...] = (  # the first match is used
 
 
 def translated(error: Exception) -> Exception:
-    """Return ``error`` as an instance of both its own class and TensorFlow's class.
+    """Return an error that is an instance of both the class of ``error`` and the matching TensorFlow class.
 
-    An error for which there is no TensorFlow class is returned unchanged. Pickling and unpickling the result gives
+    If there is no matching TensorFlow class, ``error`` itself is returned. Pickling and unpickling the result gives
     ``error``.
     """
     ours: Any = type(error)
@@ -80,7 +80,7 @@ def _reduce(error: Exception) -> tuple[Callable[[Exception], Exception], tuple[E
 
 
 def translating(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap ``function`` so that its errors are instances of TensorFlow's classes as well."""
+    """Wrap ``function`` so that its errors are also instances of TensorFlow's error classes."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,6 +1,6 @@
-"""Sends the tensors of one reduction group by group, without blocking, and returns their results.
+"""Sends the tensors of one reduction in several parts, without blocking, and returns the results.
 
-The tensors are eager tensors, or numpy arrays: inside a graph, TensorFlow passes its tensors as arrays, without a copy.
+The tensors are eager tensors, or NumPy arrays: inside a graph, TensorFlow passes its tensors as arrays, without a copy.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _given_up: weakref.WeakKeyDictionary[JobService, str] = weakref.WeakKeyDictionar
 def give_up(job: JobService) -> NoReturn:
     """End the job, because this rank has begun a step and cannot finish it. Raises DdlInternalError.
 
-    The peers may have received what this rank has sent in that step. If this rank went on, its values would differ from
-    theirs. The peers, which wait or will wait for this rank, raise PeerLost with the same text.
+    Other ranks may have received the gradients that this rank has sent in that step. If this rank continued, its
+    variables would differ from those of the other ranks. The other ranks, which wait or will wait for this rank, raise
+    PeerLost with the same text.
     """
     text = (
         f"a step of rank {job.rank} was interrupted, or begun again, after it had sent gradients off and before it "
@@ -42,11 +43,11 @@ def give_up(job: JobService) -> NoReturn:
 
 
 def _explained(function: Callable[Concatenate[Exchange, P], R]) -> Callable[Concatenate[Exchange, P], R]:
-    """Wrap ``function`` so that it raises the reason why this rank has ended a job, not only that the job is closed.
+    """Wrap ``function`` so that its error says why this rank has ended a job, not only that the job is closed.
 
-    Several threads send the parts of one run. When one of them calls ``give_up``, the others find a closed job and may
-    fail earlier than it. TensorFlow shows only the first error of a run, which would then say only that init() must be
-    called.
+    Several threads send the parts of one run. When one thread calls ``give_up``, the other threads find a closed job,
+    and may raise their error earlier than the first thread. TensorFlow shows only the first error of a run. Without
+    this wrapper that error would say only that init() must be called.
     """
 
     @wraps(function)
@@ -63,13 +64,14 @@ def _explained(function: Callable[Concatenate[Exchange, P], R]) -> Callable[Conc
 
 
 class Pools(dict[int, list[Any]]):
-    """The arrays for the results of one exchange, by tensor number. An array to which nobody refers is used again."""
+    """The arrays for the results of one exchange, by tensor number. An array that nothing else refers to is reused."""
 
 
 class Exchange:
-    """A set of tensors that are reduced in each step under the same names: ``count`` by allreduce, others by allgather.
+    """A set of tensors that are reduced in each step under the same names.
 
-    Any thread may call ``send``, ``gather`` and ``take``, but only one run of a step may use an exchange at a time.
+    The first ``count`` tensors are reduced by allreduce, and all further tensors are sent by allgather. Any thread may
+    call ``send``, ``gather`` and ``take``, but only one run of a step may use an exchange at a time.
     """
 
     def __init__(
@@ -82,11 +84,12 @@ class Exchange:
         part_of: str,
         pools: Pools | None,
     ) -> None:
-        """Prepare the exchange of ``count`` tensors, whose names begin with ``name``; ``kinds`` are their options.
+        """Prepare the reduction of ``count`` tensors by allreduce. The names of the tensors begin with ``name``.
 
+        * ``kinds``: the options of the reduction, such as ``op`` and ``process_set``.
         * ``part_of``: a text that describes all tensors of the step; it must be the same on all ranks.
-        * ``pools``: the memory for results that are arrays. It is reused as long as the caller holds ``pools``. The
-          results of other tensors, and all results without ``pools``, get new memory each time.
+        * ``pools``: the memory for results that are arrays. The memory is reused as long as the caller keeps ``pools``.
+          The results of other tensors, and all results without ``pools``, get new memory each time.
         """
         self.job = job
         self._operations = operations
@@ -106,10 +109,10 @@ class Exchange:
 
     @_explained
     def send(self, first: int, *tensors: Any) -> Any:
-        """Start the allreduce of ``tensors``, whose numbers are ``first``, ``first + 1`` and so on, without blocking.
+        """Start the allreduce of ``tensors``, without blocking. Their numbers are ``first``, ``first + 1`` and so on.
 
-        The exchange holds the tensors until they are no longer needed. Returns a constant, which an operation in a
-        graph can have as its output. Raises DdlInternalError if the job is over, or if the previous run has not
+        The exchange keeps the tensors alive until they are no longer needed. Returns a constant that an operation in a
+        graph can have as its output. Raises DdlInternalError if the job has ended, or if the previous run has not
         finished.
         """
         self._bind()
@@ -126,18 +129,19 @@ class Exchange:
 
     @_explained
     def lift(self, first: int, *tensors: Any) -> None:
-        """Do the same as ``send`` for eager tensors on a GPU.
+        """Do the same as ``send`` (start the allreduce of ``tensors``) for eager tensors on a GPU.
 
-        If the transports of the current job do not reach that GPU, send copies of the tensors in host memory.
+        If the transports of the current job do not reach that GPU, this method sends copies of the tensors in host
+        memory.
         """
         self._bind()
         self.send(first, *brought(cast("TfAdapter", self._operations.adapter), self.job, tensors))
 
     @_explained
     def gather(self, first: int, *tensors: Any) -> Any:
-        """Start the allgather of ``tensors``, numbered as in ``send``, without blocking.
+        """Start the allgather of ``tensors``, without blocking. Their numbers are ``first``, ``first + 1`` and so on.
 
-        The result of each tensor has the rows of all members.
+        The result for each tensor has the rows of all members. Returns the same constant as ``send``.
         """
         self._bind()
         if tensors:
@@ -150,20 +154,20 @@ class Exchange:
 
     @property
     def begun(self) -> bool:
-        """Whether tensors have been sent whose results have not been taken."""
+        """Whether tensors have been sent whose results have not been taken by ``take``."""
         return bool(self._begun)
 
     def _begin(self, first: int) -> None:
-        """Record that the part that begins with tensor ``first`` is sent now.
+        """Record that the part of the tensors that begins with number ``first`` is sent now.
 
-        If it was sent already, the previous run has not finished; then end the job.
+        If that part was sent already, the previous run has not finished. Then this method ends the job.
         """
         if first in self._begun:
             give_up(self.job)
         self._begun.add(first)
 
     def _bind(self) -> None:
-        """Change to the current job if this exchange's job is over.
+        """Change to the current job if the job of this exchange has ended.
 
         A graph may outlive the job in which it was built.
         """
@@ -173,7 +177,7 @@ class Exchange:
             self._over()
 
     def _over(self) -> None:
-        """Forget the run that has ended, because none of its operations is in flight any more."""
+        """Forget the run that has ended. None of its operations is in flight any more."""
         # A signal's handler may raise between any two of these lines. Then the flag stays set, and the next ``take``
         # gives the job up, because it could not tell which results belong to which run.
         self._unsure = True
@@ -182,9 +186,9 @@ class Exchange:
         self._unsure = False
 
     def _made_ready(self, number: int, tensor: Any) -> RequestStart:
-        """Return what ``start_all`` needs for a tensor: its request, its address, and the owner of its memory.
+        """Return the arguments of ``start_all`` for one tensor: its request, its address, and the owner of its memory.
 
-        Also sets the memory to which the result is written.
+        ``number`` is the number of ``tensor`` in this exchange. This method also sets the memory for the result.
         """
         entry = self._entries[number]
         address = None
@@ -221,10 +225,10 @@ class Exchange:
         return address
 
     def _output(self, number: int, tensor: Any) -> Any:
-        """Return memory for the result of ``tensor``, which is sent under ``number``.
+        """Return memory for the result of ``tensor``, which has the number ``number`` in this exchange.
 
-        It is an array of the pool to which nobody refers any more, or a new one. TensorFlow refers to an array as long
-        as a tensor uses its memory, so a result that a user keeps is never overwritten.
+        The memory is an array of the pool that nothing else refers to any more, or a new array. TensorFlow refers to an
+        array as long as a tensor uses the array's memory, so a result that a user keeps is never overwritten.
         """
         pools = self._pools()
         if pools is None or not isinstance(tensor, np.ndarray):
@@ -247,10 +251,11 @@ class Exchange:
 
     @_explained
     def take(self) -> list[Any]:
-        """Wait for all operations, and return the results: the reduced tensors by number, then the gathered ones.
+        """Wait for all operations and return the results: first the reduced tensors by number, then the gathered ones.
 
-        While it waits, this thread runs buckets that are ready. If operations failed, it waits until all are over and
-        raises the first error. If an exception of a signal's handler interrupts it, it may be called again.
+        During the wait, this thread runs buckets that are ready. If operations failed, this method waits until all
+        operations have ended, and then raises the first error. If a signal handler's exception interrupts this method,
+        the caller may call it again.
         """
         if self._unsure:
             give_up(self.job)

@@ -1,8 +1,8 @@
-"""Uses CUDA for TensorFlow: finds the device of a tensor, makes tensors of memory, and waits for results.
+"""Uses CUDA for TensorFlow: finds the device of a tensor, makes tensors from memory, and waits for results.
 
-No other file of this package uses CUDA. TensorFlow exposes none of its streams. When a tensor's address is requested,
-TensorFlow waits for its own work. In the other direction, the host has to wait for our work before TensorFlow may use a
-result. Nothing is copied.
+No other file of this package uses CUDA. TensorFlow exposes none of its CUDA streams. When a tensor's address is
+requested, TensorFlow waits for its own work. Before TensorFlow may use a result, the host must wait for ddl's work.
+Nothing is copied.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class Gpu:
     )  # TensorFlow keeps small integers in host memory
 
     def place(self, tensor: Any) -> Device | None:
-        """Return the CUDA device of an eager tensor, CPU, or None if its type or its device is not supported here."""
+        """Return the CUDA device of an eager tensor, or CPU if the tensor is in host memory.
+
+        Returns None if the tensor's type or device is not supported here.
+        """
         name = tensor.backing_device
         if "CPU" in name:
             return CPU
@@ -57,25 +60,28 @@ class Gpu:
         return _cuda_device(name, tensor)
 
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
-        """Return a new tensor of ``like``'s type and device with undefined values."""
+        """Return a new tensor of the shape ``shape`` with undefined values, with the type and device of ``like``."""
         with tf.device(like.backing_device):
             return tf.raw_ops.Empty(shape=list(shape), dtype=like.dtype)
 
     def wrap(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
-        """Return a tensor whose elements are in ``memory``, which is on ``like``'s device."""
+        """Return a tensor whose elements are in ``memory``, which is on the device of ``like``."""
         found = _GPU.search(like.backing_device)
         return tensor_at(memory, shape, dtype, ON_CUDA, int(found.group(1)) if found else 0)
 
     def settle(self, tensor: Any) -> None:
-        """Wait until the GPU that holds ``tensor`` has finished the work that TensorFlow has given it.
+        """Wait until the GPU that contains ``tensor`` has finished the work that TensorFlow has given to this GPU.
 
-        Reading the tensor's address would wait for that too, but without releasing the interpreter's lock.
+        Reading the tensor's address would wait for the same work, but without releasing the interpreter's lock.
         """
         with tf.device(tensor.backing_device):
             tf.raw_ops.SyncDevice()
 
     def wait(self, event: int) -> None:
-        """Wait until the CUDA event with the handle ``event`` has occurred. Raises DeviceError if the GPU fails before."""
+        """Wait until the CUDA event with the handle ``event`` has occurred.
+
+        Raises DeviceError if the GPU fails before the event occurs.
+        """
         driver = _driver()
         for turn in itertools.count():
             code = driver.cuEventQuery(ctypes.c_void_p(event))
@@ -88,9 +94,9 @@ class Gpu:
 
 
 def tensor_at(memory: Memory, shape: Sequence[int], dtype: DType, kind: int, index: int) -> Any:
-    """Return a tensor whose elements are in ``memory``, on the device that DLPack calls (``kind``, ``index``).
+    """Return a tensor whose elements are in ``memory``.
 
-    TensorFlow keeps ``memory`` alive.
+    DLPack identifies the tensor's device by ``kind`` and ``index``. TensorFlow keeps ``memory`` alive.
     """
     managed = lend(memory, shape, dtype, (kind, index))
     return _from_dlpack(_capsule(ctypes.addressof(managed), b"dltensor", None))

@@ -1,11 +1,11 @@
-"""Puts a Python function into a graph in a way that lets it block: it occupies none of TensorFlow's inter-op threads.
+"""Puts a Python function into a graph so that the function may block without occupying TensorFlow's inter-op threads.
 
-A function that waits inside ``tf.py_function`` occupies one of those threads. There may be only one such thread. Then
+A function that waits inside ``tf.py_function`` occupies one of those threads, and there may be only one of them. Then
 two ranks whose executors start independent collectives in different orders would wait for each other forever. Therefore
-the function is mapped over a data set of one element: ``DatasetToSingleElement`` of ``MapDataset`` of
-``TensorDataset``. That operation is asynchronous and runs the mapped function in threads of its own. It works the same
-way in ``tf.function`` and in the graphs of sessions, in loops and branches. Arrays are passed in and out without a
-copy.
+this module maps the function over a data set of one element: ``DatasetToSingleElement`` of ``MapDataset`` of
+``TensorDataset``. ``DatasetToSingleElement`` is asynchronous and runs the mapped function in threads of its own. It
+works the same way in ``tf.function``, in the graphs of sessions, in loops and in branches. Arrays are passed in and out
+without a copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Function = Callable[..., Sequence[Any]]  # arrays in, arrays out
 
 
 class _Notes:
-    """The records of this module about one graph while it is built."""
+    """The records that this module keeps about one graph while the graph is built."""
 
     def __init__(self) -> None:
         self.names: Counter[str] = Counter()
@@ -49,10 +49,10 @@ def _notes(graph: Any) -> _Notes:
 
 
 def keep(thing: Any) -> None:
-    """Keep ``thing`` alive as long as the current graph, or a function that contains it, exists.
+    """Keep ``thing`` alive as long as the current graph, or a function that contains this graph, exists.
 
-    It is not enough that a Python function refers to ``thing``: TensorFlow never releases Python functions that are
-    used in a ``tf.function``.
+    A reference from a Python function is not the right way: TensorFlow never releases Python functions that are used in
+    a ``tf.function``, so ``thing`` would never be released either.
     """
     graph = tf.compat.v1.get_default_graph()
     _notes(graph).kept.append(thing)
@@ -62,11 +62,11 @@ def keep(thing: Any) -> None:
 
 
 def wire_name(verb: str, name: str | None) -> str:
-    """Return the name of an operation in messages: the same on every rank that builds the same graph.
+    """Return the name of an operation in messages. The name is the same on every rank that builds the same graph.
 
-    A given name is used as it is; from its second use in the graph on, a number is added. Operations without a name are
-    numbered within their function. The names of tensors are unsuitable, because their numbers may differ between ranks,
-    for example if only one rank prints or writes summaries.
+    If ``name`` is given, it is used unchanged the first time in a graph; each later use in the graph gets a number.
+    Operations without a name are numbered within their function. The names of TensorFlow's tensors are unsuitable,
+    because their numbers may differ between ranks, for example if only one rank prints or writes summaries.
     """
     graph = tf.compat.v1.get_default_graph()
     if name is None:
@@ -82,10 +82,11 @@ def wire_name(verb: str, name: str | None) -> str:
 
 
 def after(tensors: Iterable[Any]) -> AbstractContextManager[object]:
-    """Return a context in which a graph gets only operations that run when all of ``tensors`` have been computed.
+    """Return a context manager: operations added to a graph inside it run only after ``tensors`` are computed.
 
-    An optimizer needs it: what it adds without using a gradient (a counter, weight decay) would otherwise run although
-    the reduction fails, and a failed step must change nothing. Tensors may be None; eagerly the context does nothing.
+    An optimizer needs this context, because a failed step must change nothing. An optimizer also adds operations that
+    use no gradient (a counter, weight decay). Without the context, such operations would run even if the reduction
+    fails. Items of ``tensors`` may be None. In eager mode the context does nothing.
     """
     if tf.executing_eagerly():
         return nullcontext()
@@ -97,10 +98,10 @@ def after(tensors: Iterable[Any]) -> AbstractContextManager[object]:
 
 
 def delay_writes(tensors: Iterable[Any], variables: Iterable[Any]) -> None:
-    """Let writes to ``variables`` that the current ``tf.function`` gets from now on run only after ``tensors``.
+    """Make later writes to ``variables`` in the current ``tf.function`` run only after ``tensors`` have been computed.
 
-    For code that cannot be called within ``after``. TensorFlow runs a write of a variable after all reads that were
-    traced before it, so a read that waits for the tensors is enough.
+    This function is for code that cannot be called inside ``after``. TensorFlow runs a write to a variable after all
+    reads that were traced before the write. So this function adds a read that waits for ``tensors``.
     """
     if not tf.executing_eagerly() and tf.compat.v1.executing_eagerly_outside_functions():
         with after(tensors):
@@ -111,13 +112,14 @@ def delay_writes(tensors: Iterable[Any], variables: Iterable[Any]) -> None:
 def asynchronous(
     function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any], label: str
 ) -> list[Any]:
-    """Return the outputs of ``function``, which the current graph runs when its inputs are ready; it may block.
+    """Add a call of ``function`` to the current graph, and return the outputs of the call.
 
-    The function gets numpy arrays, which it must not change. It returns a sequence of arrays of the types ``dtypes``;
-    no array may share memory with another one or with an input, because TensorFlow may reuse the memory. ``shapes`` are
-    the shapes of the outputs, as far as they are known. In a ``tf.function`` the function runs even if its outputs are
-    not used, as it would eagerly, and in no particular order with other operations; use ``ordered`` if the order
-    matters. ``label`` is the name in messages to the user.
+    The graph makes the call when ``inputs`` are ready. ``function`` may block. Its arguments are NumPy arrays, which it
+    must not change. It returns a sequence of arrays of the types ``dtypes``. No returned array may share memory with
+    another array or with an input, because TensorFlow may reuse the memory. ``shapes`` are the shapes of the outputs,
+    as far as they are known. In a ``tf.function``, ``function`` runs even if its outputs are not used, as in eager
+    mode, and in no particular order with other operations; use ``ordered`` if the order matters. ``label`` is the
+    operation's name in messages to the user.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)
@@ -130,10 +132,11 @@ def asynchronous(
 
 
 def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], label: str) -> list[Any]:
-    """Do the same as ``asynchronous`` for scalar outputs, but run the function in the order of tracing.
+    """Do the same as ``asynchronous`` (add a call of ``function``), but make the calls in the order of tracing.
 
-    In a ``tf.function``, it runs after all operations of this module that were traced before it, and before all that
-    are traced after it. In the graph of a session, the user defines the order with ``tf.control_dependencies``.
+    All outputs must be scalars. In a ``tf.function``, ``function`` runs after all operations of this module that were
+    traced earlier, and before all that are traced later. In the graph of a session, the user defines the order with
+    ``tf.control_dependencies``.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)
@@ -213,12 +216,13 @@ def _built(
 
 
 def _call_in_order(graph: Any) -> None:
-    """Make TensorFlow run the calls of functions that communicate one after the other, wherever they are in a graph.
+    """Make TensorFlow run the calls of functions that communicate one after another, wherever they are in ``graph``.
 
     TensorFlow orders only calls that write the same variables. Other calls, of one function or of two similar
-    functions, would run at the same time with the same names, and the ranks might start them in different orders.
-    However, TensorFlow does order calls of functions that contain collectives, which it recognizes by a number attached
-    to an operation. So this function adds to ``graph``, and to the graphs around it, an empty call with such a number.
+    functions, would run at the same time. Their collectives would have the same names, and the ranks might start them
+    in different orders. However, TensorFlow does order calls of functions that contain collectives. TensorFlow
+    recognizes such a function by a number attached to an operation. So this function adds an empty call with such a
+    number to ``graph`` and to the graphs around it.
     """
     while getattr(graph, "experimental_acd_manager", None) is not None:
         notes = _notes(graph)

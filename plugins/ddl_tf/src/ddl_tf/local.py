@@ -1,4 +1,4 @@
-"""Records which variables stay local to a rank: their gradients are not reduced, but may be scaled as in an average."""
+"""Records which variables are local to a rank: their gradients are not reduced, but may be divided as in an average."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class LocalVariables:
         self._layers: list[Any] = []
 
     def register(self, variable: Any) -> None:
-        """Make this variable local. Raises ValueError if it is not a variable."""
+        """Make ``variable`` local to this rank. Raises ValueError if the argument is not a variable."""
         if not hasattr(variable, "assign"):
             raise ValueError(f"a local source is a variable, not a {type(variable).__name__}")
         self._variables.append(variable)
 
     def register_layers(self, layers: Iterable[Any]) -> None:
-        """Make the variables of these layers local. The layers must be built before the first gradient is reduced.
+        """Make the variables of ``layers`` local to this rank.
 
-        Raises ValueError if one of them is not a layer.
+        The layers must be built before the first gradient is reduced. Raises ValueError if an item of ``layers`` is not
+        a layer.
         """
         for layer in layers:
             if not hasattr(layer, "trainable_weights"):
@@ -40,7 +41,7 @@ class LocalVariables:
             self._layers.append(layer)
 
     def holds(self, variable: Any) -> bool:
-        """Return whether the variable is local."""
+        """Return whether ``variable`` is local to this rank."""
         return identity(variable) in self._all()
 
     def _all(self) -> set[int]:
@@ -56,10 +57,11 @@ class LocalVariables:
     def reduce(
         self, chosen: Callable[[Sequence[Any]], Reducer], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """Return the gradients in the same places: those of local variables scaled, the others reduced.
+        """Return a list of results for ``gradients``, in the same order: local ones scaled, all other ones reduced.
 
-        ``chosen`` returns the reducer for the variables that are not local. It gets only these, because the ranks may
-        have different local variables.
+        ``variables`` are the variables of ``gradients``. ``chosen`` is a function that returns the reducer for the
+        variables that are not local. Only these variables are passed to ``chosen``, because the ranks may have
+        different local variables.
         """
         local = self._all()
         if not local:
@@ -84,9 +86,9 @@ class LocalVariables:
 
 
 def variable_of(source: Any) -> Any:
-    """Return TensorFlow's own variable of ``source``, which may be a Keras variable that contains it.
+    """Return ``source`` if it is a TensorFlow variable, or the TensorFlow variable inside a Keras variable.
 
-    Returns None if ``source`` is not a variable.
+    Returns None if ``source`` is neither.
     """
     if isinstance(source, tf.Variable):
         return source
@@ -95,6 +97,9 @@ def variable_of(source: Any) -> Any:
 
 
 def identity(variable: Any) -> int:
-    """Return a number that identifies the variable. A Keras variable has the number of the variable that it contains."""
+    """Return a number that identifies ``variable``.
+
+    A Keras variable has the same number as the TensorFlow variable that it contains.
+    """
     inner = variable_of(variable)
     return id(variable if inner is None else inner)

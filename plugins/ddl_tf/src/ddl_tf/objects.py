@@ -21,7 +21,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the object of ``root_rank``, which must be picklable, on every rank.
+    """Return the object ``obj`` of the rank ``root_rank``, on every member. The root's object must be picklable.
 
     The received bytes are verified before they are unpickled. The result is ready when the call returns, even while a
     graph is built. ``session`` is accepted for compatibility with Horovod and not used.
@@ -32,7 +32,10 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """Return a function of one argument that calls ``broadcast_object``, and may be called many times."""
+    """Return a function with one argument, the object, which it passes to ``broadcast_object``.
+
+    The returned function may be called many times. For the arguments of this function, see ``broadcast_object``.
+    """
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -44,5 +47,8 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all members, in rank order. ``session`` is as in ``broadcast_object``."""
+    """Return a list with the object ``obj`` of every member, in rank order.
+
+    ``session`` is accepted for compatibility with Horovod and not used.
+    """
     return OPERATIONS.allgather_object(obj, name, process_set)

@@ -1,13 +1,13 @@
-"""Offers the collectives for TensorFlow tensors under Horovod's names and argument orders; the core runs them.
+"""Offers the collectives for TensorFlow tensors, with Horovod's names and argument orders.
 
-Each function is a collective: all members of ``process_set`` must call it, with the same name. Calls without a name
-must be made in the same order on all members (in a graph, they must be built in the same order). Any thread may call
-the functions, and the results belong to the caller. They work eagerly, in ``tf.function`` and in the graphs of
-sessions, and are differentiable. Wrong arguments raise ValueError immediately; errors of a running job derive from
-DdlInternalError; ddl_tf.errors lists the TensorFlow error classes of which these errors are instances as well.
-``root_rank`` is a rank of the world, also within a process set. ``device_dense`` and ``device_sparse`` may name this
-host: tensors on a GPU are then staged on the host. ``ignore_name_scope`` is accepted for compatibility with Horovod and
-has no effect, because names in messages never contain a scope.
+Each function is a collective: all members of ``process_set`` must call it with the same name. Calls without a name must
+be made in the same order on all members (in a graph, they must be built in the same order). Any thread may call the
+functions, and the results belong to the caller. The functions work eagerly, in ``tf.function`` and in the graphs of
+sessions, and are differentiable. Wrong arguments raise ValueError immediately. Errors of a running job derive from
+DdlInternalError. These errors are also instances of TensorFlow's error classes; ddl_tf.errors lists the classes.
+``root_rank`` is a rank of the world, even within a process set. If ``device_dense`` or ``device_sparse`` is a name of
+the host, such as '/cpu:0', tensors on a GPU are staged on the host. ``ignore_name_scope`` is accepted for compatibility
+with Horovod and has no effect, because names in messages never contain a scope.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _verb(function: F) -> F:
-    """Wrap ``function`` so that its errors are TensorFlow errors as well, and exclude it from AutoGraph."""
+    """Wrap ``function`` so that its errors are also TensorFlow errors, and exclude it from AutoGraph."""
     return cast(F, tf.autograph.experimental.do_not_convert(translating(function)))
 
 
@@ -64,11 +64,12 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Return a new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``.
+    """Return a new tensor: ``postscale_factor * op(prescale_factor * tensor)``, where ``op`` reduces over all members.
 
-    tf.IndexedSlices stay slices: the result has the rows and indices of all members, joined in rank order. They support
-    only Average and Sum, without scale factors. An average of integers is truncated toward zero and keeps the integer
-    type; in the average of integer IndexedSlices, each index occurs once.
+    The result for tf.IndexedSlices is tf.IndexedSlices with the rows and indices of all members, joined in rank order.
+    tf.IndexedSlices support only Average and Sum, without scale factors. An average of integers is truncated toward
+    zero and keeps the integer type. In the average of integer IndexedSlices, each index occurs once. ``average`` is
+    Horovod's older argument for ``op``: True for Average, False for Sum.
     """
     wire, user = _understood(compression, device_dense, device_sparse)
     scales = (prescale_factor, postscale_factor)
@@ -92,10 +93,10 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduce all ``tensors`` as one group, and return the results as new tensors.
+    """Reduce all ``tensors`` as one group, and return the results as a list of new tensors.
 
-    None of the tensors is reduced before all members have submitted all of them. tf.IndexedSlices in the list are
-    reduced one by one, as ``allreduce`` does.
+    No tensor of the group is reduced before every member has submitted all tensors of the group. tf.IndexedSlices in
+    the list are not part of the group: they are reduced one by one, as in ``allreduce``.
     """
     wire, user = _understood(compression, device_dense, device_sparse)
     scales = (prescale_factor, postscale_factor)
@@ -154,7 +155,10 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return the ``allgather`` of each tensor; the tensors are gathered as one operation."""
+    """Return a list with the result of ``allgather`` for each of ``tensors``.
+
+    All tensors are gathered as one operation.
+    """
     return autograd.allgather(Call(current_job(), process_set, name), _tensors(_listed(tensors)), grouped=True)
 
 
@@ -187,11 +191,11 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` rows of ``tensor`` to member r, and return the rows that this member receives.
+    """Send ``splits[r]`` rows of ``tensor`` to each member r, and return the rows that this member receives.
 
     Without ``splits``, every member is sent the same number of rows. The received rows are ordered by the rank of the
-    sender. With ``splits``, returns a tuple: the rows, and an int32 tensor with the number of rows received from each
-    member.
+    sender. With ``splits``, this function returns a tuple: the rows, and an int32 tensor with the number of rows
+    received from each member.
     """
     if splits is not None:
         splits = tf.convert_to_tensor(np.asarray(splits) if isinstance(splits, (list, tuple)) else splits)
@@ -219,9 +223,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Return this member's rows of the reduced tensor.
+    """Reduce ``tensor`` over all members, and return this member's rows of the reduced tensor.
 
-    If the rows cannot be divided equally, the first members get one row more than the others.
+    If the rows cannot be divided equally, the first members get one row more than the other members.
     """
     wire, user = _understood(compression, device_dense)
     scales = (prescale_factor, postscale_factor)
@@ -239,7 +243,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Return the ``reducescatter`` of each tensor; the tensors are reduced as one operation."""
+    """Return a list with the result of ``reducescatter`` for each of ``tensors``.
+
+    All tensors are reduced as one operation.
+    """
     wire, user = _understood(compression, device_dense)
     scales = (prescale_factor, postscale_factor)
     call = Call(current_job(), process_set, None, resolve_op(op), *scales, wire, is_host(device_dense))
@@ -253,7 +260,7 @@ def grouped_reducescatter(
 def join(device: int = -1) -> Any:
     """Declare that this rank has no more data, and wait until all ranks have joined.
 
-    Returns the rank that joined last, as an int32 scalar. Until then, this rank takes part in the other ranks'
+    Returns the rank that joined last, as an int32 scalar. During the wait, this rank takes part in the other ranks'
     operations with values that do not change the results.
     """
     return _scalar(lambda job: api.join(device, job=job), "DdlJoin", waits=True)
@@ -261,9 +268,10 @@ def join(device: int = -1) -> Any:
 
 @_verb
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
-    """Wait until every member of the process set has called this.
+    """Wait until every member of the process set has called this function.
 
-    Returns None. In a graph, it returns an int32 scalar, which is ready when every member has run the operation.
+    In eager mode, this function returns None. In a graph, it returns an int32 scalar, which is ready when every member
+    has run the operation.
     """
 
     def value(job: JobService) -> int:
@@ -276,33 +284,36 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 
 @_verb
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return the number of ranks in the process set as an int32 scalar; a graph evaluates it each time it runs."""
+    """Return the number of ranks in the process set as an int32 scalar. A graph reads the number each time it runs."""
     return _scalar(lambda job: len(_members(job, process_set_id)), name or "DdlSize")
 
 
 @_verb
 def rank_op(name: str | None = None) -> Any:
-    """Return this process's rank as an int32 scalar; a graph evaluates it each time it runs."""
+    """Return this process's rank as an int32 scalar. A graph reads the rank each time it runs."""
     return _scalar(lambda job: job.rank, name or "DdlRank")
 
 
 @_verb
 def local_size_op(name: str | None = None) -> Any:
-    """Return the number of ranks on this host as an int32 scalar; a graph evaluates it each time it runs."""
+    """Return the number of ranks on this host as an int32 scalar. A graph reads the number each time it runs."""
     return _scalar(lambda job: job.local_size, name or "DdlLocalSize")
 
 
 @_verb
 def local_rank_op(name: str | None = None) -> Any:
-    """Return this process's rank among those of its host as an int32 scalar; a graph evaluates it each time it runs."""
+    """Return this process's local rank, its number among the ranks of its host, as an int32 scalar.
+
+    A graph reads the local rank each time it runs.
+    """
     return _scalar(lambda job: job.local_rank, name or "DdlLocalRank")
 
 
 @_verb
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return 1 if this process is a member of the process set, else 0, as an int32 scalar.
+    """Return 1 if this process is a member of the process set, otherwise 0, as an int32 scalar.
 
-    A graph evaluates it each time it runs.
+    A graph checks the membership each time it runs.
     """
     return _scalar(lambda job: int(job.rank in _members(job, process_set_id)), name or "DdlProcessSetIncluded")
 
@@ -317,9 +328,10 @@ def _members(job: JobService, process_set_id: int) -> tuple[int, ...]:
 
 
 def _scalar(value: Callable[[JobService], int], label: str, *, waits: bool = False) -> Any:
-    """Return the int32 scalar ``value(job)``, computed now or each time the current graph runs.
+    """Return the int32 scalar ``value(job)``, computed now in eager mode, or each time the current graph runs.
 
-    ``waits``: ``value`` may block, so a graph runs it in order with other operations. ``label``: the name in the graph.
+    ``waits``: whether ``value`` may block; if so, a graph runs it in order with other operations. ``label``: the
+    operation's name in the graph.
     """
     built_in = current_job()
     if tf.executing_eagerly():
@@ -364,9 +376,10 @@ def _listed(tensors: Any) -> list[Any]:
 def _compressed(
     user: UserCompressor | None, values: Sequence[Any], carry_out: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
-    """Run ``carry_out`` on the tensors and return its results.
+    """Call ``carry_out`` with ``values``, converted to tensors, and return its results.
 
-    If the user has a compressor, it compresses the tensors before and decompresses the results.
+    ``user`` is the user's own compressor. If it is not None, it compresses the tensors before the call and decompresses
+    the results.
     """
     tensors = _tensors(values)
     if user is None:

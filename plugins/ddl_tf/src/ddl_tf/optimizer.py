@@ -1,4 +1,4 @@
-"""Makes an optimizer of ``tf.compat.v1.train`` step on reduced gradients; the reducer decides how they are reduced."""
+"""Makes an optimizer of ``tf.compat.v1.train`` step on reduced gradients. The reduction itself is in reducer.py."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     weight: Any = None,
 ) -> Any:
-    """Return an optimizer that steps as ``optimizer`` does, on gradients that are reduced over ``process_set``.
+    """Return an optimizer that steps like ``optimizer``, but on gradients that are reduced over ``process_set``.
 
     ``optimizer`` is an optimizer of ``tf.compat.v1.train``, used in the graph of a session, in a ``tf.function`` or
     eagerly. A Keras optimizer is passed on to ``ddl_tf.keras.DistributedOptimizer``. Every rank must wrap its own
-    optimizer, with the same arguments, after ``init()``. ``compute_gradients`` returns reduced gradients. So code
-    between it and ``apply_gradients``, such as clipping, gets the same gradients on all ranks.
+    optimizer, with the same arguments, after ``init()``. ``compute_gradients`` returns reduced gradients. So code that
+    runs between ``compute_gradients`` and ``apply_gradients``, such as clipping, gets the same gradients on all ranks.
 
-    * ``backward_passes_per_step`` n: each rank adds up its gradients (or averages them, with
-      ``average_aggregated_gradients``); they are reduced and applied in each n-th pass. In a session, run
+    * ``backward_passes_per_step`` n: each rank adds up its gradients over n passes (or averages them, with
+      ``average_aggregated_gradients``). The gradients are reduced and applied in each n-th pass. In a session, run
       ``tf.compat.v1.local_variables_initializer()`` first, as MonitoredTrainingSession does.
     * the other arguments: see ``DistributedGradientTape``.
 
@@ -88,7 +88,11 @@ def DistributedOptimizer(
 
 
 class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # TensorFlow has no types
-    """The optimizer that ``DistributedOptimizer`` returns. Its slots and variables are those of the wrapped optimizer."""
+    """The optimizer that ``DistributedOptimizer`` returns.
+
+    The slots (TensorFlow's name for an optimizer's extra variables, such as momentum) and the variables of this
+    optimizer are those of the wrapped optimizer.
+    """
 
     def __init__(
         self,
@@ -111,15 +115,19 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         self._last: Any = None  # whether the latest gradients are to be applied
 
     def register_local_var(self, variable: Any) -> None:
-        """Keep this variable's gradient local to this rank. Call it on every rank before the first step."""
+        """Keep the gradient of ``variable`` local to this rank.
+
+        Call this method on every rank before the first step.
+        """
         self._local.register(variable)
 
     @verbatim
     @translating
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Compute gradients as the wrapped optimizer does, and return pairs of a reduced gradient and its variable.
+        """Compute gradients like the wrapped optimizer, and return pairs of a reduced gradient and its variable.
 
-        With several passes per step, only the last pass reduces them. Every member must call it for the same variables.
+        With several passes per step, only the last pass reduces the gradients. Every member must call this method for
+        the same variables.
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
@@ -130,9 +138,9 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
     @verbatim
     @translating
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
-        """Apply gradients as the wrapped optimizer does.
+        """Apply gradients like the wrapped optimizer.
 
-        With several passes per step, only the last pass applies them.
+        With several passes per step, only the last pass applies the gradients.
         """
         pairs = list(grads_and_vars)
         if self._passes == 1:
@@ -156,9 +164,9 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         return self._local.reduce(lambda _: self._reducer, gradients, variables)
 
     def _accumulated(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the sums of the gradients over the passes of this step; in the last pass, divided and reduced.
+        """Return the sums of the gradients over the passes of this step.
 
-        Sparse gradients become dense.
+        In the last pass, the sums are divided and reduced. Sparse gradients become dense.
         """
         self._make_sums(gradients, variables)
         added = []
@@ -201,13 +209,13 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
     # --- passed on to the wrapped optimizer
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the wrapped optimizer does."""
+        """Call the same method of the wrapped optimizer, and return its result."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the wrapped optimizer does."""
+        """Call the same method of the wrapped optimizer, and return its result."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the wrapped optimizer does."""
+        """Call the same method of the wrapped optimizer, and return its result."""
         return self._optimizer.variables(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Decides which gradients of a graph stay on a GPU, by what is known while the graph is traced.
+"""Decides which gradients of a graph stay on a GPU, from the facts that are known while the graph is traced.
 
-While a graph is traced, a gradient is on no device yet, but all operations need their devices. So the device of the
-variable decides: its gradient is computed there, or is copied there. A gradient that is not known to be on a GPU is
-staged on the host. Adds nothing to the graph.
+While a graph is traced, a gradient is on no device yet, but each operation must be given a device. So the device of the
+variable decides: its gradient is computed on that device, or is copied to that device. A gradient that is not known to
+be on a GPU is staged on the host. This module adds nothing to the graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ STRATEGY = "gradients under a strategy of tf.distribute", "one variable stands f
 
 
 def gpu_of(variable: Any) -> str:
-    """Return TensorFlow's name of the GPU that holds a variable, or '' if no GPU does or if that is not known yet."""
+    """Return TensorFlow's name of the GPU that contains ``variable``, or '' if the variable is not on a GPU.
+
+    Also returns '' if the device is not known yet.
+    """
     inner = getattr(variable, "value", None)  # of Keras 3
     held = inner if isinstance(inner, tf.Variable) else variable
     name = held.device if isinstance(held, tf.Variable) else ""
@@ -34,11 +37,11 @@ def gpu_of(variable: Any) -> str:
 def places(
     given: Sequence[Any], variables: Sequence[Any], types: Collection[Any], serves: Callable[[str], bool]
 ) -> list[str]:
-    """Return the GPU that reduces each gradient; '' if the gradient is None or is staged on the host.
+    """Return, for each gradient, the name of the GPU that reduces it, or '' if it is None or is staged on the host.
 
-    Each reason for staging gradients on the host is logged once. ``given`` are the gradients. ``types``: the types that
-    stay on a GPU. ``serves`` returns whether the job's transports reach a GPU; it is called only for GPUs that hold a
-    variable.
+    Each reason for staging gradients on the host is logged once. ``given`` are the gradients, and ``variables`` their
+    variables. ``types``: the types that stay on a GPU. ``serves`` is a function that returns whether the job's
+    transports reach the GPU with a given name; it is called only for GPUs that contain a variable.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         tell_of_graphs(*SESSION)
@@ -74,7 +77,7 @@ def _reason(gradient: Any, gpu: str, types: Collection[Any]) -> tuple[str, str] 
 def apart(run: Sequence[int], places: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Split the indices in ``run`` by device, and return (device, indices) pairs.
 
-    ``places`` gives the device of each index. The devices are in the order in which they first occur.
+    ``places[i]`` is the device of index i. The devices are in the order in which they first occur in ``run``.
     """
     parts: dict[str, list[int]] = {}
     for i in run:

@@ -1,4 +1,4 @@
-"""Registers ddl_tf with the core as plain data; imports neither TensorFlow nor any module that imports it."""
+"""Registers ddl_tf with the core as plain data. Imports neither TensorFlow nor any module that imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ddlcore.hooks import AdapterProvider, CheckProvider, hookimpl
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:
-    """Return the provider of the adapter for TensorFlow's tensors."""
+    """Return the description of the adapter for TensorFlow's tensors."""
     return [
         AdapterProvider(
             name="tensorflow",
@@ -25,7 +25,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """Return the providers of checks for `ddl doctor`."""
+    """Return the descriptions of this plugin's checks for `ddl doctor`."""
     return [
         CheckProvider(
             "known-bad-tensorflow", "ddl_tf.checks:KnownBadTensorFlow", doc="several TensorFlows side by side"

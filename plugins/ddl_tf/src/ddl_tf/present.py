@@ -1,7 +1,7 @@
-"""Answers questions about the present world in graphs, which may run in another world than that of their tracing.
+"""Answers questions about the present world for graphs, because a traced graph may run in a later world.
 
-In an elastic job, ranks and their number change while a graph stays as it was traced. Such a graph asks each time that
-it runs. Elsewhere, and eagerly, the answers are constants.
+In an elastic job, ranks and their number change, but a traced graph does not change. So such a graph asks again each
+time it runs. Without an elastic job, and in eager mode, the answers are constants.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ def changes() -> bool:
 
 
 def count_of_members(process_set: ProcessSet, arrived: Any) -> Any:
-    """Return how many ranks ``process_set`` has in the world in which the tensor ``arrived`` is computed."""
+    """Return the number of ranks of ``process_set`` in the world in which the graph runs.
+
+    In an elastic graph, the number is read after the tensor ``arrived`` has been computed.
+    """
     return _answered(lambda: len(process_set.resolve(current_job())[1]), arrived)
 
 
 def set_rank(process_set: ProcessSet, arrived: Any) -> Any:
-    """Return this rank's position within ``process_set`` in the world in which the tensor ``arrived`` is computed."""
+    """Return this rank's position within ``process_set`` in the world in which the graph runs.
+
+    In an elastic graph, the position is read after the tensor ``arrived`` has been computed.
+    """
 
     def position() -> int:
         job = current_job()
@@ -37,7 +43,10 @@ def set_rank(process_set: ProcessSet, arrived: Any) -> Any:
 
 
 def world_rank(arrived: Any) -> Any:
-    """Return this rank's number in the world in which the tensor ``arrived`` is computed."""
+    """Return this rank's number in the world in which the graph runs.
+
+    In an elastic graph, the number is read after the tensor ``arrived`` has been computed.
+    """
     return _answered(lambda: current_job().rank, arrived)
 
 

@@ -1,9 +1,9 @@
-"""Reduces a list of gradients over the ranks, eagerly and in graphs; knows no optimizer and no tape.
+"""Reduces a list of gradients over the ranks, eagerly and in graphs. This module knows no optimizer and no tape.
 
-In a graph, at most 16 operations per device send gradients, those of the late layers first, and none of them blocks.
-One more operation, which uses none of TensorFlow's threads, waits for all results. Therefore a thread pool of any size
-is large enough, and no execution order of the operations can make two ranks wait for each other. See
-docs/design/tensorflow.md.
+In a graph, at most 16 operations per device send gradients. The gradients of the late layers are sent first, and none
+of these operations blocks. One more operation, which uses none of TensorFlow's threads, waits for all results.
+Therefore a thread pool of any size is large enough, and no execution order of the operations can make two ranks wait
+for each other. See docs/design/tensorflow.md.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def verbatim(function: F) -> F:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The options with which every gradient is reduced. Raises ValueError for invalid ones.
+    """The options with which every gradient is reduced. Raises ValueError for invalid options.
 
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
     * ``compression``: a class of ``Compression``, the name of a compressor, or a class with the methods ``compress``
       and ``decompress``. None: the setting ``compression`` decides.
     * ``groups``: the number of groups of gradients that are sent together, or a list of lists of variables.
-    * ``device_dense``, ``device_sparse``: where dense and sparse gradients are reduced: '' for the device where they
-      are, or the name of this host.
+    * ``device_dense``, ``device_sparse``: where dense and sparse gradients are reduced. '' means the device where the
+      gradients are; the name of the host, such as '/cpu:0', means the host.
     """
 
     op: ReduceOp = Average
@@ -112,9 +112,9 @@ _names_lock = threading.Lock()
 
 
 def _unique(job: JobService, name: str) -> str:
-    """Return ``name``, followed by a number if the job has that name already.
+    """Return ``name``, followed by a number if ``job`` already has that name.
 
-    All ranks must call it in the same order.
+    All ranks must call this function in the same order.
     """
     with _names_lock:
         taken = _names.setdefault(job, set())
@@ -124,12 +124,12 @@ def _unique(job: JobService, name: str) -> str:
 
 
 class Reducer:
-    """The reduction of the gradients of one optimizer or tape.
+    """An object that reduces the gradients of one optimizer or tape.
 
-    ``name`` identifies the reducer in messages between ranks; it is the same on every rank. ``unique``: if other
-    reducers of the job have asked for the same name, a number is added to it. A reducer belongs to the job that is
-    current when it is made. After ``shutdown()`` and another ``init()``, the reducer and the graphs that contain it
-    change to the new job.
+    ``name`` identifies the reducer in messages between ranks, and is the same on every rank. If ``unique`` is true and
+    other reducers of the job have asked for the same name, a number is added to the name. A reducer belongs to the job
+    that is current when the reducer is made. After ``shutdown()`` and another ``init()``, the reducer and the graphs
+    that contain it change to the new job.
     """
 
     def __init__(self, reduction: Reduction, name: str, unique: bool = False, weight: Any = None) -> None:
@@ -159,23 +159,23 @@ class Reducer:
 
     @property
     def unfinished(self) -> bool:
-        """Return whether an eager reduction has begun and not finished."""
+        """Whether an eager reduction has begun and has not finished."""
         return self._going is not None and self._going.begun
 
     @verbatim
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the reduced gradients, in the same places; None stays None.
+        """Return the reduced gradients, in the order of ``gradients``; None stays None.
 
-        Every member of the process set must call it with gradients of the same types and shapes. If they differ, or a
-        gradient is None on some members only, all members raise MismatchError, which shows what each member had. For
-        tf.IndexedSlices, the result is the slices of all members, joined in rank order. For an average they are divided
-        by the number of members (integers are added by index first, so that each index occurs once). With
-        ``sparse_as_dense`` the result is dense. Ranks outside the process set, and a job of one rank, get their own
-        gradients back.
+        Every member of the process set must call this method with gradients of the same types and shapes. If the
+        gradients differ, or a gradient is None on some members only, all members raise MismatchError, which shows the
+        gradients of each member. For tf.IndexedSlices, the result is the slices of all members, joined in rank order.
+        For an average, the slices are divided by the number of members. Integer slices of the same index are added
+        before, so each index occurs once. With ``sparse_as_dense`` the result is dense. Ranks outside the process set,
+        and a job of one rank, get their own gradients back.
 
-        In eager mode, a signal's handler may interrupt the call. The next call then finishes the interrupted reduction
-        and returns its results, because the peers have got the same results. It ignores the gradients that it is given.
-        If it cannot finish that reduction, it ends the job.
+        In eager mode, a signal handler's exception may interrupt a call. The next call then finishes the interrupted
+        reduction and returns its results, because the other ranks have got the same results. That call ignores its own
+        arguments. If the next call cannot finish that reduction, it ends the job.
         """
         if self.job.closed:
             self._bind()
@@ -213,7 +213,10 @@ class Reducer:
         return [None if gradient is None else weighed(gradient, share) for gradient in given]
 
     def _checked(self, index: int, gradient: Any, variables: Sequence[Any]) -> Any:
-        """Return one gradient in the form in which it is reduced: a dense tensor, slices, or None."""
+        """Return ``gradient`` in the form in which it is reduced: a dense tensor, slices, or None.
+
+        ``index`` is the position of the gradient in ``variables``, for error messages.
+        """
         if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not self.reduction.sparse_as_dense):
             if gradient is not None and self.reduction.op not in (Average, Sum):
                 raise NotImplementedError(
@@ -321,7 +324,7 @@ class Reducer:
         return results
 
     def _gpus(self, given: Sequence[Any], variables: Sequence[Any]) -> list[str]:
-        """Return the GPU on which each gradient stays, or '' for a gradient that is staged on the host."""
+        """Return, for each gradient, the GPU on which it stays, or '' if it is staged on the host."""
         if is_host(self.reduction.device_dense):
             return [""] * len(given)
         return places(given, variables, ADAPTER.gpu.types, self._serves)
@@ -333,9 +336,11 @@ class Reducer:
         return place is not CPU and ADAPTER.serves(self.job, place)
 
     def _runs(self, looks: Sequence[Look], dense: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
-        """Return lists of the gradients that are sent together, late layers first: the user's groups, or cuts by size.
+        """Return lists of the gradients that are sent together, late layers first.
 
-        A gradient is given by its index. ``dense`` are the indices of the dense gradients.
+        The lists are the user's groups. Without groups, all gradients are one list, or ``cut`` divides them by size if
+        the job reduces gradients while the step still computes. A gradient is given by its index. ``dense`` are the
+        indices of the dense gradients.
         """
         late_first = list(reversed(dense))
         groups = self.reduction.groups
@@ -373,7 +378,11 @@ class Reducer:
         return f"gradient.{self.name}" + (f".call{place}" if place else "")
 
     def _describe(self, given: Sequence[Any], variables: Sequence[Any], gpus: Sequence[str] = ()) -> str:
-        """Return a text of what must be equal on all ranks: readable counts, and a digest of all properties."""
+        """Return a text that describes the properties of the gradients that must be equal on all ranks.
+
+        The text contains readable counts and a digest of all these properties. ``gpus``: the GPU of each gradient, or
+        ''.
+        """
         signs = [_sign(gradient) for gradient in given]
         if any(gpus):  # the buckets depend on the GPUs
             order = list(dict.fromkeys(gpus))
@@ -402,7 +411,7 @@ class Reducer:
 
 
 def _on(gpu: str) -> AbstractContextManager[object]:
-    """Return a context that places operations on ``gpu``, or, if that is '', on the device that TensorFlow chooses."""
+    """Return a context manager that places operations on ``gpu``, or where TensorFlow chooses if ``gpu`` is ''."""
     return tf.device(gpu) if gpu else nullcontext()
 
 
@@ -416,7 +425,7 @@ _BRANCH = re.compile(r"_(true|false|branch\d+|body|cond)_\d+$")
 
 
 def _place(name: str) -> str:
-    """Return the position, within the function, of the current graph's next reduction of the name ``name``.
+    """Return the position of the next reduction called ``name`` within the function whose graph is current.
 
     Several reductions of one name may be in flight at once; their positions distinguish them. Positions are counted
     while the graph is traced, so they are equal on ranks that trace the same code. All branches of one condition share
@@ -455,7 +464,10 @@ def _all_of(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 
 def _kinds(given: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Return the indices of the dense gradients, and those of the sparse ones."""
+    """Return two lists: the indices of the dense gradients, and the indices of the sparse gradients.
+
+    Gradients that are None are in neither list.
+    """
     sparse = [i for i, gradient in enumerate(given) if isinstance(gradient, tf.IndexedSlices)]
     return [i for i, gradient in enumerate(given) if gradient is not None and i not in set(sparse)], sparse
 
@@ -479,12 +491,18 @@ def _called(index: int, variable: Any) -> str:
 
 
 def _key(variable: Any) -> Any:
-    """Return a key that identifies the variable. The variable cannot be a key itself: some variables compare by value."""
+    """Return a key that identifies ``variable``.
+
+    The variable itself cannot be the key, because some variables compare by value.
+    """
     inner = getattr(variable, "value", None)
     return id(variable) if not isinstance(inner, tf.Variable) else id(inner)
 
 
 def _nothing() -> Any:
-    """Return the tensor that is sent if all gradients are None: a rank that has gradients then finds the difference."""
+    """Return the tensor that is sent if all gradients of this rank are None.
+
+    A rank that has gradients then detects the difference.
+    """
     with tf.device(HOST):
         return tf.zeros((0,), tf.float32)

@@ -1,8 +1,8 @@
-"""Passes TensorFlow's variables to the check that compares them among the ranks, before each step except the first.
+"""Passes TensorFlow's variables to the check that compares them between ranks, before each step except the first.
 
-The check runs when the results of a step's gradients arrive, before they update any variable. At that moment, the
-variables have the values that the previous step has left. This also holds in a ``tf.function``, between whose
-operations no Python code can run.
+The check runs when the results of a step's gradients arrive, before the results update any variable. At that moment,
+the variables have the values that the previous step has left. This also works in a ``tf.function``, although no Python
+code can run between its operations.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ UNSENT = (
 def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
     """Check that every member of ``process_set`` has the same variables, to the last bit.
 
-    Every member must call it, in eager mode. ``model`` is a Keras model or layer, or a ``tf.Module``: its trainable
-    variables are compared, the others are not (moving statistics of BatchNormalization are local to a rank). It may
-    also be a list or dict of variables, tensors or arrays. Raises ReplicasDiffer on every member if a variable differs,
-    or if the ranks do not have the same variables. Raises ValueError in a graph, and if ``model`` contains anything
-    else.
+    Every member must call this function, in eager mode. ``model`` may be a Keras model, a Keras layer or a
+    ``tf.Module``. Its trainable variables are compared, and its other variables are not, because they are local to a
+    rank (such as the moving statistics of BatchNormalization). ``model`` may also be a list or dict of variables,
+    tensors or arrays. Raises ReplicasDiffer on every member if a variable differs, or if the ranks do not have the same
+    variables. Raises ValueError in a graph, and if ``model`` contains anything else.
     """
     if not tf.executing_eagerly():
         raise InvalidArgument("verify() compares values, which a graph does not have; call it outside of tf.function")
@@ -42,9 +42,10 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def _named(values: Any) -> list[tuple[str, Any]]:
-    """Return the variables with names that contain their positions and their own names.
+    """Return (name, variable) pairs. A name contains the variable's position and the variable's own name.
 
-    The positions are needed because Keras numbers the names: the numbers differ if one rank has built more models.
+    The positions are needed because Keras puts numbers into names, and these numbers differ if one rank has built more
+    models.
     """
     return [
         (f"{name}: {_called(value)}" if name.startswith("number ") and _called(value) else name, value)
@@ -53,7 +54,7 @@ def _named(values: Any) -> list[tuple[str, Any]]:
 
 
 def _called(variable: Any) -> str:
-    """Return the name of a variable within its layer, or '' if it has none."""
+    """Return the name of ``variable`` within its layer, or '' if the variable has no name."""
     path = str(getattr(variable, "path", "") or getattr(variable, "name", "") or "")
     return path.rpartition("/")[2].partition(":")[0]
 
@@ -66,20 +67,26 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _inner(variable: Any) -> Any:
-    """Return TensorFlow's variable, which a Keras 3 variable contains."""
+    """Return the TensorFlow variable inside a Keras 3 variable. Return any other ``variable`` itself."""
     inner = getattr(variable, "_value", None)  # its ``value`` may be a copy of another type
     return inner if isinstance(inner, tf.Variable) else variable
 
 
 class Checks:
-    """The checks of one reducer, whose name is ``name``: one check for each list of variables that it reduces for."""
+    """The checks of one reducer: one check for each list of variables whose gradients it reduces.
+
+    ``name`` is the name of the reducer.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._known: dict[tuple[int, ...], Callable[[JobService], None] | None] = {}
 
     def of(self, variables: Sequence[Any], set_id: int) -> Callable[[JobService], None] | None:
-        """Return the function to call before each update of these variables, or None if their values cannot be read."""
+        """Return the function to call before each update of ``variables``, or None if their values cannot be read.
+
+        ``set_id`` is the id of the process set.
+        """
         key = tuple(map(id, variables))  # a cheap key, because every eager step calls this
         if key not in self._known:
             if len(self._known) >= KNOWN_LIMIT:
@@ -97,7 +104,10 @@ class Checks:
 
 
 class _Check:
-    """A check of some variables, called before each step. It refers to them weakly, because the job keeps the check."""
+    """A check of some variables, called before each step.
+
+    The job keeps the check alive, so the check has only weak references to the variables.
+    """
 
     def __init__(self, name: str, names: Iterable[str], variables: Iterable[Any], set_id: int) -> None:
         self._set_id = set_id

@@ -1,4 +1,4 @@
-"""A gradient tape whose gradients are reduced over the ranks; TensorFlow decides what it records."""
+"""A gradient tape whose gradients are reduced over the ranks. The wrapped TensorFlow tape does the recording."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ REDUCERS_LIMIT = 64  # reducers kept for the same sources; they outlive the tape
 
 
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorFlow has no types
-    """A tape that records as ``gradtape`` does, and whose ``gradient`` returns gradients reduced over ``process_set``.
+    """A tape that records like ``gradtape``, and whose ``gradient`` returns gradients reduced over ``process_set``.
 
     Every rank must wrap its tape, with the same arguments, after ``init()``. A tape may be wrapped before or after it
     has recorded. All other methods do the same as those of ``gradtape``.
 
     * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
       None, the setting ``compression`` decides.
+    * ``device_dense``, ``device_sparse``: '/cpu:0' stages the dense or the sparse gradients of a GPU on the host.
     * ``sparse_as_dense``: IndexedSlices are converted to dense tensors; otherwise they are gathered.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
     * ``groups`` (``num_groups``): the number of groups of gradients that are sent together, or a list of lists of
@@ -91,31 +92,34 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         self._gradtape.__exit__(*error)
 
     def watch(self, tensor: Any) -> None:
-        """Do what the wrapped tape does."""
+        """Call the same method of the wrapped tape."""
         self._gradtape.watch(tensor)
 
     def stop_recording(self) -> Any:
-        """Do what the wrapped tape does."""
+        """Call the same method of the wrapped tape, and return its result."""
         return self._gradtape.stop_recording()
 
     def reset(self) -> None:
-        """Do what the wrapped tape does."""
+        """Call the same method of the wrapped tape."""
         self._gradtape.reset()
 
     def watched_variables(self) -> Any:
-        """Return what the wrapped tape returns."""
+        """Call the same method of the wrapped tape, and return its result."""
         return self._gradtape.watched_variables()
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the wrapped tape returns; nothing is reduced."""
+        """Call the same method of the wrapped tape, and return its result. Nothing is reduced."""
         return self._gradtape.jacobian(*args, **kwargs)
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the wrapped tape returns; nothing is reduced."""
+        """Call the same method of the wrapped tape, and return its result. Nothing is reduced."""
         return self._gradtape.batch_jacobian(*args, **kwargs)
 
     def register_local_source(self, source: Any) -> None:
-        """Keep this variable's gradient local to this rank. Call it on every rank before ``gradient``."""
+        """Keep the gradient of the variable ``source`` local to this rank.
+
+        Call this method on every rank before ``gradient``.
+        """
         self._local.register(source)
 
     @verbatim
@@ -130,10 +134,10 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
     ) -> Any:
         """Return the reduced gradients of ``target`` in the structure of ``sources``.
 
-        The gradients of local sources are not reduced, only scaled. Every member must call it with the same sources.
-        ``use_generic_names`` is accepted for compatibility with Horovod and has no effect, because gradients are
-        matched by their positions, never by their variables' names. Raises MismatchError if the ranks' gradients differ
-        in type or shape, or if a gradient is None on some ranks only.
+        The gradients of local sources are not reduced, only scaled. Every member must call this method with the same
+        sources. ``use_generic_names`` is accepted for compatibility with Horovod and has no effect, because gradients
+        are matched by their positions, never by their variables' names. Raises MismatchError if the ranks' gradients
+        differ in type or shape, or if a gradient is None on some ranks only.
         """
         flat, gradients = self._own(target, sources, output_gradients, unconnected_gradients)
         return tf.nest.pack_sequence_as(sources, self._reduced(gradients, flat))
@@ -150,8 +154,8 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
     ) -> tuple[list[Any], list[Any]]:
         """Return two lists: the gradients of the local sources, and the reduced gradients of the other sources.
 
-        Both lists have one item for each source; it is None if the source belongs to the other list. The gradients are
-        the same as those that ``gradient`` returns.
+        Both lists have one item for each source. The item is None if the source belongs to the other list. The
+        gradients are the same as those that ``gradient`` returns.
         """
         flat, gradients = self._own(target, sources, output_gradients, unconnected_gradients)
         reduced = self._reduced(gradients, flat)
@@ -186,7 +190,7 @@ def PartialDistributedGradientTape(
 ) -> DistributedGradientTape:
     """Return a ``DistributedGradientTape`` that keeps the gradients of ``local_layers`` local to this rank.
 
-    ``local_layers`` is a Keras layer, or several of them.
+    ``local_layers`` is a Keras layer, or several of them. For the other arguments, see ``DistributedGradientTape``.
     """
     tape = DistributedGradientTape(
         gradtape,
@@ -212,9 +216,9 @@ def _listed(layers: Any) -> Iterable[Any]:
 
 
 class _Named:
-    """The data shared by the tapes over one list of sources in one job.
+    """The data that all tapes over the same list of sources share in one job.
 
-    They are the name of these tapes in messages, and a reducer for each set of options.
+    The data are the name of these tapes in messages, and a reducer for each set of options.
     """
 
     def __init__(self, name: str) -> None:
@@ -224,7 +228,7 @@ class _Named:
 
 
 class _Table:
-    """The data that one job keeps for its tapes, by process set and sources. Any thread may use it."""
+    """The data that one job keeps for its tapes, by process set and list of sources. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -232,7 +236,10 @@ class _Table:
         self._named: dict[Any, _Named] = {}
 
     def find(self, set_id: Any, sources: Sequence[Any]) -> _Named:
-        """Return the data for these sources. If there is none, create it with the next number of the process set."""
+        """Return the data for the list ``sources`` in the process set ``set_id``.
+
+        If there are no data yet, create them with the next number of the process set.
+        """
         # A variable is identified by its object, because the variables of two models may have equal shapes. A watched
         # tensor is a new object in each step, so only its position in the list counts.
         tracked = [variable_of(source) for source in sources]
@@ -268,9 +275,10 @@ _tables: weakref.WeakKeyDictionary[JobService, _Table] = weakref.WeakKeyDictiona
 def _reducer(reduction: Reduction, weight: Any, sources: Sequence[Any]) -> Reducer:
     """Return the reducer that an earlier tape over these sources has used, or a new one; it uses ``weight`` from now on.
 
-    ``sources`` are the sources whose gradients are reduced. The name of a reducer contains a number: how many other
-    lists of sources were reduced in the process set before. All members reduce new lists of sources in the same order.
-    So the name depends on nothing that may differ between ranks, such as a rank's own local variables.
+    ``sources`` are the sources whose gradients are reduced. The name of a reducer contains the number of lists of
+    sources that were reduced in the process set before this list. All members reduce new lists of sources in the same
+    order, so this number is the same on all members. A rank's own local variables, which may differ between ranks, have
+    no influence on the name.
     """
     job: JobService = current_job()
     table = _tables.get(job)

@@ -1,4 +1,4 @@
-"""Checks that a supported version of TensorFlow is installed, before anything else of this package is imported."""
+"""Checks that a supported version of TensorFlow is installed, before any other module of this package is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INSTALL = "pip install 'tensorflow-cpu>=2.16,<2.22' (or tensorflow, or tensorfl
 
 
 def objection(version: str) -> str:
-    """Return why this package does not run with the version ``version`` of TensorFlow, or '' if it does."""
+    """Return why this package does not run with TensorFlow of the given version, or '' if it does."""
     numbers = version.split(".")[:2]
     if all(number.isdecimal() for number in numbers) and OLDEST <= tuple(map(int, numbers)) <= NEWEST:
         return ""

@@ -1,4 +1,7 @@
-"""Describes torch tensors as dense memory, and makes torch tensors of memory; knows no collective and no gradient."""
+"""Describes torch tensors as memory, and makes torch tensors from memory.
+
+Runs no collective and computes no gradient.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _DTYPES = {native: dtype for dtype, native in _TORCH.items()}
 
 @contextmanager
 def _range(name: str, nvtx: bool) -> Iterator[None]:
-    """Return a context that shows as a range in torch's profiler; with ``nvtx`` in NVIDIA's tools too."""
+    """Return a context manager; what runs inside it appears in torch's profiler as a range called ``name``.
+
+    If ``nvtx`` is true, the range also appears in NVIDIA's tools.
+    """
     # The name is an argument because ``range`` formats its first parameter, and tensor names may contain braces.
     with torch.cuda.nvtx.range("{}", name) if nvtx else nullcontext(), record_function(name):
         yield
@@ -32,7 +38,7 @@ def _range(name: str, nvtx: bool) -> Iterator[None]:
 class TorchAdapter(Adapter):
     """The adapter for torch tensors in process memory and on NVIDIA GPUs.
 
-    Of a tensor that requires a gradient, only the values are used.
+    If a tensor requires a gradient, only its values are used.
     """
 
     name = "torch"
@@ -111,7 +117,7 @@ class TorchAdapter(Adapter):
 
 
 class _OnDevice:
-    """Bytes of GPU memory with the CUDA array interface, by which CUDA libraries exchange memory."""
+    """A block of GPU memory that offers the CUDA array interface, which CUDA libraries use to exchange memory."""
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.memory = memory  # torch keeps this object alive, and this object keeps the memory alive
@@ -120,7 +126,7 @@ class _OnDevice:
 
 
 def _objection(tensor: torch.Tensor, place: Device | None) -> str:
-    """Return why no transport can send this tensor, and what to do about it, as a message for the user.
+    """Return a message for the user: why no transport can send ``tensor``, and how to make a tensor that can be sent.
 
     ``place`` is the tensor's device, or None if ddl does not know the device.
     """
@@ -143,8 +149,8 @@ def _objection(tensor: torch.Tensor, place: Device | None) -> str:
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Return the strides, in elements, of a tensor that fills its memory without gaps in some order of its axes.
 
-    Returns None for any other tensor. The stride of an axis with one element has no meaning; it is given as 1, so that
-    equal layouts compare equal.
+    Returns None for any other tensor. The stride of an axis with one element has no meaning, so the returned stride of
+    such an axis is 1. Therefore equal layouts have equal strides.
     """
     shape, actual = tensor.shape, tensor.stride()
     strides = [1] * len(shape)

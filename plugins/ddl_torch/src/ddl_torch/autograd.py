@@ -1,8 +1,8 @@
-"""Makes collectives differentiable; each backward pass is a collective too, so all members must run it.
+"""Makes the collectives differentiable for torch tensors.
 
-The rules are those of Horovod; ``ddlcore.api.CollectiveCall`` lists them.
-
-Minimum, maximum and product have no gradient: their backward pass raises NotImplementedError.
+The backward pass of a collective runs collectives too, so all members of the process set must run the backward pass.
+The rules for the gradients are those of Horovod; ``ddlcore.api.CollectiveCall`` lists them. Minimum, maximum and
+product have no gradient: their backward pass raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from ddlcore.types import Average
 
 
 class TorchOperations(Operations):
-    """The collectives for torch tensors. Within ``noting`` they also record the handles that they submit.
+    """The collectives for torch tensors.
 
-    A caller that was interrupted learns from these handles what it has submitted.
+    Inside ``noting``, the handle of each submitted operation is also put into a list. After an interrupt (an exception
+    that a signal handler raises), the caller finds in this list the operations that it has submitted.
     """
 
     def __init__(self) -> None:
@@ -33,9 +34,10 @@ class TorchOperations(Operations):
 
     @contextmanager
     def noting(self, handles: list[Handle]) -> Iterator[None]:
-        """Return a context manager. Inside it, this thread appends the handle of each operation to ``handles``.
+        """Return a context manager inside which this thread appends the handle of each operation to ``handles``.
 
-        It appends the handle just before it submits the operation, so an interrupted caller can see what it submitted.
+        A handle is appended just before its operation is submitted. So a caller that was interrupted finds the handle
+        of every operation that it has submitted.
         """
         self._thread.noted = handles
         try:
@@ -55,7 +57,7 @@ OPERATIONS = TorchOperations()
 
 
 class Call(CollectiveCall):
-    """The arguments that forward and backward of one collective share."""
+    """The arguments that the forward pass and the backward pass of one collective share."""
 
     advice: ClassVar[str] = "detach() the tensor, or use Average or Sum"
 
@@ -65,7 +67,10 @@ def _needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def allreduce(call: Call, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the reduced tensor; it is differentiable if ``tensor`` requires a gradient."""
+    """Run the allreduce that ``call`` describes, and return the reduced tensor.
+
+    The result is differentiable if ``tensor`` requires a gradient.
+    """
     if _needs_gradient((tensor,)):
         return _applied(_Allreduce, call, tensor)[0]
     result: torch.Tensor = OPERATIONS.allreduce_async(tensor, waits=True, **call.reduction()).wait()
@@ -73,7 +78,10 @@ def allreduce(call: Call, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_allreduce(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the reduced tensors, which become ready together."""
+    """Run the allreduce that ``call`` describes on all ``tensors`` as one group, and return the reduced tensors.
+
+    All results become ready together. The results are differentiable if one of ``tensors`` requires a gradient.
+    """
     if _needs_gradient(tensors):
         return list(_applied(_GroupedAllreduce, call, *tensors))
     results: list[torch.Tensor] = OPERATIONS.grouped_allreduce_async(tensors, waits=True, **call.reduction()).wait()
@@ -81,7 +89,10 @@ def grouped_allreduce(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch
 
 
 def allgather(call: Call, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the rows of all members, concatenated in rank order."""
+    """Return the rows of ``tensor`` from all members of the process set, concatenated in rank order.
+
+    The result is differentiable if ``tensor`` requires a gradient.
+    """
     if _needs_gradient((tensor,)):
         return _applied(_Allgather, call, tensor)[0]
     result: torch.Tensor = OPERATIONS.allgather_async(tensor, **call.plain()).wait()
@@ -89,7 +100,10 @@ def allgather(call: Call, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_allgather(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return, for each tensor, the rows of all members; all results become ready together."""
+    """Return, for each of ``tensors``, the rows from all members of the process set, concatenated in rank order.
+
+    All results become ready together. The results are differentiable if one of ``tensors`` requires a gradient.
+    """
     if _needs_gradient(tensors):
         return list(_applied(_Allgather, call, *tensors))
     results: list[torch.Tensor] = OPERATIONS.grouped_allgather_async(tensors, **call.plain()).wait()
@@ -97,7 +111,11 @@ def grouped_allgather(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch
 
 
 def broadcast(call: Call, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
-    """Return the tensor of the root; ``root_rank`` is a rank of the world, even within a process set."""
+    """Return a new tensor with the values that ``tensor`` has on the rank ``root_rank``.
+
+    ``root_rank`` is a rank of the world, even within a process set. The result is differentiable if ``tensor`` requires
+    a gradient.
+    """
     if _needs_gradient((tensor,)):
         return _applied(_Broadcast, call, root_rank, tensor)[0]
     result: torch.Tensor = OPERATIONS.broadcast_async(tensor, root_rank, **call.plain()).wait()
@@ -105,7 +123,11 @@ def broadcast(call: Call, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
 
 
 def alltoall(call: Call, tensor: torch.Tensor, splits: list[int] | None) -> tuple[torch.Tensor, list[int]]:
-    """Return the rows that were sent to this member, and the number of rows from each member."""
+    """Return the rows that were sent to this member, and a list with the number of rows from each member.
+
+    ``splits[r]`` is the number of rows of ``tensor`` that this member sends to member r. If ``splits`` is None, every
+    member is sent the same number of rows.
+    """
     if _needs_gradient((tensor,)):
         received: list[int] = []
         return _applied(_Alltoall, call, splits, received, tensor)[0], received
@@ -114,7 +136,10 @@ def alltoall(call: Call, tensor: torch.Tensor, splits: list[int] | None) -> tupl
 
 
 def reducescatter(call: Call, tensor: torch.Tensor) -> torch.Tensor:
-    """Return this member's rows of the reduced tensor."""
+    """Reduce ``tensor`` over all members of the process set, and return this member's rows of the reduced tensor.
+
+    The result is differentiable if ``tensor`` requires a gradient.
+    """
     if _needs_gradient((tensor,)):
         return _applied(_Reducescatter, call, tensor)[0]
     result: torch.Tensor = OPERATIONS.reducescatter_async(tensor, **call.reduction()).wait()
@@ -122,7 +147,10 @@ def reducescatter(call: Call, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_reducescatter(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return this member's rows of each reduced tensor; all results become ready together."""
+    """Reduce ``tensors`` over all members as one group, and return this member's rows of each reduced tensor.
+
+    All results become ready together. The results are differentiable if one of ``tensors`` requires a gradient.
+    """
     if _needs_gradient(tensors):
         return list(_applied(_Reducescatter, call, *tensors))
     results: list[torch.Tensor] = OPERATIONS.grouped_reducescatter_async(tensors, **call.reduction()).wait()
@@ -137,7 +165,7 @@ def _applied(function: type[torch.autograd.Function], *args: Any) -> tuple[torch
 def _dense(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return ``gradients`` as row-major tensors.
 
-    Those of autograd may be expanded tensors, or have different layouts on different ranks.
+    Autograd may pass gradients that are expanded tensors, or that have different layouts on different ranks.
     """
     return [gradient.contiguous() for gradient in gradients]
 

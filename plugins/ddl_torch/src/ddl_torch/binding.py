@@ -1,4 +1,4 @@
-"""Binds one optimizer to one job: the names of its gradients there, and the collectives with its options."""
+"""Binds one optimizer to one job: gives the names of its gradients in that job, and the allreduce functions to use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from ddlcore.types import Average, ReduceOp, Sum
 
 @dataclass(frozen=True)
 class Binding:
-    """The names and functions with which one optimizer uses one job, and whether this rank takes part."""
+    """The names of gradients and the functions that one optimizer uses in one job.
+
+    ``active`` says whether this rank takes part in the reduction.
+    """
 
     job: JobService
     active: bool  # this rank is a member of the process set, and the set has other members, or passes have weights
@@ -29,9 +32,10 @@ class Binding:
 
 
 def bind(reduction: Reduction) -> Binding:
-    """Return the names and functions with which the optimizer of ``reduction`` uses the current job.
+    """Return the names and functions with which an optimizer uses the current job.
 
-    Raises NotInitialized if there is no current job, and ValueError if the process set is not registered.
+    ``reduction`` has the optimizer's options for the reduction of gradients. Raises NotInitialized if there is no
+    current job, and ValueError if the process set is not registered.
     """
     job = current_job()
     process_set = reduction.process_set

@@ -1,4 +1,7 @@
-"""Copies one rank's state to all ranks: parameters, the state of an optimizer, any object. Never calls ``step``."""
+"""Copies one rank's state to all ranks: parameters, the state of an optimizer, any object.
+
+No function of this module calls ``step`` of an optimizer.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from ddlcore.errors import InvalidArgument
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrite every tensor in ``params`` with the values that it has on ``root_rank``.
+    """Overwrite every tensor in ``params`` with the values that the tensor has on the rank ``root_rank``.
 
     ``params``: a ``state_dict()``, ``named_parameters()``, or another iterable of (name, tensor) pairs. Every rank must
-    call it with the same names. Raises ValueError if ``params`` is anything else.
+    call this function with the same names. Raises ValueError if ``params`` is anything else.
     """
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     handles = []
@@ -56,7 +59,7 @@ def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A placeholder for a tensor in a state that is sent as an object: its name, shape and type."""
+    """A placeholder for a tensor in a state that is sent as an object: the tensor's name, shape and type."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,10 +68,11 @@ class _Place:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Replace the state and hyperparameters of ``optimizer`` by those on ``root_rank``; parameters do not change.
+    """Replace the state and hyperparameters of ``optimizer`` with those on the rank ``root_rank``.
 
-    Every rank must call it. ``model`` is ignored; it exists for compatibility with Horovod. Raises ValueError for
-    L-BFGS, whose state has no fixed form, and if the ranks' optimizers have different parameters.
+    Parameters do not change. Every rank must call this function. ``model`` is ignored; it exists for compatibility with
+    Horovod. Raises ValueError for L-BFGS, whose state has no fixed form, and if the optimizers of the ranks have
+    different parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgument(
@@ -86,10 +90,12 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 def copy_of_root(state: Any, root_rank: int) -> Any:
-    """Return the state of ``root_rank``: a tree of dicts, lists and tuples with tensors and picklable values.
+    """Return a copy of the state of the rank ``root_rank``. The root gets its own state back.
 
-    Every rank must call it with a state of its own, whose tensors are not changed; they say on which device the new
-    ones are, if those of the root are not in host memory. The root gets its own state back.
+    A state is a tree of dicts, lists and tuples with tensors and picklable values. Every rank must call this function
+    with a state of its own, whose tensors are not changed. On ranks other than the root, the result has new tensors. A
+    new tensor is in host memory if the root's tensor is in host memory. Otherwise, it is on the device of the first
+    tensor in this rank's ``state`` that is not in host memory, or in host memory if there is no such tensor.
     """
     is_root = rank() == root_rank
     tensors: dict[str, torch.Tensor] = {}
@@ -104,9 +110,9 @@ def copy_of_root(state: Any, root_rank: int) -> Any:
 
 
 def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return a copy of ``value`` with a placeholder for every tensor, and add the tensors to ``tensors``.
+    """Return a copy of ``value`` with a placeholder for every tensor, and put the tensors into the dict ``tensors``.
 
-    The key of a tensor in ``tensors`` is made of ``path`` and its place in ``value``.
+    The key of a tensor in ``tensors`` is ``path``, followed by the tensor's position in ``value``.
     """
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach()
@@ -120,9 +126,11 @@ def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _restored(state: dict[str, Any], groups: Sequence[Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Return ``state`` with an uninitialized tensor for every placeholder, and add these tensors to ``tensors``.
+    """Return ``state`` with an uninitialized tensor for every placeholder, and put these tensors into ``tensors``.
 
-    They are on the devices of this rank's own parameters, which are listed in ``groups``.
+    A new tensor is in host memory if the root's tensor is in host memory. Otherwise, it is on the device of this rank's
+    parameter to which it belongs, or of a first parameter if it belongs to none. ``groups``, the optimizer's parameter
+    groups, contains the parameters.
     """
     homes = [[param.device for param in group["params"]] for group in groups]
     by_key = {"state": [home for group in homes for home in group], "param_groups": [_first(group) for group in homes]}
@@ -147,9 +155,9 @@ def _first(homes: Sequence[torch.device]) -> torch.device:
 
 
 def _put_back(value: Any, home: torch.device, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return ``value`` with an uninitialized tensor for every placeholder, and add these to ``tensors``.
+    """Return ``value`` with an uninitialized tensor for every placeholder, and put these tensors into ``tensors``.
 
-    They are on the device ``home``, or in host memory if the original was there.
+    A new tensor is in host memory if the root's tensor is in host memory. Otherwise, it is on the device ``home``.
     """
     if isinstance(value, _Place):
         device = torch.device("cpu") if value.on_host else home
@@ -166,13 +174,16 @@ def _put_back(value: Any, home: torch.device, tensors: dict[str, torch.Tensor]) 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the object that ``root_rank`` passes, on every member of the process set.
+    """Return the object that the rank ``root_rank`` passes as ``obj``, on every member of the process set.
 
-    The root's object must be picklable. Its bytes are checked before they are unpickled.
+    The root's object must be picklable. The bytes of the object are checked before they are unpickled.
     """
     return OPERATIONS.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all members, in rank order. Every member must call it with a picklable object."""
+    """Return a list with the object ``obj`` of every member, in rank order.
+
+    Every member of the process set must call this function with a picklable object.
+    """
     return OPERATIONS.allgather_object(obj, name, process_set)

@@ -1,4 +1,7 @@
-"""Answers Horovod's questions about its build (``mpi_built`` and others) by what is installed here."""
+"""Answers the questions that scripts ask about Horovod's build (``mpi_built`` and others).
+
+The answers depend on the plugins and libraries that are installed on this host.
+"""
 
 from __future__ import annotations
 

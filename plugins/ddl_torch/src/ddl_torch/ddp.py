@@ -1,7 +1,7 @@
-"""Refuses a model that torch's DistributedDataParallel and a DistributedOptimizer would both reduce.
+"""Refuses a model whose gradients torch's DistributedDataParallel and a DistributedOptimizer would both reduce.
 
-A training step is not slowed down by this: torch calls ``_wrapping`` when a module is put into another one, and a new
-DistributedOptimizer looks once for modules that were wrapped before it.
+The check does not slow down a training step. torch calls ``_wrapping`` only when a module becomes a submodule of
+another module. A new DistributedOptimizer looks once for modules that were wrapped earlier.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _hooks: list[Any] = []  # the hook, once it is registered
 def check_wrapped(parameters: Collection[tuple[str, torch.Tensor]], process_set: ProcessSet) -> None:
     """Raise ReducedTwice if a DistributedDataParallel module reduces one of ``parameters`` over the same ranks.
 
-    ``parameters``: (name, parameter) pairs of a DistributedOptimizer over ``process_set`` that is to be made. It looks
-    at every object of this process, which takes some hundredths of a second, but only if torch.distributed has a
-    process group of more than one rank.
+    ``parameters`` are the (name, parameter) pairs of a new DistributedOptimizer over ``process_set``. If
+    torch.distributed has a process group of more than one rank, this function looks at every object of this process,
+    which takes some hundredths of a second. Otherwise it returns at once.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
@@ -56,19 +56,22 @@ def check_wrapped(parameters: Collection[tuple[str, torch.Tensor]], process_set:
 
 
 def watch_wrapping(reducer: Reducer) -> None:
-    """Make torch raise ReducedTwice when a parameter of ``reducer`` is wrapped in DistributedDataParallel later."""
+    """Make the constructor of DistributedDataParallel check every module that it wraps from now on.
+
+    The constructor raises ReducedTwice if the module contains a parameter whose gradient ``reducer`` reduces over at
+    least two of the same ranks.
+    """
     if not _hooks:
         _hooks.append(register_module_module_registration_hook(_wrapping))
     _reducers.add(reducer)
 
 
 def _wrapping(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) -> None:
-    """Check the model ``inner``, which becomes a submodule of ``outer`` under ``name``.
+    """Check the model ``inner``, which becomes a submodule of ``outer`` with the attribute name ``name``.
 
-    torch calls this for every submodule.
-
-    Only a DistributedDataParallel as ``outer`` matters: its constructor sets its attribute ``module`` before it sends
-    anything.
+    torch calls this function for every submodule. The check is only needed if ``outer`` is a DistributedDataParallel.
+    Its constructor sets the attribute ``module``, and so calls this function, before it sends anything. Raises
+    ReducedTwice as ``_check`` does.
     """
     if name != "module" or inner is None or not isinstance(outer, DistributedDataParallel):
         return
@@ -82,9 +85,10 @@ def _wrapping(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) 
 def _shared(
     outer: DistributedDataParallel, inner: torch.nn.Module
 ) -> list[tuple[Reducer, list[tuple[str, torch.Tensor]]]]:
-    """Return the reducers that work in a job now and reduce parameters of ``inner``, each with these parameters.
+    """Return the reducers that also reduce gradients that ``outer`` reduces, each with its parameters in ``inner``.
 
-    ``outer`` is the DistributedDataParallel that wraps ``inner``.
+    ``outer`` is the DistributedDataParallel that wraps ``inner``. Reducers whose job has been closed are left out. The
+    parameters are (name, parameter) pairs.
     """
     wrapped = set(_reduced_by(outer, inner))
     found = []
@@ -98,9 +102,10 @@ def _shared(
 def _check(
     pairs: Iterable[tuple[str, torch.Tensor]], process_set: ProcessSet, job: Any, outer: Any, inner: torch.nn.Module
 ) -> None:
-    """Raise ReducedTwice if ``outer``, wrapped around ``inner``, reduces one of ``pairs`` over ranks of ``process_set``.
+    """Raise ReducedTwice if ``outer`` reduces a parameter of ``pairs`` over at least two ranks of ``process_set``.
 
-    It warns instead if torch and ddl number the ranks differently, because then the ranks cannot be compared.
+    ``pairs`` are (name, parameter) pairs; ``outer`` is the DistributedDataParallel that wraps ``inner``. If torch and
+    ddl number the ranks differently, this function cannot compare the ranks and only logs a warning.
     """
     wrapped = set(_reduced_by(outer, inner))
     names = [name for name, parameter in pairs if id(parameter) in wrapped]
@@ -121,13 +126,16 @@ def _check(
 
 
 def _reduced_by(outer: DistributedDataParallel, inner: torch.nn.Module) -> Iterator[int]:
-    """Yield the ids of the parameters that ``outer`` reduces. ``inner`` is the module that it wraps."""
+    """Yield the ids of the parameters that ``outer`` reduces.
+
+    ``outer`` is the DistributedDataParallel that wraps ``inner``.
+    """
     ignored = getattr(outer, "parameters_to_ignore", ())
     return (id(parameter) for name, parameter in inner.named_parameters() if name not in ignored)
 
 
 def _ranks(outer: DistributedDataParallel) -> Sequence[int]:
-    """Return the ranks among which ``outer`` reduces, as torch numbers them."""
+    """Return the ranks over which ``outer`` reduces gradients, in torch's numbering of ranks."""
     group = getattr(outer, "process_group", None)
     return dist.get_process_group_ranks(group) if group is not None else ()
 

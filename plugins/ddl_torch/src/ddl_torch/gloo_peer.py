@@ -1,4 +1,4 @@
-"""Runs torch's Gloo as a peer of `ddl bench`, in a process group of its own beside those of the user's program."""
+"""Lets `ddl bench` compare ddl with torch's Gloo, which runs in a process group separate from those of the program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "float32", "f
 
 
 class GlooPeer(BenchPeer):
-    """``ProcessGroupGloo`` over TCP with torch's defaults. Its ranks find each other through ddl's own store."""
+    """``ProcessGroupGloo`` over TCP with torch's defaults, for `ddl bench`.
+
+    Its ranks find each other through ddl's own store.
+    """
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -53,7 +56,10 @@ class GlooPeer(BenchPeer):
 
 
 class _Meeting(TorchStore):
-    """ddl's store in the form that torch needs; it opens no port, so no foreign process can connect to it."""
+    """ddl's key-value store with the interface of torch's Store.
+
+    It opens no port, so no foreign process can connect to it.
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__()

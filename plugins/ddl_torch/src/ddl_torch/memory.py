@@ -1,8 +1,8 @@
-"""Tells whether a tensor is the only user of its memory, and keeps that memory from being resized; knows no collective.
+"""Tells whether a tensor is the only user of its memory, and prevents that memory from being resized.
 
-Autograd may give the gradients of two parameters the same storage, and may still read a gradient's storage while
-backward goes on: the parameters of ``a.view(-1) + b.view(-1)`` share a storage, and so does ``pos.unsqueeze(0)`` with
-the tensor that it was added to. The reference count of a storage tells whether it may be written.
+Autograd may give the gradients of two parameters the same storage, and may still read a gradient's storage while the
+backward pass runs. For example, the gradients of the parameters of ``a.view(-1) + b.view(-1)`` share a storage. ddl may
+write to a storage only if nothing else uses it. The reference count of the storage shows whether this is so.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", _count
 
 
 def _count_of_one() -> int:
-    """Return the use count of a storage that only one tensor uses.
+    """Return the use count that a storage has if only one tensor uses the storage.
 
-    The Python object by which the count is read is included in the count.
+    Reading the count needs a Python object for the storage, and the count includes this object.
     """
     tensor = torch.empty(1)  # a variable, so that it lives while its storage is counted
     return max(use_count(tensor.untyped_storage()._cdata), 0)
@@ -42,11 +42,12 @@ def is_alone(storage: torch.UntypedStorage) -> bool:
 
 
 def pin_size(tensor: torch.Tensor) -> None:
-    """Make ``resize_`` of the tensor, or of its storage, raise an error from now on.
+    """Make ``resize_`` of ``tensor`` and of its storage raise an error from now on.
 
-    ``resize_`` would free memory that an operation in flight uses. Holding the storage protects against ``set_`` and
-    ``.data =``, which give the tensor another storage, but not against ``resize_``, which gives the storage other
-    memory. torch refuses to resize a storage that NumPy has seen.
+    Otherwise, ``resize_`` could free memory that an operation in flight uses. The operation keeps a reference to the
+    storage. This reference is enough protection against ``set_`` and ``.data =``, which give the tensor another
+    storage, but not against ``resize_``, which gives the same storage other memory. torch refuses to resize a storage
+    after a call of ``tensor.numpy()``, so this function makes that call.
     """
     try:
         tensor.numpy()
@@ -55,5 +56,5 @@ def pin_size(tensor: torch.Tensor) -> None:
 
 
 def mark_written(tensors: list[torch.Tensor]) -> None:
-    """Raise the version counters of tensors that ddl has written, because autograd did not see those writes."""
+    """Increment the version counters of ``tensors``: ddl has written to them, and autograd has not noticed that."""
     torch.autograd.graph.increment_version(tensors)

@@ -1,4 +1,4 @@
-"""Gathers the state of a metric from all ranks, in the form in which torchmetrics asks for it."""
+"""Gathers the state of a metric from all ranks, with the interface that torchmetrics requires."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddlcore.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class _Form:
-    """The shape and type of one rank's tensor."""
+    """The shape and the type of one rank's tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -26,17 +26,18 @@ class _Form:
 
 
 def gather_all_tensors(result: torch.Tensor, group: ProcessSet | None = None) -> list[torch.Tensor]:
-    """Return the tensors ``result`` of all members of ``group``, in rank order, all on the device of this rank's tensor.
+    """Return a list that contains the tensor ``result`` of every member of ``group``, in rank order.
 
-    This is a ``dist_sync_fn`` for torchmetrics, with the arguments of torchmetrics' function of the same name::
+    All tensors of the list are on the device of this rank's tensor. Pass this function to torchmetrics as
+    ``dist_sync_fn``; it has the same arguments as torchmetrics' own ``gather_all_tensors``::
 
         MeanMetric(dist_sync_fn=ddl.gather_all_tensors, distributed_available_fn=ddl.is_initialized)
 
-    Every member must call it. ``group`` is None for all ranks; a metric passes its argument ``process_group``. The
-    tensors may differ in shape. The tensor of a rank that has no data, without elements and with one dimension, gets
-    the type and the further dimensions of the other ranks' tensors. The tensor of this rank is ``result`` itself, so
-    gradients flow through it alone. Raises ValueError if ``group`` is no ProcessSet, and NotInitialized before
-    ``init()``.
+    Every member must call this function. ``group`` is a process set, or None for all ranks. A metric passes its own
+    argument ``process_group`` as ``group``. The tensors may differ in shape. A rank that has no data passes an empty
+    tensor of one dimension; in the list, that tensor gets the type and the further dimensions of the other ranks'
+    tensors. The list's entry for this rank is ``result`` itself, so gradients flow only through that entry. Raises
+    ValueError if ``group`` is neither None nor a ProcessSet, and NotInitialized before ``init()``.
     """
     process_set = global_process_set if group is None else group
     if not isinstance(process_set, ProcessSet):
@@ -55,9 +56,10 @@ def gather_all_tensors(result: torch.Tensor, group: ProcessSet | None = None) ->
 
 
 def _without_gaps_in_type(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return ``tensors`` in which those of ranks without data can be concatenated with the others.
+    """Replace the tensors of ranks without data, so that all tensors can be concatenated, and return the new list.
 
-    torchmetrics gives such a rank an empty tensor of a floating point type, and torch.cat would change the type of all.
+    torchmetrics gives a rank without data an empty tensor of a floating-point type. With that tensor, torch.cat would
+    change the type of the whole result.
     """
     filled = next((tensor for tensor in tensors if tensor.numel()), None)
     if filled is None or filled.ndim == 0:

@@ -1,9 +1,10 @@
-"""Offers the collectives for torch tensors under Horovod's names and argument orders; the core runs them.
+"""Offers the collectives for torch tensors, with Horovod's names and argument orders.
 
-Every function is a collective: all members of ``process_set`` must call it with the same name, or, without a name, in
-the same order. Any thread may call it, and the caller owns the results. Invalid arguments raise ValueError at once. A
-failure of the running job raises a DdlInternalError (ddlcore.errors). ``root_rank`` is always a rank of the world, even
-within a process set. Only the synchronous functions are differentiable.
+Every function is a collective: all members of ``process_set`` must call it with the same name. Calls without a name are
+paired by their order, so all members must make them in the same order. Any thread may call the functions, and the
+caller owns the results. Invalid arguments raise ValueError at once. A failure of the running job raises a
+DdlInternalError (ddlcore.errors). ``root_rank`` is always a rank of the world, even within a process set. Only the
+synchronous functions are differentiable.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from ddlcore.types import Average, ReduceOp
 
 
 def _touched(*tensors: torch.Tensor) -> None:
-    """Tell autograd that these tensors were written, so that backward raises an error if it needs the old values."""
+    """Inform autograd that ``tensors`` were written, so that backward raises an error if it needs their old values."""
     for tensor in tensors:
         increment_version(tensor)
 
 
 def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
-    """Return a handle like ``handle``, and tell autograd that the operation of ``handle`` writes to ``tensors``.
+    """Return a handle like ``handle``, and inform autograd that the operation of ``handle`` writes to ``tensors``.
 
-    Autograd is told now, and again when the wait for the new handle ends. So backward raises an error if it needs
-    values of these tensors that autograd saved before the end of the wait, because they may be overwritten.
+    Autograd is informed now, and again when the wait for the new handle ends. Values of ``tensors`` that autograd has
+    saved before the end of the wait may be overwritten, so backward raises an error if it needs them.
     """
     _touched(*tensors)
 
@@ -55,13 +56,13 @@ def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
 def _hold_memory(tensors: Sequence[torch.Tensor]) -> None:
     """Prevent host tensors from being resized, because an asynchronous operation writes to their memory.
 
-    The operation holds the storage, so ``set_`` and ``tensor.data = ...`` do not free it. But ``resize_`` gives the
-    same storage other memory, and checking the address does not help, because the tensor may be resized while the
-    reduction runs. So the storage is made one that cannot be resized, as ``tensor.numpy()`` does: ``resize_`` then
-    raises RuntimeError (and, by a bug in torch, leaves the tensor object with the new shape). This cannot be undone, so
-    such a tensor cannot be resized later either. Functions that wait for their result do not need this and do not call
-    it. Memory of a device is not protected.
+    From now on, ``resize_`` of such a tensor raises RuntimeError (and, because of a bug in torch, leaves the tensor
+    object with the new shape). This cannot be undone, so the tensor cannot be resized after the operation either.
+    Memory of a device is not protected. Functions that wait for their result need no protection and do not call this
+    function.
     """
+    # The operation's reference to the storage protects against ``set_`` and ``.data =``, but ``resize_`` gives the same
+    # storage other memory. Checking the address does not help: the tensor may be resized while the reduction runs.
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
@@ -204,7 +205,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     weight: Any = None,
 ) -> list[torch.Tensor]:
-    """Reduce all ``tensors`` as one group, and return the results as new tensors. They are differentiable.
+    """Reduce all ``tensors`` as one group, and return the results as a list of new tensors.
 
     None of the tensors is reduced before all members have submitted all of them. ``weight``: see ``allreduce``.
     """
@@ -275,7 +276,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     weight: Any = None,
 ) -> Waitable:
-    """Start to reduce ``tensors`` in place and return a handle; ``synchronize(handle)`` returns them as a list.
+    """Start to reduce ``tensors`` in place and return a handle; ``synchronize(handle)`` returns ``tensors`` as a list.
 
     The tensors cannot be resized any more, as after ``tensor.numpy()``.
     """
@@ -330,7 +331,10 @@ def allgather_async(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Return the ``allgather`` of each tensor, run as one group. The results are differentiable."""
+    """Return a list with the result of ``allgather`` for each of ``tensors``. The results are differentiable.
+
+    All tensors are gathered as one group: no tensor is gathered before every member has submitted all tensors.
+    """
     return autograd.grouped_allgather(Call(current_job(), process_set, name), tensors)
 
 
@@ -347,7 +351,7 @@ def grouped_allgather_async(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return a new tensor with the values that ``tensor`` has on ``root_rank``. It is differentiable."""
+    """Return a new tensor with the values that ``tensor`` has on ``root_rank``. The result is differentiable."""
     return autograd.broadcast(Call(current_job(), process_set, name), tensor, root_rank)
 
 
@@ -361,7 +365,7 @@ def broadcast_async(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Overwrite ``tensor`` with the values that it has on ``root_rank``, and return it."""
+    """Overwrite ``tensor`` with the values that ``tensor`` has on ``root_rank``, and return ``tensor``."""
     result: torch.Tensor = start_broadcast(tensor, root_rank, name, process_set).wait()
     return result
 
@@ -369,9 +373,9 @@ def broadcast_(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """Start to overwrite ``tensor`` with the values that it has on ``root_rank``, and return a handle.
+    """Start to overwrite ``tensor`` with the values that ``tensor`` has on ``root_rank``, and return a handle.
 
-    ``synchronize(handle)`` returns ``tensor``, which cannot be resized any more, as after ``tensor.numpy()``.
+    ``synchronize(handle)`` returns ``tensor``. The tensor cannot be resized any more, as after ``tensor.numpy()``.
     """
     _hold_memory([tensor])
     return start_broadcast(tensor, root_rank, name, process_set)
@@ -380,9 +384,10 @@ def broadcast_async_(
 def start_broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """Start the same operation as ``broadcast_async_`` and return a handle, but leave ``tensor`` resizable.
+    """Start to overwrite ``tensor`` with the values that ``tensor`` has on ``root_rank``, and return a handle.
 
-    The caller must wait for the handle before any other code can resize the tensor.
+    Unlike ``broadcast_async_``, this function leaves ``tensor`` resizable. So the caller must wait for the handle
+    before any other code can resize the tensor.
     """
     handle = OPERATIONS.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
     return _written(handle, tensor)
@@ -397,11 +402,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` rows of ``tensor`` to member r, and return the rows that this member receives.
+    """Send ``splits[r]`` rows of ``tensor`` to each member r, and return the rows that this member receives.
 
     Without ``splits``, every member is sent the same number of rows. The received rows are ordered by the rank of the
-    sender, and are differentiable. With ``splits``, the function returns a pair: these rows, and an int32 tensor with
-    the number of rows received from each member.
+    sender, and are differentiable. With ``splits``, the function returns a pair: the received rows, and an int32 tensor
+    with the number of rows received from each member.
     """
     rows, received = autograd.alltoall(Call(current_job(), process_set, name), tensor, _splits(splits))
     return rows if splits is None else (rows, torch.tensor(received, dtype=torch.int32))
@@ -451,9 +456,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return this member's rows of the reduced tensor. They are differentiable.
+    """Reduce ``tensor`` over all members, and return this member's rows of the reduced tensor.
 
-    If the rows do not divide evenly, the first members get one row more than the others.
+    The rows are differentiable. If the rows cannot be divided evenly, the first members get one row more than the other
+    members.
     """
     wire, user = wire_compression(compression)
     call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
@@ -492,7 +498,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Return the ``reducescatter`` of each tensor, run as one group. The results are differentiable."""
+    """Return a list with the result of ``reducescatter`` for each of ``tensors``. The results are differentiable.
+
+    All tensors are reduced as one group: no tensor is reduced before every member has submitted all tensors.
+    """
     wire, user = wire_compression(compression)
     call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
     if user is None:

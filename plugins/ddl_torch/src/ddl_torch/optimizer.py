@@ -1,8 +1,9 @@
-"""Makes any torch optimizer step on reduced gradients; does not know how they are reduced (see reducer.py).
+"""Makes any torch optimizer step on reduced gradients. The reduction itself is in reducer.py.
 
-The wrapped optimizer stays the same object with a changed class: its state, schedulers made before or after,
-``state_dict()`` and ``isinstance`` work as before. A hook before ``step`` reduces the gradients that are not reduced
-yet. A closure is wrapped so that it reduces the gradients that it computes.
+The wrapped optimizer stays the same object with a changed class. So its state, ``state_dict()``, ``isinstance`` and
+schedulers that were made before or after the wrapping work as before. A hook before ``step`` reduces the gradients that
+are not reduced yet. If a closure is passed to ``step``, it is wrapped, so that the gradients that it computes are
+reduced.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ def DistributedOptimizer(
 ) -> O:
     """Wrap ``optimizer`` so that it steps on gradients reduced over ``process_set``; return the same object.
 
-    Every rank must wrap its optimizer with the same arguments, after ``init()``. When ``backward()`` returns (each
-    ``backward_passes_per_step``-th time), ``.grad`` of every parameter is the reduced gradient: clip it, unscale it or
-    log it, as in one process. A parameter that got no gradient on this rank takes part with zeros and gets the reduced
-    gradient of the other ranks; if no rank has computed a gradient, it gets zeros. If several backward passes precede
-    a step, their gradients add up, and those of each pass are reduced. Within ``no_sync()`` gradients accumulate on
-    each rank alone, and the next pass outside of it reduces their sum. Ranks outside ``process_set`` step on their own
-    gradients. If a parameter already belongs to another DistributedOptimizer, the new one reduces its gradients from
-    now on.
+    Every rank must wrap its optimizer with the same arguments, after ``init()``. Each ``backward_passes_per_step``-th
+    ``backward()`` reduces the gradients. When that call returns, ``.grad`` of every parameter is the reduced gradient:
+    clip it, unscale it or log it, as in one process. A parameter that got no gradient on this rank takes part with
+    zeros and gets the reduced gradient of the other ranks; if no rank has computed a gradient, the parameter gets
+    zeros. If several backward passes precede a step, their gradients add up, and the gradients of each pass are
+    reduced. Within ``no_sync()`` gradients accumulate on each rank alone, and the next pass outside of it reduces their
+    sum. Ranks outside ``process_set`` step on their own gradients. If a parameter already belongs to another
+    DistributedOptimizer, the new optimizer reduces the parameter's gradients from now on.
 
     * ``named_parameters``: (name, parameter) pairs; ranks match parameters by name, and without names by position.
     * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
@@ -89,12 +90,13 @@ def DistributedOptimizer(
       each pass and returns one of them. ``optimizer.weight = w`` before ``backward()`` changes it. A gradient of weight 0
       counts nothing, even if it is NaN. If all weights of a step are 0, all ranks raise InvalidArgument.
 
-    Added methods: ``no_sync()``, ``set_backward_passes_per_step(n)``, and for Horovod scripts ``synchronize()``
-    and ``skip_synchronize()``, which are not needed after ``backward()``. A mixed precision ``GradScaler`` finds
-    the same gradients on all ranks, so all ranks skip the same steps. A copy or an unpickled optimizer is not
-    distributed. After ``shutdown()`` and another ``init()`` this optimizer continues in the new world. Raises
-    ValueError for invalid arguments, and NotInitialized before ``init()``. Raises ReducedTwice if the model is wrapped
-    in torch's DistributedDataParallel over the same ranks; if it is wrapped later, the wrapping raises it.
+    The optimizer gets new methods: ``no_sync()`` and ``set_backward_passes_per_step(n)``. It also gets
+    ``synchronize()`` and ``skip_synchronize()`` for Horovod scripts; these two are not needed after ``backward()``. A
+    mixed precision ``GradScaler`` finds the same gradients on all ranks, so all ranks skip the same steps. A copy or an
+    unpickled optimizer is not distributed. After ``shutdown()`` and another ``init()`` this optimizer continues in the
+    new world. Raises ValueError for invalid arguments, and NotInitialized before ``init()``. Raises ReducedTwice if the
+    model is already wrapped in torch's DistributedDataParallel over the same ranks. If the model is wrapped later, the
+    constructor of DistributedDataParallel raises ReducedTwice.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -134,7 +136,7 @@ def DistributedOptimizer(
 
 
 class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin
-    """The mixin with the methods that ``DistributedOptimizer`` adds to the optimizer's class, or replaces in it."""
+    """The mixin for a wrapped optimizer's class: the methods that ``DistributedOptimizer`` adds or replaces."""
 
     _ddl: Reducer
     _parameter_names: dict[torch.Tensor, str]
@@ -143,13 +145,14 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
     _asked = False  # whether the user has called ``synchronize`` (a GradScaler does not count)
 
     def synchronize(self) -> None:
-        """Reduce the gradients of this step that ``backward()`` has not reduced, including those missing on this rank.
+        """Reduce those gradients of this step that ``backward()`` has not reduced.
 
-        Has no effect after ``backward()``. If a signal handler (Ctrl-C, a watchdog) raised an exception at the end of
-        ``backward()``, in ``step()`` or in this method, this method continues the same step. Raises IncompleteGradients
-        if that exception kept ``backward()`` from computing all gradients. If some gradients had been sent before the
-        exception, the other ranks raise MismatchError. Then all ranks may call ``zero_grad()`` and compute the step
-        again. Raises PeerLost or another DdlInternalError if the job has failed.
+        This includes gradients that this rank has not computed. Has no effect after ``backward()``. If a signal handler
+        (Ctrl-C, a watchdog) raised an exception at the end of ``backward()``, in ``step()`` or in this method, another
+        call of this method continues the same step. Raises IncompleteGradients if that exception kept ``backward()``
+        from computing all gradients. If some gradients had been sent before the exception, the other ranks raise
+        MismatchError. Then all ranks may call ``zero_grad()`` and compute the step again. Raises PeerLost or another
+        DdlInternalError if the job has failed.
         """
         goes_on = self._ddl.open
         self._ddl.synchronize()
@@ -157,7 +160,7 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Return a context within which ``step()`` uses the gradients as they are, without reducing them."""
+        """Return a context manager inside which ``step()`` uses the gradients as they are, without reducing them."""
         self._skip = True
         try:
             yield
@@ -166,19 +169,20 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return a context within which ``backward()`` accumulates gradients on this rank and reduces nothing.
+        """Return a context manager inside which ``backward()`` accumulates gradients on this rank and reduces nothing.
 
-        The next ``backward()`` outside of the context reduces the sum, as with DistributedDataParallel.no_sync. If no
-        ``backward()`` follows before ``step()``, ``step()`` reduces the sum. All ranks must run the same passes within
-        the context.
+        The first ``backward()`` after the context reduces the accumulated sum, as with DistributedDataParallel.no_sync.
+        If no ``backward()`` follows before ``step()``, ``step()`` reduces the sum. All ranks must run the same passes
+        inside the context.
         """
         with self._ddl.no_sync():
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Make every ``passes``-th backward pass reduce gradients, counted from the next one on.
+        """Reduce gradients only in every ``passes``-th ``backward()``, counted from the next ``backward()`` on.
 
-        All ranks must call it. Raises ValueError if ``passes`` is below 1, or if it is called within ``backward()``.
+        All ranks must call this method. Raises ValueError if ``passes`` is below 1, or if this method is called within
+        ``backward()``.
         """
         _check_passes(passes)
         if self._ddl.open:
@@ -218,9 +222,9 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         super().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as in torch; every rank must add the same parameters.
+        """Add a parameter group, as in torch. Every rank must add the same parameters.
 
-        Raises ValueError if a name is in another group already.
+        Raises ValueError if a parameter's name is already in another group.
         """
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
@@ -240,9 +244,10 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups, as in torch.
 
-        A GradScaler reads this property to unscale the gradients and to check them for infinities, so they must be
-        reduced by then. After ``backward()`` they are. A rank that has not called ``backward()`` takes part in the
-        reduction when the scaler reads the property, so that the scalers of all ranks come to the same decision.
+        A GradScaler reads this property to unscale the gradients and to check them for infinities, so the gradients
+        must be reduced at that time. After ``backward()`` they are reduced. If this rank has not called ``backward()``,
+        the scaler's access to this property makes this rank take part in the reduction. So the scalers of all ranks
+        come to the same decision.
         """
         if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # torch offers no hook for this
             self._ddl.synchronize()
@@ -266,10 +271,8 @@ def _bare(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
     """Reduce the gradients before ``step``.
 
-    If ``step`` gets a closure, wrap it, so that each call of it reduces its gradients.
-
-    torch calls this with the arguments of ``step``. Returns the arguments with the wrapped closure, or None without a
-    closure.
+    If ``step`` gets a closure, wrap the closure, so that each call reduces gradients. torch calls this function with
+    the arguments of ``step``. Returns the arguments with the wrapped closure, or None if ``step`` gets no closure.
     """
     reducer: Reducer = optimizer._ddl
     _check_parameters(optimizer)
@@ -292,17 +295,18 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _after_step(optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Begin the next step when ``step`` has returned.
+    """Begin the next training step. torch calls this function when the method ``step`` has returned.
 
-    An interrupted ``step`` does not call this, so its gradients still count as reduced.
+    torch does not call it if ``step`` was interrupted, so the gradients of an interrupted ``step`` still count as
+    reduced.
     """
     optimizer._ddl.next_step()
 
 
 def _reducing(closure: Callable[[], Any], optimizer: torch.optim.Optimizer, reducer: Reducer) -> Callable[[], Any]:
-    """Return a closure that calls ``closure`` and reduces the gradients that it has computed.
+    """Return a new closure that calls ``closure`` and then reduces the gradients that ``closure`` has computed.
 
-    For L-BFGS the new closure reduces the loss too, because the steps of L-BFGS depend on it.
+    For L-BFGS the new closure reduces the loss too, because the steps of L-BFGS depend on the loss.
     """
 
     def reduced() -> Any:
@@ -323,7 +327,10 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _check_parameters(optimizer: Any) -> None:
-    """Raise ValueError if the user has put a parameter into ``param_groups`` directly, so that no hook reduces it."""
+    """Raise ValueError if the user has put a parameter directly into ``param_groups``.
+
+    No hook reduces the gradient of such a parameter.
+    """
     now = _parameters(optimizer)
     if len(now) == len(optimizer._checked) and all(map(is_, now, optimizer._checked)):
         return
@@ -377,10 +384,10 @@ def _stage_on_host(argument: str, device: str) -> bool:
 
 
 def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Tensor]] | None) -> Named:
-    """Return all parameters of the optimizer with their names, in the optimizer's order.
+    """Return all parameters of the optimizer as (name, parameter) pairs, in the optimizer's order.
 
-    ``given`` are the user's (name, parameter) pairs; if they are None, ``_names_in_group`` names the parameters. Raises
-    ValueError if ``given`` has duplicate names, lacks a parameter, or is no sequence of pairs.
+    ``given`` are the user's (name, parameter) pairs. If ``given`` is None, ``_names_in_group`` names the parameters.
+    Raises ValueError if ``given`` has duplicate names, lacks a parameter, or is not a sequence of pairs.
     """
     params = [(i, j, p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
     if given is None:
@@ -406,18 +413,20 @@ def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Te
 
 
 def _names_in_group(index: int, group: dict[str, Any]) -> Named:
-    """Return the parameters of a group with the names that torch has for them, or with names made of their positions.
+    """Return the (name, parameter) pairs of one parameter group.
 
-    ``index`` is the position of ``group`` in the optimizer.
+    The names are those that torch has for the parameters, or names made of the parameters' positions. ``index`` is the
+    position of ``group`` among the optimizer's groups.
     """
     names = group.get("param_names") or [f"noname.{index}.{place}" for place in range(len(group["params"]))]
     return list(zip(names, group["params"], strict=True))
 
 
 def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
-    """Form the same groups of slots on every rank, with the slots ordered as on the first member of the process set.
+    """Form the same groups of parameters on every rank. The gradients of a group are sent together.
 
-    Every member must call it. ``groups``: the number of groups, or lists of parameters. Raises ValueError if the ranks
+    Every member of the process set must call this function. The parameters are ordered as on the first member of the
+    process set. ``groups`` is the number of groups, or a list of lists of parameters. Raises ValueError if the ranks
     have different parameters, or if a group given by the user has parameters on several devices.
     """
     process_set = reducer.reduction.process_set
@@ -448,7 +457,11 @@ def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]
 
 
 def _by_device(slots: Sequence[Slot]) -> dict[torch.device, list[Slot]]:
-    """Return the slots of each device as a list, because all tensors of a bucket must be on one device."""
+    """Return a dict from each device to the list of the ``slots`` whose parameters are on that device.
+
+    A slot is the record of one parameter's gradient. The slots are divided by device because all tensors of a bucket
+    must be on one device.
+    """
     found: dict[torch.device, list[Slot]] = {}
     for slot in slots:
         found.setdefault(slot.param.device, []).append(slot)

@@ -1,9 +1,9 @@
-"""Detects when a backward pass over some parameters begins, ends or fails; knows no collective.
+"""Detects when a backward pass over some parameters begins, ends or fails. Runs no collective.
 
-torch has no public event for the end of ``backward()``. The first hook of a pass queues a callback with autograd's
-engine, as DistributedDataParallel does. The engine holds that callback while the pass runs. If the pass succeeds, the
-engine calls it. If the pass fails, the engine deletes it without a call. Then an object that only the callback holds is
-freed, and a weak reference to this object reports that.
+torch has no public event for the end of ``backward()``. So the first hook of a pass queues a callback with autograd's
+engine, as DistributedDataParallel does. The engine keeps that callback while the pass runs. If the pass succeeds, the
+engine calls the callback. If the pass fails, the engine deletes the callback without calling it. Then an object that
+only the callback refers to is freed, and a weak reference to this object reports the failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ INCOMPLETE = (
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Make autograd's engine call ``callback`` at the end of the running pass; ``backward()`` raises its exceptions."""
+    """Make autograd's engine call ``callback`` at the end of the running backward pass.
+
+    If ``callback`` raises an exception, ``backward()`` raises that exception.
+    """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
@@ -34,28 +37,39 @@ class PassOwner(Protocol):
     """An object that ``BackwardPasses`` notifies of the beginning and the end of each backward pass."""
 
     def pass_begins(self) -> bool:
-        """Prepare for a pass whose first gradient is complete; return whether gradients may be sent as they arrive.
+        """Prepare for a backward pass, and return whether gradients of this pass may be sent as they arrive.
 
-        Autograd has already added that gradient to ``.grad``. An exception from this method makes ``backward()`` fail.
+        ``BackwardPasses`` calls this method when the first gradient of the pass is complete. Autograd has already added
+        that gradient to ``.grad``. An exception from this method makes ``backward()`` fail.
         """
 
     def pass_ended(self) -> None:
-        """Handle a pass that has succeeded; ``BackwardPasses.arrived`` lists the slots that it has completed."""
+        """Handle the success of a backward pass.
+
+        ``BackwardPasses.finished`` lists one slot (the record of a parameter) for each gradient that the pass has
+        completed.
+        """
 
     def pass_failed(self) -> None:
-        """Handle a pass that has failed; ``BackwardPasses.arrived`` lists the slots that it had completed."""
+        """Handle the failure of a backward pass.
+
+        ``BackwardPasses`` forgets only after this call which gradients the pass had completed.
+        """
 
 
 class _Pass:
-    """An object for one backward pass. Only the engine's callback holds it, so it is freed if the pass fails."""
+    """An object that represents one backward pass.
+
+    Only a callback in autograd's engine refers to this object, so Python frees the object if the pass fails.
+    """
 
     __slots__ = ("__weakref__",)
 
 
 class BackwardPasses:
-    """An observer of the backward passes that compute gradients of some parameters.
+    """An observer of the backward passes that compute gradients of some parameters. It notifies ``owner`` of each pass.
 
-    Its hooks may run on autograd's threads.
+    Autograd may run the hooks of this observer on its own threads.
     """
 
     def __init__(self, owner: PassOwner) -> None:
@@ -83,7 +97,10 @@ class BackwardPasses:
         self._before: list[Slot] = []  # the slots that nested passes have completed
 
     def begin(self, param: torch.Tensor) -> None:
-        """Record that the first gradient of a pass, that of ``param``, is complete. ``Slot.on_gradient`` calls it."""
+        """Record that a backward pass has begun: its first gradient, the gradient of ``param``, is complete.
+
+        ``Slot.on_gradient`` calls this method.
+        """
         self.settle()
         if not self.seen:  # ``settle`` has cleared it
             self.seen.append(param)
@@ -96,9 +113,10 @@ class BackwardPasses:
         self._queue()
 
     def settle(self) -> None:
-        """Record the end of the last pass, if an interrupt has kept ``_end`` or ``_failed`` from doing it.
+        """Record the end of the last backward pass, if an interrupt has kept ``_end`` or ``_failed`` from doing so.
 
-        An interrupt may also end this method; each part of it may safely run twice.
+        An interrupt is an exception that a signal handler raises. It may also end this method early. Each part of this
+        method may safely run twice.
         """
         if self._over:
             if self._over[1] is None:
@@ -109,9 +127,10 @@ class BackwardPasses:
             self._give_up()
 
     def expect_end(self) -> None:
-        """Count the pass as incomplete until it ends.
+        """Count the running backward pass as incomplete until it ends.
 
-        Raises IncompleteGradients if gradients of a failed pass are still in ``.grad``: this pass would add to them.
+        Raises IncompleteGradients if gradients of a failed pass are still in ``.grad``, because the running pass would
+        add its gradients to them.
         """
         if self.incomplete:
             if any(param.grad is grad and grad._version == version for param, grad, version in self._partial):
@@ -120,14 +139,17 @@ class BackwardPasses:
         self.incomplete = True
 
     def refuse(self) -> None:
-        """Count the last pass as failed, because a pass that must not begin has already added to its gradients."""
+        """Count the last backward pass as failed, because a new pass has already added to some of its gradients.
+
+        The new pass has begun too early, so the caller refuses it.
+        """
         self._keep_partial([*(slot.param for slot in self.finished), *self.seen])
         self.finished = []
         self.unsent = False
         self.incomplete = True
 
     def forget(self) -> None:
-        """Forget all passes, because their gradients have been cleared."""
+        """Forget all backward passes, because their gradients have been cleared."""
         self.current = None
         self._over.clear()
         self.arrived.clear()
@@ -136,7 +158,7 @@ class BackwardPasses:
         self.incomplete = False
 
     def round_ended(self) -> None:
-        """Forget which gradients have arrived, because they are reduced."""
+        """Forget which gradients have arrived, because the reduction of these gradients has ended."""
         self.seen.clear()
         self._inner = self.unsent = False
         self.finished = []
@@ -151,7 +173,10 @@ class BackwardPasses:
         at_end_of_backward(self._end)
 
     def _end(self) -> None:
-        """Record the end of a pass, and tell the owner unless an outer pass goes on. Autograd's engine calls it."""
+        """Record the end of a backward pass, and notify the owner. Autograd's engine calls this method.
+
+        If the pass was nested in an outer pass that is still running, this method does not notify the owner yet.
+        """
         if not self._over:
             return
         node = self._over[1]
@@ -172,11 +197,11 @@ class BackwardPasses:
         self._over.clear()
 
     def _goes_on(self, node: Any) -> bool:
-        """Return whether the pass that has ended was nested in an outer pass that goes on after ``node``.
+        """Return whether the backward pass that has ended was nested in an outer pass that is still running.
 
-        Re-entrant checkpointing nests passes in this way. The outer pass continues with the graph nodes that follow
-        ``node``. This method adds a hook to these nodes. The hook queues new callbacks, so that ``_end`` is called
-        again when the outer pass ends.
+        Re-entrant checkpointing nests passes in this way. ``node`` is the graph node of the outer pass in which the
+        nested pass ran. The outer pass continues with the graph nodes that follow ``node``. This method adds a hook to
+        these nodes. The hook queues new callbacks, so that ``_end`` is called again when the outer pass ends.
         """
         # The engine runs the callbacks that were queued in a nested pass at the end of that nested pass, so there is no
         # callback yet for the end of the outer pass. None can be queued from here either: the nested pass still counts
@@ -204,10 +229,11 @@ class BackwardPasses:
         return True
 
     def _failed(self, this: weakref.ref[_Pass]) -> None:
-        """Handle a failed pass. Python calls it when the engine deletes the callback of that pass without calling it.
+        """Handle a failed backward pass. ``this`` is the weak reference to the pass.
 
-        Python does not raise an exception of this method, such as that of an interrupt, anywhere. ``settle`` later
-        completes what the exception has prevented.
+        Python calls this method when the engine deletes the callback of the pass without calling that callback. If an
+        interrupt raises an exception in this method, Python does not pass the exception on to a caller. Then ``settle``
+        later does the rest of the work.
         """
         if self.current is this:
             self._give_up()

@@ -1,4 +1,4 @@
-"""Registers ddl_torch with the core as plain data; imports neither torch nor any module that imports torch."""
+"""Registers ddl_torch with the core as plain data. Imports neither torch nor any module that imports torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_bench_peers() -> list[BenchPeerProvider]:
-    """Register torch's Gloo as a peer of `ddl bench`."""
+    """Register torch's Gloo as a library that `ddl bench` compares with ddl."""
     return [
         BenchPeerProvider(
             name="gloo",

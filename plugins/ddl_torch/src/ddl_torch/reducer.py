@@ -1,16 +1,16 @@
-"""Replaces every ``.grad`` with the reduced gradient by the end of ``backward()``; knows no optimizer.
+"""Replaces every ``.grad`` with the reduced gradient by the end of ``backward()``.
 
-The path of one gradient: autograd calls ``Slot.on_gradient`` when the gradient is complete. At the end of the backward
-pass, ``BackwardPasses`` calls ``Reducer.pass_ended``. That calls ``Sender.send_all`` (sending.py), which sends every
-gradient, and zeros for the gradients that this rank has not computed. Then results.py waits for the results and puts
-them into ``.grad``. If gradients are reduced while backward runs (with ``job.overlaps``, and always on devices),
-``Slot.on_gradient`` sends each gradient as it arrives. The host never waits for a device, neither in a hook nor at the
-end of the pass: the current streams wait instead.
+This module knows no optimizer. The path of one gradient: autograd calls ``Slot.on_gradient`` when the gradient is
+complete. At the end of the backward pass, ``BackwardPasses`` calls ``Reducer.pass_ended``. That method calls
+``Sender.send_all`` (sending.py), which sends every gradient, and zeros for the gradients that this rank has not
+computed. Then results.py waits for the results and puts them into ``.grad``. If gradients are reduced while backward
+runs (with ``job.overlaps``, and always on devices), ``Slot.on_gradient`` sends each gradient as it arrives. The host
+never waits for a device, neither in a hook nor at the end of the pass: the current streams wait instead.
 
 A gradient is reduced in place if nothing else uses its memory (memory.py), and into separate memory otherwise.
 
-One such reduction of all gradients is called a *round* (rounds.py). An interrupt leaves a round open, and the next call
-continues it.
+One reduction of all gradients is called a *round* (rounds.py). An interrupt (an exception that a signal handler raises)
+leaves a round open, and the next call continues the round.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ SPOILED = (
 
 
 class UnfinishedBackward(AssertionError, RuntimeError):
-    """The error of calls that are not allowed after an interrupt has struck in or after a backward pass.
+    """Raised if a call is not allowed because a backward pass, or the reduction of its gradients, was interrupted.
 
-    Other ranks wait for the gradients of that pass. ``synchronize`` must complete or end their reduction first.
+    Other ranks wait for the gradients of that pass. ``synchronize`` must complete or end the reduction of these
+    gradients first.
     """
 
 
@@ -59,8 +60,9 @@ class Reducer:
     """An object that reduces all gradients of one optimizer.
 
     Only the thread that trains may call it, but its hooks may run on autograd's threads. A reducer belongs to the job
-    that was current when it was created. After ``shutdown()`` and another ``init()``, its next step uses the new
-    job. If its gradients were being reduced at ``shutdown()``, the next call raises NotInitialized instead.
+    that was current when the reducer was created. After ``shutdown()`` and another ``init()``, the reducer's next step
+    uses the new job. If the gradients were being reduced at ``shutdown()``, the next call raises NotInitialized
+    instead.
     """
 
     def __init__(self, reduction: Reduction, passes_per_round: int, weight: Any = None) -> None:
@@ -84,12 +86,12 @@ class Reducer:
 
     @property
     def open(self) -> bool:
-        """Whether a round has begun and has not ended."""
+        """Whether a round (one reduction of all gradients) has begun and has not ended."""
         self.passes.settle()
         return self.round.open
 
     def _follow_binding(self) -> None:
-        """Copy values of the sender's binding, such as the job, into attributes of the reducer."""
+        """Copy the job, and other values that depend on the job, from the sender into attributes of the reducer."""
         binding = self._sender.binding
         self.job = binding.job
         self.active = binding.active
@@ -100,9 +102,10 @@ class Reducer:
     # --- parameters
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]], sparse: bool = False) -> list[Slot]:
-        """Reduce the gradients of the (name, parameter) pairs in ``named`` too, and return their slots.
+        """From now on, also reduce the gradients of the parameters in ``named``. Return one slot for each parameter.
 
-        ``sparse``: the optimizer of these parameters accepts only sparse gradients.
+        ``named`` are (name, parameter) pairs. ``sparse`` is true if the optimizer of these parameters accepts only
+        sparse gradients. A slot is the record of one parameter's gradient.
         """
         added = [Slot(param, name, self.passes) for name, param in named]
         for slot in added:
@@ -116,7 +119,7 @@ class Reducer:
         return added
 
     def add_group(self, slots: Sequence[Slot]) -> None:
-        """Make the gradients of these slots a group: from now on, they are sent together."""
+        """Make the gradients of ``slots`` a group: from now on, they are sent together."""
         group = Group(slots)
         for slot in slots:
             slot.group = group
@@ -125,9 +128,10 @@ class Reducer:
         self._name_groups()
 
     def give_up(self, slot: Slot) -> None:
-        """Stop reducing the gradient of ``slot``, whose parameter was given to a newer DistributedOptimizer.
+        """Stop reducing the gradient of ``slot``, because its parameter was given to a newer DistributedOptimizer.
 
-        Only one of the two optimizers may reduce this gradient. Raises UnfinishedBackward while a round is open.
+        Only one of the two optimizers may reduce this gradient. Raises UnfinishedBackward if gradients are still being
+        reduced.
         """
         if self.open:
             raise UnfinishedBackward(UNFINISHED)
@@ -141,7 +145,7 @@ class Reducer:
                 self.add_group(rest)
 
     def _prepare(self, slot: Slot) -> None:
-        """Choose the name under which the slot's gradients are reduced, and the function that sends them."""
+        """Choose the name under which the gradients of ``slot`` are reduced, and the function that sends them."""
         slot.name = self._sender.binding.prefix + slot.label
         slot.submit = self._sender.way_out(slot, slot.param)
 
@@ -150,9 +154,11 @@ class Reducer:
             group.name = "group." + group.slots[0].name
 
     def _name_devices(self, slots: Sequence[Slot]) -> None:
-        """Register the devices of the parameters with the job, which numbers them in the order of the parameters.
+        """Register the devices of the parameters of ``slots`` with the job.
 
-        The hooks cannot do it: those of each device run on a thread of their own, so their order is not fixed.
+        The job numbers the devices in the order of their registration, so this method registers them in the order of
+        the parameters. The hooks cannot register the devices: the hooks of each device run on a separate thread, so the
+        order of these hooks is not fixed.
         """
         for where in dict.fromkeys(ADAPTER.streams.place(slot.param) for slot in slots):
             if self.active and where is not None and where is not CPU:
@@ -204,7 +210,10 @@ class Reducer:
                 slot.param.requires_grad_(required)
 
     def release(self) -> None:
-        """Remove all hooks, because parameters, hooks and slots would otherwise keep each other alive."""
+        """Remove all hooks from the parameters.
+
+        Otherwise, parameters, hooks and slots (the records of gradients) would keep each other alive.
+        """
         for slot in self.slots:
             if slot.hook is not None:
                 _unhook(slot)
@@ -213,7 +222,10 @@ class Reducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return a context within which backward passes accumulate gradients on this rank and reduce nothing."""
+        """Return a context manager inside which backward passes accumulate gradients on this rank and reduce nothing.
+
+        Raises UnfinishedBackward if gradients are still being reduced.
+        """
         if self.open:
             raise UnfinishedBackward(UNFINISHED)
         self._sum_passes()
@@ -230,9 +242,10 @@ class Reducer:
         self.passes_per_round = self._passes_left = passes
 
     def pass_begins(self) -> bool:
-        """Prepare for a pass whose first gradient is complete; return whether gradients may be sent as they arrive.
+        """Prepare for a backward pass, and return whether gradients of this pass may be sent as they arrive.
 
-        ``BackwardPasses`` calls it. Raises UnfinishedBackward if the round of an earlier pass has not ended.
+        ``BackwardPasses`` calls this method when the first gradient of the pass is complete. Raises UnfinishedBackward
+        if the gradients of an earlier pass are still being reduced.
         """
         if self.job.closed:
             self._rebind()
@@ -249,10 +262,11 @@ class Reducer:
         return sends
 
     def _refuse(self) -> NoReturn:
-        """Raise UnfinishedBackward, and make sure that no rank takes the gradients of the last pass for right ones.
+        """Raise UnfinishedBackward, and prevent all ranks from using wrong gradients of the last backward pass.
 
-        A pass has begun before the round of the last one has ended. torch has no hook that runs before autograd adds
-        to ``.grad`` and costs nothing in the usual case, so autograd has already added to at least one gradient.
+        A new pass has begun before the gradients of the last pass were reduced, and autograd has already added to at
+        least one of these gradients. This cannot be prevented: any hook that runs before autograd adds to ``.grad``
+        would cost time in the usual case too.
         """
         passes, round = self.passes, self.round
         if round.open and not self._sender.has_unsent():
@@ -264,10 +278,11 @@ class Reducer:
         raise UnfinishedBackward(UNFINISHED)
 
     def pass_ended(self) -> None:
-        """Send the gradients of the pass that has ended, unless the pass only accumulates gradients.
+        """Send the gradients of the backward pass that has ended, unless this pass only accumulates gradients.
 
-        A pass only accumulates within ``no_sync``, or if ``passes_per_round`` is not reached yet. ``BackwardPasses``
-        calls this method; ``backward()`` raises its errors. A callback that it queues waits for the results.
+        A pass only accumulates gradients within ``no_sync``, or if fewer than ``passes_per_round`` passes have run
+        since the last reduction. ``BackwardPasses`` calls this method, and ``backward()`` raises the errors of this
+        method. This method queues a callback that waits for the results.
         """
         if self.passes.sends:
             self._send()
@@ -285,11 +300,11 @@ class Reducer:
         self.passes.finished = []
 
     def pass_failed(self) -> None:
-        """Close the round of a pass that has ended with an exception, if none of its gradients was sent.
+        """Close the round of a backward pass that has ended with an exception, if no gradient of the pass was sent.
 
-        ``BackwardPasses`` calls it. When the round is closed, the program may skip the step or compute it again. If
-        some gradients were sent, other ranks wait for the rest. Then the round stays open, and ``synchronize`` ends it
-        with an error on all ranks.
+        A round is one reduction of all gradients. ``BackwardPasses`` calls this method. When the round is closed, the
+        program may skip the step or compute it again. If some gradients were sent, other ranks wait for the remaining
+        gradients. Then the round stays open, and ``synchronize`` ends it with an error on all ranks.
         """
         round = self.round
         if round.open and not round.has_sent(self.slots):
@@ -303,10 +318,10 @@ class Reducer:
         return self.open or self.touched or not self.reduced
 
     def synchronize(self) -> None:
-        """Reduce the gradients that have not been reduced; do nothing if every ``.grad`` is reduced already.
+        """Reduce the gradients that have not been reduced. Do nothing if every ``.grad`` is reduced already.
 
-        Waits until all operations have ended, then raises the first error of any gradient. Later calls raise the same
-        error again, until the gradients are cleared or computed again.
+        This method waits until all operations have ended, and then raises the first error of any gradient, if there was
+        one. Later calls raise the same error again, until the gradients are cleared or computed again.
         """
         self.passes.settle()
         if self.failed is not None:
@@ -319,7 +334,10 @@ class Reducer:
             self.reduce()
 
     def reduce(self) -> None:
-        """Run a round, or continue the open one. Every member of the process set must take part."""
+        """Reduce all gradients, or continue a reduction that was interrupted.
+
+        Every member of the process set must take part.
+        """
         self._send()
         self._complete()
 
@@ -337,7 +355,7 @@ class Reducer:
         self._sender.send_all(self.passes.finished, self.passes.incomplete)
 
     def _complete(self) -> None:
-        """Wait for all results of the round, put them into ``.grad``, and end the round."""
+        """Wait for the results of all gradients, put them into ``.grad``, and close the round (the reduction)."""
         wait(self._sender)
         if self.weights is None:
             place(self.round, self.slots, self._repeatable)
@@ -417,20 +435,23 @@ class Reducer:
             raise failure
 
     def next_step(self) -> None:
-        """Begin the next step, because the optimizer has stepped: gradients computed from now on belong to it."""
+        """Begin the next step, because the optimizer has stepped.
+
+        Gradients computed from now on belong to the next step.
+        """
         self.begin_names_anew()
         self.reduced = self.touched = False
         self._passes_left = self.passes_per_round
 
     def begin_names_anew(self) -> None:
-        """Give the operations of the next round the same names as those of the first round of a step.
+        """Let the next round use the same names of operations as the first round of a step.
 
-        All ranks must call it before the same round.
+        A round is one reduction of all gradients. All ranks must call this method before the same round.
         """
         self.round.of_step = 0
 
     def discard(self) -> None:
-        """Forget the gradients, reduced or not, because the user has cleared them (``zero_grad``)."""
+        """Forget the gradients, whether reduced or not, because the user has cleared them (``zero_grad``)."""
         if self.open and self.job.closed:
             self._forget()
         self.reduced = self.touched = False
@@ -447,7 +468,10 @@ class Reducer:
     # --- jobs
 
     def _rebind(self) -> None:
-        """Switch to the job that is current now. Raises NotInitialized if a round was open when the old job ended."""
+        """Switch to the job that is current now.
+
+        Raises NotInitialized if gradients were still being reduced when the old job ended.
+        """
         if self.open:
             self._forget()
             raise NotInitialized(LOST)
@@ -470,7 +494,7 @@ class Reducer:
         self.round.of_step = self.round.turn = 0
 
     def _forget(self) -> None:
-        """Drop the open round, because its job has ended, so that its gradients will not be reduced."""
+        """Drop the open round (the current reduction): its job has ended, so its gradients will not be reduced."""
         self.round.forget(self.groups)
         self.passes.forget()
 

@@ -1,4 +1,4 @@
-"""Passes torch parameters to the core, which compares them between ranks, and reports when an optimizer has stepped."""
+"""Passes torch parameters to the core, which compares them between ranks. Notices when an optimizer has stepped."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ UNSENT = (
 
 
 def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Check that all members of ``process_set`` have bitwise equal parameters; every member must call it.
+    """Check that all members of ``process_set`` have bitwise equal parameters. Every member must call this function.
 
-    ``model``: a module, whose parameters are compared and whose buffers are not (each rank has its own running
-    statistics of BatchNorm); an optimizer; a ``state_dict()``, whose tensors are all compared; or an iterable of
+    ``model`` is one of these: a module (its parameters are compared, but not its buffers, because each rank has its own
+    running statistics of BatchNorm); an optimizer; a ``state_dict()`` (all its tensors are compared); an iterable of
     tensors or of (name, tensor) pairs. Raises ReplicasDiffer on every member if a tensor differs or if the ranks have
-    different tensors. Raises ValueError for anything else in ``model``.
+    different tensors. Raises ValueError if ``model`` is anything else.
     """
     pairs: list[tuple[str, torch.Tensor]]
     if isinstance(model, torch.nn.Module):
@@ -60,9 +60,10 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def verify_steps(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-    """Make ``optimizer``, a DistributedOptimizer, compare its parameters between ranks after its steps.
+    """Make ``optimizer``, a DistributedOptimizer, compare its parameters between ranks after some of its steps.
 
-    The settings say after which steps.
+    The settings, such as ``verify_first_step``, say after which steps. ``reducer`` reduces the gradients of
+    ``optimizer``.
     """
     vars(optimizer)[SEEN] = True
     mine = weakref.ref(optimizer)  # weak: the job holds the verifier, which must not keep the parameters alive
@@ -90,9 +91,9 @@ def _replicas(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[Replica]:
 
 
 def _host(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the address of the tensor's elements in row-major host memory, and the tensor that owns that memory.
+    """Return the address of the elements in row-major host memory, and a tensor that keeps this memory alive.
 
-    That memory is the tensor's own if possible, otherwise a copy.
+    This memory is that of ``tensor`` itself if possible, otherwise a copy.
     """
     dense = tensor.detach()
     if dense.layout is not torch.strided:
@@ -118,10 +119,10 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Ten
 
 
 def _any_stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Report the first step of each optimizer that is not wrapped, so that its parameters are compared.
+    """After the first step of an optimizer that is not distributed, compare its parameters between ranks.
 
-    torch calls this after every step of every optimizer in the process. After the first step of an optimizer, a call
-    costs only one lookup.
+    torch calls this function after every step of every optimizer in the process. A call after a later step of the same
+    optimizer in the same job costs only one lookup.
     """
     seen = vars(optimizer).get(SEEN)
     if seen is True or not is_initialized():

@@ -1,4 +1,7 @@
-"""Waits for the reduced gradients of a round, and puts them into ``.grad`` or into memory that other code reads."""
+"""Waits for the reduced gradients of a round, and puts them into ``.grad`` or into memory that other code reads.
+
+A round is one reduction of all gradients of an optimizer.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from ddlcore.errors import DdlInternalError
 
 
 def wait(sender: Sender) -> None:
-    """Wait for all operations of the round.
+    """Wait for all operations of the sender's current round (one reduction of all gradients).
 
-    An operation's error is kept for the end of the round. Any other exception is an interrupt and is raised at once.
+    An operation's error is kept until the end of the round. Any other exception is an interrupt and is raised at once.
     """
     round = sender.round
     in_flight = round.in_flight
@@ -67,7 +70,7 @@ def _operation_failed(sender: Sender, request: PersistentRequest, error: Excepti
 
 
 def _wait_on_streams(sender: Sender) -> None:
-    """Make the current streams wait for the requests in flight on devices, once for each event.
+    """Make the current streams wait for the requests in flight on devices, with one wait for each device event.
 
     The requests of one bucket share one event, so there are fewer events than requests.
     """

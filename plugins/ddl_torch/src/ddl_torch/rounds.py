@@ -1,8 +1,9 @@
-"""Holds the state of one reduction of all gradients, a *round*; sends and waits for nothing itself.
+"""Stores the state of a *round*, which is one reduction of all gradients. Neither sends nor waits.
 
 A round survives an interrupt: if a signal's handler raises an exception, the round stays open, and the next
-``synchronize()`` or ``step()`` continues it. Wherever the interrupt comes, no gradient is sent twice in a round:
-``Slot.round`` says that a gradient was about to be sent, and ``PersistentRequest.starts`` says that it was sent.
+``synchronize()`` or ``step()`` continues the round. Wherever the interrupt occurs, no gradient is sent twice in a
+round: ``Slot.round`` says that a gradient was about to be sent, and ``PersistentRequest.starts`` says whether it was
+sent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ MOST_ROUNDS = 64  # how many rounds of one step have separate names: a loop that
 
 
 class Result(NamedTuple):
-    """The result ``value`` of the reduction of ``grad``, which ``place`` (results.py) puts into ``.grad``."""
+    """A gradient ``grad`` that was sent, and ``value``, the reduced gradient.
+
+    ``place`` (results.py) puts ``value`` into ``.grad``.
+    """
 
     grad: torch.Tensor
     value: torch.Tensor
@@ -27,9 +31,9 @@ class Result(NamedTuple):
 
 
 class Attempt:
-    """The record of the operations that send a gradient or group without a persistent request.
+    """The record of the operations that send one gradient, or one group of gradients, without a persistent request.
 
-    With this record, sending can be continued after an interrupt.
+    After an interrupt (an exception that a signal handler raises), the sending can be continued with this record.
     """
 
     __slots__ = ("context", "done", "handle", "handles")
@@ -43,16 +47,16 @@ class Attempt:
     def go_on(self) -> list[Handle]:
         """Return the handles of the operations that were submitted before an interrupt, in order.
 
-        Drops the handles of operations that were about to be submitted.
+        This method drops the handles of operations that were about to be submitted and were not.
         """
         self.handles[:] = [handle for handle in self.handles if handle.submitted]
         return self.handles
 
 
 class Round:
-    """What one optimizer knows about its current round, or about the last one if no round is open.
+    """The state of one optimizer's current round (reduction of all gradients), or of its last round if none is open.
 
-    A round lasts from the first gradient of a step until all gradients of the step are reduced and in their places.
+    A round lasts from the first gradient that is sent until every reduced gradient is in ``.grad``.
     """
 
     def __init__(self) -> None:
@@ -84,7 +88,10 @@ class Round:
         self.failure: Exception | None = None  # the first error of any gradient
 
     def begin(self, slots: list[Slot]) -> None:
-        """Open the next round, and make ``slots`` use the persistent requests for it."""
+        """Open the next round, and make ``slots`` use the persistent requests for that round.
+
+        A round is one reduction of all gradients. A slot is the record of one gradient.
+        """
         turn = self.of_step % MOST_ROUNDS
         if turn != self.turn:  # each round of a step has its own names: ranks may run different numbers of rounds
             self.turn = -1  # an interrupt in the loop leaves it so, and the next call goes through the loop again
@@ -96,25 +103,33 @@ class Round:
         self.open = True
 
     def name_of(self, name: str) -> str:
-        """Return the name under which a gradient or group is reduced in this round of the step."""
+        """Return the name under which the gradient or group called ``name`` is reduced in this round.
+
+        A round is one reduction of all gradients. The first round of a step uses ``name`` itself. Each later round of
+        the same step adds a suffix.
+        """
         return name if self.turn == 0 else f"{name}.backward{self.turn + 1}"
 
     def attempt(self, slot: Slot) -> Attempt:
-        """Return the Attempt to send the gradient of ``slot`` in this round.
+        """Return the record of sending the gradient of ``slot`` in this round, which is one reduction of all gradients.
 
-        It is the one that an interrupt has left in this round, or a new one.
+        If an interrupt has left such a record in this round, the method returns that record, otherwise a new one.
         """
         slot.round = self.number
         return self.attempts.setdefault(slot, Attempt())
 
     def has_sent(self, slots: list[Slot]) -> bool:
-        """Return whether at least one gradient was sent in this round, or was about to be sent."""
+        """Return whether the gradient of at least one of ``slots`` was sent, or was about to be sent, in this round.
+
+        A round is one reduction of all gradients.
+        """
         return any(slot.round == self.number for slot in slots)
 
     def clear(self, groups: list[Group]) -> None:
-        """Drop the records of the gradients, but leave the round open.
+        """Drop the records of the gradients, but leave the round (the reduction of all gradients) open.
 
-        An interrupt may come between these calls; then the round is ended again.
+        An interrupt may occur within this method. Then the code that ends the round runs again, and calls this method
+        again.
         """
         for group in groups:
             group.begin()
@@ -124,7 +139,10 @@ class Round:
             noted.clear()
 
     def forget(self, groups: list[Group]) -> None:
-        """Drop and close the round, because the job that it belonged to has ended."""
+        """Drop all records and close the round, because the job of the round has ended.
+
+        A round is one reduction of all gradients.
+        """
         self.in_flight.clear()
         self.on_devices.clear()
         self.written.clear()

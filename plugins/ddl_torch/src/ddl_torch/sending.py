@@ -1,8 +1,9 @@
 """Sends each gradient of a round, in the fastest way that its memory, its layout and its device allow.
 
-If a gradient has the type, layout and device of the parameter's last gradient, and nothing else uses its memory, its
-persistent request is started: that reduces the gradient in place. Otherwise the gradient is described again, or reduced
-into separate memory, or, if it is sparse, gathered.
+A round is one reduction of all gradients. If a gradient has the type, layout and device of the same parameter's last
+gradient, and nothing else uses its memory, its persistent request is started, which reduces the gradient in place.
+Otherwise a new request is made for the gradient, or the gradient is reduced into separate memory. A sparse gradient is
+gathered.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ class Sender:
         self._weight_requests: dict[int, PersistentRequest] = {}  # by the round of a step
 
     def begin_round(self) -> None:
-        """Open the next round."""
+        """Open the next round, which is one reduction of all gradients."""
         self._start = self.binding.job.start_request  # of another job after shutdown() and init()
         self.round.begin(self.slots)
 
     def way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
         """Return the function that sends the gradient of ``slot`` while backward runs.
 
-        Returns None if the gradient is sent at the end of the backward pass. ``tensor`` is the parameter or its
-        gradient; whether it is in host memory or on a device decides. Sets ``eager`` if gradients are sent while
-        backward runs.
+        Returns None if the gradient is sent at the end of the backward pass. The choice depends on whether ``tensor``,
+        which is the parameter or its gradient, is in host memory or on a device. This method sets ``eager`` to True if
+        gradients are sent while backward runs.
         """
         on_device = ADAPTER.streams.place(tensor) is not CPU
         overlaps = self.binding.job.overlaps
@@ -127,8 +128,8 @@ class Sender:
     def _send(self, slot: Slot) -> None:
         """Send the gradient of ``slot``, which is in host memory and has just been computed.
 
-        This runs once for each parameter and step. So the usual case, a gradient with the type and layout of the last
-        one, is kept as short as possible.
+        This method runs once for each parameter and step. So it does as little as possible in the usual case, in which
+        the gradient has the type and layout of the last gradient.
         """
         round = self.round
         if slot.round == round.number:
@@ -152,7 +153,8 @@ class Sender:
     def _send_on_device(self, slot: Slot) -> None:
         """Send the gradient of ``slot``, which is on a device, as soon as its computation is queued.
 
-        The device may not have computed it yet, so an event on its stream records when it is ready.
+        The device may not have computed the gradient yet. So an event on the device's stream records when the gradient
+        is ready.
         """
         round = self.round
         if slot.round == round.number:
@@ -172,7 +174,7 @@ class Sender:
         self._try_to_send(slot, grad)
 
     def _send_member(self, slot: Slot) -> None:
-        """Send the group of ``slot`` if this gradient was the last one for which the group waited."""
+        """Record that the gradient of ``slot`` is complete, and send its group if no other gradient is missing."""
         group, grad = slot.group, slot.param.grad
         assert group is not None and grad is not None
         if group.round == self.round.number:
@@ -190,8 +192,9 @@ class Sender:
     def send_all(self, arrived: Sequence[Slot], incomplete: bool) -> None:
         """Send all gradients that were not sent in this round, and zeros for those that this rank has not computed.
 
-        ``arrived``: the slots whose gradients the pass has computed. ``incomplete``: backward was interrupted or has
-        failed. Then this rank sends no zeros, but tells the other ranks that it will not send the missing gradients.
+        A round is one reduction of all gradients. ``arrived``: the slots (records of gradients) whose gradients the
+        backward pass has computed. ``incomplete``: whether backward was interrupted or has failed. If so, this rank
+        sends no zeros, but informs the other ranks that it will not send the missing gradients.
         """
         round = self.round
         resumed = round.entered
@@ -205,9 +208,10 @@ class Sender:
         self._send_missing(incomplete)
 
     def _resume(self) -> None:
-        """Complete the records of a round whose sending was interrupted.
+        """Complete the records of a round (reduction of all gradients) whose sending was interrupted.
 
-        A gradient that was about to be sent counts as sent if its request was started; otherwise it is sent now.
+        If a gradient was about to be sent, the start count of its request shows whether it was sent. If it was not
+        sent, this method sends it.
         """
         # Each gradient is sent in three steps: store the round's number in ``slot.round``, start the request, append
         # the request to a list of requests to wait for. An interrupt may come before or after each step. ``slot.round``
@@ -241,7 +245,7 @@ class Sender:
     def _send_arrived(self, arrived: Sequence[Slot]) -> None:
         """Send all gradients that have arrived and were not sent while backward ran.
 
-        Does the same as ``_send``, but starts all persistent requests in one call.
+        Unlike ``_send``, this method starts all persistent requests in one call.
         """
         round = self.round
         now = round.number
@@ -272,10 +276,11 @@ class Sender:
                 self._try_to_send(slot, grad)
 
     def _send_as_usual(self, arrived: Sequence[Slot]) -> bool:
-        """Send the gradients by the persistent requests of the last round, if those still fit. Return whether they did.
+        """Send the gradients with the persistent requests of the last round if these requests still fit.
 
-        They fit if the same slots have gradients of the same types and sizes again. Reads each property of all
-        gradients in one pass in C: a loop in Python takes twice as long (0.5 ms for 402 gradients).
+        A round is one reduction of all gradients. Returns whether the requests fit. They fit if the same slots (records
+        of gradients) have gradients of the same types and sizes again. This method reads each property of all gradients
+        in one loop in C: a loop in Python takes twice as long (0.5 ms for 402 gradients).
         """
         usual = self._usual
         slots = usual.slots
@@ -300,10 +305,10 @@ class Sender:
         return True
 
     def _start_all(self, started: Sequence[RequestStart], written: list[torch.Tensor]) -> None:
-        """Start persistent requests together, and keep an error for the end of the round.
+        """Start persistent requests together. If the start fails, keep the error until the end of the reduction.
 
-        Each of ``started`` is (request, address of the gradient, its storage); ``written`` lists the gradients
-        themselves.
+        Each item of ``started`` is (request, address of the gradient, storage of the gradient). ``written`` lists the
+        gradients themselves.
         """
         round = self.round
         try:
@@ -338,17 +343,17 @@ class Sender:
             self._try_to_send(slot, self._zeros(slot) if grad is None else grad)
 
     def has_unsent(self) -> bool:
-        """Return whether other ranks still wait for a gradient of the open round."""
+        """Return whether this rank must still send a gradient of the current reduction. Other ranks wait for it."""
         now = self.round.number
         return any(group.round != now for group in self.groups) or any(
             slot.round != now and slot.group is None and slot.param.requires_grad for slot in self.slots
         )
 
     def _send_end(self, slot: Slot, name: str) -> None:
-        """Tell the ranks that wait for the gradient of ``slot`` that this rank will not send it.
+        """Inform the ranks that wait for the gradient of ``slot`` that this rank will not send it.
 
-        This rank starts an allreduce of the same ``name`` with another description, so that it fails with a
-        MismatchError.
+        To do so, this rank starts an allreduce of the same ``name`` with a description that differs from that of the
+        other ranks. Therefore the allreduce fails with a MismatchError on all ranks.
         """
         round = self.round
         round.ended = True
@@ -366,7 +371,10 @@ class Sender:
         slot.round = round.number
 
     def _answer_indices(self, slot: Slot) -> None:
-        """Contribute no rows to the allgather of a sparse gradient's indices, for which other ranks wait."""
+        """Take part in the allgather of a sparse gradient's indices, without any rows of this rank.
+
+        Other ranks wait for this rank in that allgather.
+        """
         answer = self.round.answers.setdefault(slot, Attempt())
         if answer.go_on():
             return
@@ -383,9 +391,9 @@ class Sender:
     # --- one gradient that does not look like the last one
 
     def _try_to_send(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Send one gradient; if the call fails, only record the error, which the end of the round raises.
+        """Send one gradient. If the call fails, only record the error, which is raised at the end of the reduction.
 
-        If the error were raised at once, the other gradients, for which other ranks wait, would not be sent.
+        If the error were raised at once, the remaining gradients would not be sent, and other ranks wait for them.
         """
         try:
             self._send_anew(slot, grad)
@@ -394,10 +402,10 @@ class Sender:
             self.round.failure = self.round.failure or error
 
     def _send_anew(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Send a gradient in the general way, which makes no assumption about it.
+        """Send the gradient ``grad`` of ``slot`` in the general way, which makes no assumption about the gradient.
 
-        It is used if the gradient is the first one of its parameter, or has another type or layout than the last one,
-        or if something else uses its memory.
+        This way is used if ``grad`` is the first gradient of its parameter, if its type or layout differs from the last
+        gradient's, or if something else uses its memory.
         """
         round = self.round
         if slot.holds_result:  # this pass has computed no gradient: ``.grad`` is still the last result
@@ -475,9 +483,10 @@ class Sender:
         attempt.handle = Mapped(attempt.handles[0], partial(compressor.decompress, ctx=attempt.context))
 
     def _send_group(self, group: Group) -> None:
-        """Send the gradients of a group together, and zeros for those that this rank has not computed.
+        """Send the gradients of a group together, and zeros for the gradients that this rank has not computed.
 
-        Sparse gradients are made dense, because a rank that has not computed a gradient cannot know that it is sparse.
+        Sparse gradients are made dense, because a rank that has not computed a gradient cannot know that the gradient
+        is sparse.
         """
         now = self.round.number
         if group.round != now and (group.attempt is None or group.attempt.handle is not None):
@@ -528,7 +537,11 @@ class Sender:
         attempt.handle = attempt.handles[0]
 
     def _zeros(self, slot: Slot) -> torch.Tensor:
-        """Set ``.grad`` to zeros and return them, for a parameter whose gradient this rank has not computed."""
+        """Set ``.grad`` of a parameter to zeros, and return these zeros.
+
+        ``slot`` is the record of the parameter's gradient. This method is for a parameter whose gradient this rank has
+        not computed.
+        """
         param = slot.param
         self.round.absent.add(slot)
         if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
@@ -543,18 +556,21 @@ class Sender:
     # --- sending again
 
     def slot_of(self, request: PersistentRequest) -> Slot | None:
-        """Return the slot whose gradient ``request`` sends, or None if that slot uses another request by now."""
+        """Return the slot whose gradient ``request`` sends, or None if that slot has meanwhile replaced the request.
+
+        A slot is the record of one parameter's gradient.
+        """
         for slot in self.slots:
             if request is slot.request or request is slot.private or request is self.round.ends.get(slot, (None,))[0]:
                 return slot
         return None
 
     def send_otherwise(self, slot: Slot, failed: Any, error: Exception) -> bool:
-        """Send a gradient again if its reduction failed because ranks disagreed on whether it is sparse.
+        """Send a gradient again if its reduction failed because ranks disagreed on whether the gradient is sparse.
 
-        Returns whether it was sent again. A rank that has never computed this gradient takes it for a dense one. The
-        MismatchError tells that rank that the gradient is sparse on other ranks; then it and those ranks send again.
-        ``failed``: the request or handle whose wait raised ``error``.
+        Returns whether the gradient was sent again. A rank that has never computed this gradient sends zeros as for a
+        dense gradient. The MismatchError informs that rank that the gradient is sparse on other ranks. Then that rank
+        and the other ranks send the gradient again. ``failed`` is the request or handle whose wait raised ``error``.
         """
         round = self.round
         if not isinstance(error, MismatchError) or slot.group is not None:

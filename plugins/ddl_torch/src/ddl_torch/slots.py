@@ -1,4 +1,4 @@
-"""Describes each parameter's gradient: its name, its last type, shape and layout, and how it is reduced."""
+"""Keeps a record for each parameter's gradient: its name, its last type, shape and layout, and how it is reduced."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Passes(Protocol):
     sends: bool  # whether gradients of the pass may be sent as they arrive
 
     def begin(self, param: torch.Tensor) -> None:
-        """Take note that the gradient of ``param`` is complete, the first one of a backward pass."""
+        """Record that a backward pass has begun: its first gradient, the gradient of ``param``, is complete."""
 
 
 class Slot:
@@ -117,9 +117,9 @@ class Slot:
         self.summed: torch.Tensor | None = None  # that sum, while the gradient of the next pass is computed
 
     def on_gradient(self, param: torch.Tensor) -> None:
-        """Record that the gradient is complete, and send it if it may be sent now.
+        """Record that the gradient is complete, and send the gradient if it may be sent now.
 
-        Autograd calls this once for each parameter and backward pass, so it is kept as short as possible.
+        Autograd calls this method once for each parameter and backward pass, so the method does as little as possible.
         """
         passes = self.passes
         arrived = passes.arrived
@@ -130,7 +130,7 @@ class Slot:
             self.submit(self)
 
     def before_gradient(self, _grad: torch.Tensor | None) -> None:
-        """Move an earlier reduced result out of ``.grad``, before autograd adds this pass's gradient to ``.grad``.
+        """Move a result of an earlier reduction out of ``.grad``, before autograd adds the gradient of this pass.
 
         Autograd calls it. The new gradient must be reduced alone, because reducing the earlier result again would
         change that. The sum of earlier passes is moved, too, if each pass has a weight of its own.
@@ -148,12 +148,15 @@ class Slot:
         self.kept = self.summed = self.raw = None
 
     def forget_look(self) -> None:
-        """Drop the persistent requests, so that the next gradient is described again."""
+        """Drop the persistent requests, so that a new request is made for the next gradient."""
         self.request = self.private = None
         self.others = {}
 
     def look_like(self, grad: torch.Tensor) -> None:
-        """Store the type, shape, strides and device of ``grad``; if one has changed, drop the persistent requests."""
+        """Store the type, shape, strides and device of ``grad``.
+
+        If one of them has changed, drop the persistent requests.
+        """
         look = (grad.dtype, grad.shape, None if grad.is_contiguous() else grad.stride(), grad.device)
         if look != (self.dtype, self.shape, self.strides, self.device):
             self.forget_look()
@@ -162,9 +165,10 @@ class Slot:
             self.mark = None
 
     def change_round(self, turn: int) -> None:
-        """Switch to the persistent requests for the round ``turn`` of a step.
+        """Switch to the persistent requests that round number ``turn`` of each step uses.
 
-        After an interrupt, it may be called again with the same ``turn``.
+        A round is one reduction of all gradients. After an interrupt, this method may be called again with the same
+        ``turn``.
         """
         if self.turn != turn:
             self.others[self.turn] = (self.request, self.private)
@@ -176,7 +180,7 @@ class Slot:
 
 
 class Group:
-    """Parameters whose gradients are sent together, when the last of them is complete."""
+    """Parameters whose gradients are sent together, when the last of these gradients is complete."""
 
     __slots__ = ("_came", "_moments", "_waiting", "attempt", "name", "round", "slots")
 
@@ -189,12 +193,15 @@ class Group:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to wait for all gradients of the group, as at the start of each round."""
+        """Begin to wait for all gradients of the group.
+
+        The start of each round (reduction of all gradients) calls this method.
+        """
         self._waiting = sum(slot.param.requires_grad for slot in self.slots)
         self._came: set[Slot] = set()
 
     def is_complete(self, slot: Slot) -> bool:
-        """Record that the gradient of ``slot`` is complete, and return whether all gradients of the group are complete.
+        """Record that the gradient of ``slot`` is complete. Return whether all gradients of the group are complete.
 
         The counter is only a quick first test, because parameters may have been frozen or unfrozen since ``begin``.
         """
@@ -203,19 +210,20 @@ class Group:
         return self._waiting <= 0 and all(one in self._came or not one.param.requires_grad for one in self.slots)
 
     def note(self, slot: Slot, grad: torch.Tensor, mark: Callable[[], Mark]) -> None:
-        """Record, by an event on the current stream, when the gradient of ``slot`` is ready on its device.
+        """Record, with an event on the current stream, when the gradient of ``slot`` is ready on its device.
 
-        Other gradients of the group may become ready on other streams. ``mark`` returns a new Mark.
+        Other gradients of the group may become ready on other streams. ``mark`` is a function that returns a new Mark,
+        which is an object that records the event.
         """
         if slot.mark is None or slot.device != grad.device:
             slot.mark, slot.device = mark(), grad.device
         slot.mark.set(self._moments.setdefault(slot, Buffer(0, 0, DType.U8, (0,))))
 
     def events_of_others(self, last: Slot) -> list[int]:
-        """Return the events to wait for before the group may be sent on the stream of ``last``.
+        """Return the device events to wait for before the group may be sent on the stream of ``last``.
 
-        ``last`` is the slot whose gradient was completed last. For each other stream on which gradients of the group
-        became ready, the list has the latest event.
+        ``last`` is the record of the gradient that was completed last. For each other stream on which gradients of the
+        group became ready, the list contains the latest event.
         """
         if last not in self._moments:
             return []
@@ -227,10 +235,11 @@ class Group:
 
 
 def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
-    """Return whether ``grad``, in host memory, has the type and layout of the slot's last gradient.
+    """Return whether ``grad``, in host memory, has the type and layout of the last gradient of ``slot``.
 
-    Only its values and its address may differ. This runs for every gradient, so it compares as little as possible. For
-    a row-major gradient it compares the number of elements and not the shape, because the shape does not matter then.
+    Only the values and the address of ``grad`` may differ. This function runs for every gradient, so it compares as
+    little as possible. For a row-major gradient it compares the number of elements and not the shape, because the shape
+    does not matter then.
     """
     return (
         grad.dtype is slot.dtype
@@ -246,7 +255,10 @@ def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
 
 
 def looks_alike_there(grad: torch.Tensor, slot: Slot) -> bool:
-    """Return the same as ``looks_alike`` for a gradient on a device, where the shape must be equal too."""
+    """Return whether ``grad``, on a device, has the type, shape and layout of the last gradient of ``slot``.
+
+    Unlike ``looks_alike``, this function always compares the shapes.
+    """
     return (
         grad.dtype is slot.dtype
         and grad.device == slot.device

@@ -1,4 +1,4 @@
-"""Reduces sparse tensors by gathering the entries of all ranks; entries with equal indices add up when coalesced."""
+"""Reduces sparse tensors by gathering the entries of all ranks. Coalescing then adds entries with equal indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from ddlcore.types import Average, ReduceOp, Sum
 
 
 class SparseHandle:
-    """A sparse allreduce in flight. Calling the handle waits for the result, as Horovod scripts expect."""
+    """The handle of a sparse allreduce in flight.
+
+    Calling the handle waits for the result, as Horovod scripts expect.
+    """
 
     def __init__(
         self,
@@ -56,9 +59,10 @@ class SparseHandle:
     __call__ = wait
 
     def send_values_again(self) -> None:
-        """Gather the values again after a MismatchError, because another rank took the tensor for a dense one.
+        """Gather the values again after a MismatchError, because another rank treated the tensor as dense.
 
-        The indices are still in flight, because that other rank has not submitted them yet.
+        The indices need not be gathered again: their allgather is still in flight, because the other rank has not
+        submitted it yet.
         """
         self._values = self._gather_values()
 
@@ -66,8 +70,8 @@ class SparseHandle:
 def _mean_of_integers(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int) -> torch.Tensor:
     """Return the exact mean of sparse integers, truncated toward zero and coalesced.
 
-    Entries of one index are added before their sum is divided by ``divisor``. Each value is split into two halves of 32
-    bits, whose sums cannot overflow; the halves are divided by long division.
+    Entries with the same index are added before their sum is divided by ``divisor``. Each value is split into two
+    halves of 32 bits, whose sums cannot overflow. The halves are divided by long division.
     """
     wide = values.to(torch.int64)
     halves = [
@@ -87,10 +91,11 @@ def _mean_of_integers(indices: torch.Tensor, values: torch.Tensor, shape: torch.
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int | None, process_set: ProcessSet = global_process_set
 ) -> SparseHandle:
-    """Start the Sum or Average of sparse COO tensors of equal shape; the ranks may store different entries.
+    """Start the Sum or Average of sparse COO tensors of equal shape. The ranks may store different entries.
 
-    All members must call it. Any thread may call it. ``wait`` of the returned handle returns a new sparse tensor, which
-    is coalesced only if it is an average of integers. Raises ValueError for another operation or layout.
+    All members of the process set must call this function. Any thread may call it. ``wait`` of the returned handle
+    returns a new sparse tensor, which is coalesced only if it is an average of integers. Raises ValueError for another
+    operation or layout.
     """
     return start_sparse(current_job(), tensor, name, resolve_op(op), process_set)
 
@@ -104,10 +109,11 @@ def start_sparse(
     stage_on_host: bool = False,
     submitted: Sequence[Waitable] = (),
 ) -> SparseHandle:
-    """Start the same operation as ``sparse_allreduce_async``, in the world of ``job``.
+    """Start the same operation as ``sparse_allreduce_async``, but in the world of ``job``.
 
-    ``stage_on_host``: gather a device's tensor through host memory. ``submitted``: the handles of the operations that
-    an interrupted call with the same arguments has submitted, in order; they are not submitted again.
+    ``stage_on_host``: whether to gather a device's tensor through host memory. ``submitted``: the handles of the
+    operations that an interrupted call with the same arguments has submitted, in order. These operations are not
+    submitted again.
     """
     if tensor.layout is not torch.sparse_coo:
         raise InvalidArgument(

@@ -1,7 +1,7 @@
-"""Orders ddl's work and torch's work on CUDA streams; no other file of this package touches streams.
+"""Orders ddl's work and torch's work on CUDA streams. No other file of this package uses streams.
 
-It records when a tensor is ready, and makes torch's streams wait for events of ddl's own device stream. torch cannot
-wait for an event that it has not created, so the CUDA driver is called for this wait.
+This module records when a tensor is ready, and makes torch's streams wait for events of ddl's own device stream. torch
+can wait only for events that torch has created, so this module calls the CUDA driver for this wait.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ CAPTURING = (
 
 
 class Mark(Protocol):
-    """A reusable device event that records when a tensor is ready. It can be recorded any number of times."""
+    """A reusable device event that records when a tensor is ready. ``set`` may be called any number of times."""
 
     def set(self, what: Buffer | PersistentRequest) -> None:
         """Record on the calling thread's current stream when the tensor that ``what`` describes is ready.
 
-        It is ready when the device has done all work that the thread has queued on this stream so far.
+        The tensor is ready when the device has done all work that the thread has queued on this stream so far.
         """
 
 
@@ -43,22 +43,22 @@ class Streams(Protocol):
     """The stream functions that an adapter needs for one kind of device. Any thread may call them."""
 
     def place(self, tensor: torch.Tensor) -> Device | None:
-        """Return where the tensor is: CPU, a device of this kind, or None for any other device."""
+        """Return where the tensor is: CPU, or a device of this kind. Returns None for any other device."""
 
     def mark(self, device: Device) -> Mark:
-        """Return a new object that can record on a stream of ``device`` when a tensor is ready."""
+        """Return a new object that can record, on a stream of ``device``, when a tensor is ready."""
 
     def hold(self, device: Device, owner: object) -> tuple[object, Mark]:
-        """Return two things: an object that keeps ``owner`` alive, and a Mark from a pool for a tensor on ``device``.
+        """Return an object that keeps ``owner`` alive, and a Mark from a pool for a tensor on ``device``.
 
-        When that object is freed, the Mark goes back to the pool.
+        When the returned object is freed, the Mark goes back to the pool.
         """
 
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
         """Make the calling thread's current streams wait for the device event with the handle ``event``.
 
-        The host does not wait. ``tensors``: the tensors that are used after the event; the streams of their devices
-        wait. If it is empty, the streams of all devices on which tensors have been seen wait.
+        The host does not wait. ``tensors`` are the tensors that are used after the event; the streams of their devices
+        wait. If ``tensors`` is empty, the streams of all devices on which tensors have been seen wait.
         """
 
 
@@ -106,7 +106,7 @@ class CudaStreams(Streams):
 
 
 class _CudaMark(Mark):
-    """A Mark made of a torch event, which torch creates when it is first recorded."""
+    """A Mark that consists of a torch event. torch creates the CUDA event when the Mark is first recorded."""
 
     __slots__ = ("_event", "_index", "_lock", "_orders")
 
@@ -130,7 +130,7 @@ class _CudaMark(Mark):
 
 
 class _Held:
-    """A tensor together with its Mark; when this object is freed, the Mark returns to the pool."""
+    """An object that keeps a tensor and its Mark together. When this object is freed, the Mark returns to the pool."""
 
     __slots__ = ("_free", "_mark", "tensor")
 
@@ -157,7 +157,10 @@ def _refuse_capture() -> None:
 
 
 def _wait(index: int, stream: int, event: int) -> None:
-    """Make all work that is queued on ``stream`` from now on wait for ``event``."""
+    """Make all work that is queued later on the CUDA stream ``stream`` of the GPU ``index`` wait for ``event``.
+
+    ``stream`` and ``event`` are CUDA handles.
+    """
     driver = _driver()
     # Handle 0 means the default stream of the current context, and a thread that is new to CUDA has no context yet.
     _check(driver, driver.cuCtxPushCurrent_v2(_context(index)))
@@ -174,7 +177,7 @@ def _driver() -> Any:
 
 @cache
 def _context(index: int) -> ctypes.c_void_p:
-    """Return the CUDA context that torch uses on the GPU ``index``, which is its primary context."""
+    """Return the CUDA context that torch uses on the GPU with number ``index``: the primary context of that GPU."""
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _check(driver, driver.cuDeviceGet(ctypes.byref(device), index))

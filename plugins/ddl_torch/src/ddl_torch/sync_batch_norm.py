@@ -1,8 +1,8 @@
-"""Batch normalization over the batches of all ranks, which may have different numbers of rows; runs on the CPU too.
+"""Batch normalization over the batches of all ranks. Ranks may have different numbers of rows. Runs on the CPU too.
 
-Forward gathers the mean, the squared deviations and the count of every rank and combines them in rank order (Chan,
-Golub and LeVeque 1979), so that no precision is lost to sums of squares. Backward adds two sums per channel over all
-ranks.
+Forward gathers the mean, the squared deviations and the count of every rank, and combines them in rank order (Chan,
+Golub and LeVeque 1979). This avoids the loss of precision that sums of squares would cause. Backward adds two sums per
+channel over all ranks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class SyncBatchNorm(_BatchNorm):
     """A layer that normalizes like ``torch.nn.BatchNorm1d/2d/3d``, but over the batches of all ranks together.
 
     All ranks must run their layers in the same order. Input: (rows, num_features, ...); the number of rows may differ
-    between ranks, and may be 0. In evaluation and in a world of one rank, it does the same as torch's layers. Without
-    ``track_running_stats``, evaluation uses the statistics of this rank's batch. ``momentum=None`` keeps the plain
-    average over all batches.
+    between ranks, and may be 0. In evaluation and in a world of one rank, this layer does the same as torch's layers.
+    Without ``track_running_stats``, evaluation uses the statistics of this rank's batch. With ``momentum=None``, the
+    running statistics are the plain average over all batches.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalized input, in the input's type and layout.
 
-        In training every rank must call it. Raises ValueError if the ranks together have only one value per channel.
+        In training every rank must call this method. Raises ValueError if the ranks together have only one value per
+        channel.
         """
         job = current_job() if self.training else None
         if job is None or job.size == 1:
@@ -119,7 +120,7 @@ def _as(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
 def _statistics(call: Call, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the mean and variance of each channel over the values of all ranks, and the number of values per channel.
 
-    Mean and variance are float32, or float64 if ``x`` is; the count is a float64 scalar.
+    Mean and variance are float64 if ``x`` is float64, otherwise float32. The number of values is a float64 scalar.
     """
     kind = torch.float64 if x.dtype is torch.float64 else torch.float32
     dims = [d for d in range(x.dim()) if d != 1]

@@ -1,4 +1,7 @@
-"""Asks whether all gradients of a pass look like those of the last one, in one pass in C for each property."""
+"""Checks whether all gradients of a backward pass have the types and sizes of the last pass's gradients.
+
+Each property is compared for all gradients in one loop in C.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ storage_of, address_of, address_of_storage = (
 class UsualGradients:
     """The description of the last round's gradients, in the order in which they arrived.
 
-    It is empty unless all of them were row-major and were started together.
+    A round is one reduction of all gradients. The description is empty unless all gradients were row-major and were
+    started together.
     """
 
     def __init__(self, slots: list[Slot]) -> None:
@@ -32,9 +36,9 @@ class UsualGradients:
         self._dtypes = [slot.dtype for slot in self.slots]
 
     def looks_alike(self, grads: list[Any]) -> bool:
-        """Return whether ``grads`` have last round's types and sizes, and are row-major tensors in host memory.
+        """Return whether ``grads`` are row-major, are in host memory, and match the last round's types and sizes.
 
-        Raises TypeError if one of ``grads`` is None.
+        A round is one reduction of all gradients. Raises TypeError if one of ``grads`` is None.
         """
         return (
             list(map(_count_of, grads)) == self._counts

@@ -1,4 +1,7 @@
-"""Elastic training for MXNet's Gluon: the interface of ``ddl_torch.elastic``, which Horovod lacks for MXNet."""
+"""Elastic training for MXNet's Gluon. The interface is the same as in ``ddl_torch.elastic``.
+
+Horovod has no elastic training for MXNet.
+"""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from ddlcore.api.elastic import Positions
 
 
 class ElasticSampler(Sampler):  # type: ignore[misc]  # MXNet has no types
-    """A sampler that deals the samples of an epoch to whatever ranks there are, and goes on after a change of world.
+    """A sampler that distributes the samples of an epoch among the ranks of the world.
 
-    Use it as the ``sampler`` of a Gluon DataLoader, as a keyword of ``MXNetState``, and call ``record_batch`` after each step.
-    Call ``set_epoch`` at the end of an epoch.
+    When ranks are added or lost during an epoch, the samples that are left are distributed among the new ranks. Pass
+    the sampler as ``sampler`` to a Gluon DataLoader, and as a keyword to ``MXNetState``. Call ``record_batch`` after
+    each step, and ``set_epoch`` at the end of each epoch.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -24,34 +25,34 @@ class ElasticSampler(Sampler):  # type: ignore[misc]  # MXNet has no types
 
     @property
     def epoch(self) -> int:
-        """The number of the present epoch."""
+        """The number of the current epoch."""
         return self._positions.epoch
 
     @property
     def processed_num(self) -> int:
-        """How many samples of this epoch all ranks together have processed."""
+        """The number of samples of this epoch that all ranks together have processed."""
         return self._positions.processed
 
     def reset(self) -> None:
-        """Deal the remaining samples of this epoch to the present ranks."""
+        """Distribute the samples of this epoch that are not processed yet among the ranks of the current world."""
         self._rank, self._size = rank(), size()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that all ranks have processed a batch of ``batch_size`` samples each. ``batch_idx`` is not used."""
+        """Record that each rank has processed one more batch of ``batch_size`` samples. ``batch_idx`` is not used."""
         positions = self._positions
         positions.processed = min(positions.processed + batch_size * self._size, positions.length)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch number ``epoch`` with all samples; to be called at the end of the epoch before."""
+        """Begin the epoch with the number ``epoch``, with all samples. Call this at the end of the previous epoch."""
         self._positions.epoch, self._positions.processed = epoch, 0
         self.reset()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and how many of its samples were processed."""
+        """Return {"epoch": the number of the epoch, "processed_num": the number of its processed samples}."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state`` was returned by ``state_dict``."""
+        """Continue at the epoch and the sample that ``state``, a result of ``state_dict``, describes."""
         self._positions.epoch, self._positions.processed = state["epoch"], state["processed_num"]
         self.reset()
 

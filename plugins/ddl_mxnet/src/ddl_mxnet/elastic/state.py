@@ -1,4 +1,4 @@
-"""The elastic state of a Gluon training: parameters, a trainer, other objects with a state, and plain values."""
+"""The state of an elastic training with Gluon: parameters, a trainer, other objects with a state, and plain values."""
 
 from __future__ import annotations
 
@@ -19,27 +19,32 @@ from ddlcore.api.elastic import ObjectState, State
 from ddlcore.errors import InvalidArgument
 
 ROLLBACKS = ("step", "commit")
-# Not part of what is taken over: the first belongs to this process, and Trainer.step computes the second each time.
+# Attributes of an optimizer that are not copied between ranks: ``param_dict`` belongs to this process, and
+# Trainer.step computes ``rescale_grad`` each time.
 OWN = ("param_dict", "rescale_grad")
 
 
 class MXNetState(ObjectState):
-    """The elastic state of a Gluon training: parameters, a DistributedTrainer, samplers, and plain values.
+    """The state of an elastic training with Gluon: parameters, a DistributedTrainer, samplers, and plain values.
 
-    ``net`` is a Block, or the ParameterDict of ``collect_params()``. Both arguments and each keyword become attributes.
-    Objects with ``state_dict`` and ``load_state_dict`` (an ``ElasticSampler``) keep their identity, and their state is
-    copied to all ranks; all other values are kept as in ``ObjectState``. The state of ``trainer`` consists of its
-    optimizer's arrays (momentum), update counts, settings and learning rate scheduler.
+    ``net`` is a Block, or the ParameterDict that ``collect_params()`` returns. ``net``, ``trainer`` and each keyword
+    become attributes of the state. If the value of a keyword has the methods ``state_dict`` and ``load_state_dict``, as
+    an ``ElasticSampler`` has, the object stays the same, and only its state is copied to all ranks. All other keywords
+    are plain values, which are treated as in ``ObjectState``. The state of ``trainer`` consists of the arrays of its
+    optimizer (such as momentum), the update counts, the settings and the learning rate scheduler.
 
-    ``rollback="step"``: after a failure, training goes on at the last step that any surviving rank has applied;
-    ``steps`` counts the calls of ``trainer.step()``. ``commit()`` keeps the plain values, never a copy of the
-    parameters. It is exact for training loops with one ``trainer.step()`` for each ``commit()``. ``rollback="commit"``,
-    and a state without a trainer: ``commit()`` copies everything, and after a failure all ranks go back to the newest
-    copy; ``steps`` counts commits.
+    With ``rollback="step"``, all ranks continue after a failure: at the last step that any surviving rank has applied.
+    ``steps`` counts the calls of ``trainer.step()``. ``commit()`` saves only the plain values, and makes no copy of the
+    parameters. So the state is exact only if the training loop calls ``commit()`` once for each ``trainer.step()``.
 
-    After a failure, the running statistics and the generators of numpy and of ``random`` go back to the last step that
-    was applied. MXNet cannot return the state of its own generator. Raises ValueError for invalid arguments; when
-    ``elastic.run`` begins, also for parameters without values on the rank whose state is copied.
+    With ``rollback="commit"``, and for a state without a trainer, ``commit()`` copies the whole state. After a failure,
+    all ranks go back to the newest copy. ``steps`` counts the calls of ``commit()``.
+
+    After a failure, the running statistics and the random generators of numpy and of ``random`` go back to the last
+    step that was applied. MXNet's own random generator does not go back, because MXNet cannot return its state.
+
+    Raises ValueError for invalid arguments. When ``elastic.run`` begins, also raises ValueError if a parameter has no
+    values on the rank whose state is copied to the other ranks.
     """
 
     def __init__(self, net: Any = None, trainer: Any = None, *, rollback: str = "step", **kwargs: Any) -> None:
@@ -78,14 +83,17 @@ class MXNetState(ObjectState):
     # --- steps
 
     def _stepped(self) -> None:
-        """Count a step in the call that applies it, and keep what the next, void step could change on this rank."""
+        """Count a step, and save the values that a later step could change on this rank before it fails.
+
+        ``trainer.step()`` calls this method after it has updated the parameters.
+        """
         self.steps += 1
         self._keep_local()
 
     def _keep_local(self) -> None:
-        """Keep what a forward pass and a data loader change: running statistics and random generators.
+        """Save the values that a forward pass and a data loader change: running statistics and random generators.
 
-        The copies are operations of MXNet's engine, which this thread does not wait for.
+        MXNet's engine copies the running statistics in the background. This thread does not wait for the copies.
         """
         for place, param in enumerate(self._params):
             if not param._differentiable and param._data is not None:
@@ -134,9 +142,10 @@ class MXNetState(ObjectState):
     # --- all of the state
 
     def _whole(self) -> tuple[list[Any], bytes | None, dict[str, Any]]:
-        """Return copies of the parameters' values, the trainer's state, and the other states.
+        """Return copies of the whole state: (values of the parameters, state of the trainer, states of other objects).
 
-        The first is None as long as the parameters have no values.
+        The value of a parameter is None as long as the parameter has no values. The state of the trainer is None if
+        there is no trainer. The states of other objects are a dict from keyword to state.
         """
         values = [None if param._data is None else param.list_data()[0].asnumpy() for param in self._params]
         return values, self._trainer_state(), {name: value.state_dict() for name, value in self._handled.items()}
@@ -149,9 +158,10 @@ class MXNetState(ObjectState):
         return pickle.dumps((self.trainer._updaters[0].get_states(), settings))
 
     def _take(self, values: list[Any] | None, trainer_state: bytes | None, others: dict[str, Any]) -> None:
-        """Replace everything by what ``_whole`` has returned; without ``values``, only the other states.
+        """Replace the state by copies that ``_whole`` has returned. If ``values`` is None, keep the parameters.
 
-        It waits for no other rank. What could fail comes before the first change.
+        If ``trainer_state`` is None, keep the state of the trainer. This method waits for no other rank. Before the
+        first change, the method checks the shapes and unpickles the trainer's state. So if that fails, nothing changes.
         """
         if values is not None:
             self._check_shapes(values)
@@ -194,7 +204,8 @@ class MXNetState(ObjectState):
         large: tuple[Any, Any] = (None, None)
         if behind:
             large = broadcast_object(self._whole()[:2] if is_root else None, self.root)
-        # From here on nothing waits for another rank, so a failure leaves all of root's state here or nothing of it.
+        # From here on, this rank waits for no other rank. So if another rank fails, this rank gets the whole state of
+        # the root or no part of it.
         if not is_root:
             self._take(*large, others)
         self._saved = saved
@@ -204,12 +215,16 @@ class MXNetState(ObjectState):
 
 
 def _has_state(value: object) -> bool:
-    """Return whether ``value`` gives and takes its state, as samplers do."""
+    """Return whether ``value`` has the methods ``state_dict`` and ``load_state_dict``, as an ElasticSampler has."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _update_settings(optimizer: Any, settings: dict[str, Any]) -> None:
-    """Set the attributes of ``optimizer``. The user may hold its learning rate scheduler, so that stays the same."""
+    """Set the attributes of ``optimizer`` to ``settings``, a dict from attribute to value.
+
+    If the old and the new learning rate scheduler have the same type, the optimizer keeps the old scheduler object,
+    because the user may have a reference to this object. Only the attributes of the scheduler are set.
+    """
     mine, theirs = optimizer.lr_scheduler, settings.get("lr_scheduler")
     optimizer.__dict__.update(settings)
     if mine is not None and type(mine) is type(theirs):

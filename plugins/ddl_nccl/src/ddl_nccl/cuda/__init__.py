@@ -1,4 +1,4 @@
-"""CUDA devices for ddl: fusion kernels that numba compiles, and streams, events and memory of the driver API."""
+"""CUDA devices for ddl: kernels that numba compiles, and streams, events and memory through CUDA's driver API."""
 
 from __future__ import annotations
 

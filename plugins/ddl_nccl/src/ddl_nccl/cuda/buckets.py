@@ -1,6 +1,8 @@
-"""Turns the addresses of tensors into kernel launches. In replay the tables are kept, and only the addresses change.
+"""Turns the addresses of a bucket's tensors into kernel launches.
 
-This module knows the tables and the arguments of kernels; a ``Ground`` allocates memory and launches kernels.
+A kernel reads a table of the bucket's chunks and a table of the tensors' addresses. When a bucket runs again, as in
+replay, its tables are kept, and only the addresses in them change. This module prepares the tables and the arguments of
+kernels. A ``Ground`` allocates memory and launches kernels.
 """
 
 from __future__ import annotations
@@ -21,37 +23,43 @@ BLOCK_BYTES = 32 << 10  # bytes that one block reduces or fills
 
 
 class Launch(ABC):
-    """A kernel with its number of blocks and its arguments, which can run several times."""
+    """A kernel with its number of blocks and its arguments. It can run several times."""
 
     @abstractmethod
     def set(self, index: int, value: float) -> None:
-        """Set the argument at ``index`` for all later runs."""
+        """Set the kernel's argument at the position ``index`` for all later runs."""
 
     @abstractmethod
     def run(self) -> None:
-        """Queue the kernel with its present arguments."""
+        """Queue the kernel with its current arguments."""
 
 
 class Addresses(ABC):
-    """A table of addresses in memory that kernels read."""
+    """A table of memory addresses that kernels read. ``address`` is the address of the table itself."""
 
     address: int
 
     @abstractmethod
     def fill(self, addresses: Sequence[int]) -> None:
-        """Set the table for everything that is queued from now on; almost free if the addresses have not changed."""
+        """Set the content of the table for all work that is queued from now on.
+
+        This method costs almost nothing if the addresses have not changed.
+        """
 
 
 class Ground(ABC):
-    """A device's stream, or a simulation of it, as buckets see it: memory and kernel launches."""
+    """A device's stream, or a simulation of a stream.
+
+    It has the functions that buckets need: memory and kernel launches.
+    """
 
     multiprocessors: int
 
     @abstractmethod
     def constant(self, words: array[int]) -> Any:
-        """Return memory that holds ``words``, which kernels read at its ``address``.
+        """Return memory that contains ``words``. Kernels read the words at the ``address`` of the returned object.
 
-        The memory is freed with its last reference.
+        The memory is freed when the last reference to the returned object is deleted.
         """
 
     @abstractmethod
@@ -59,17 +67,24 @@ class Ground(ABC):
 
     @abstractmethod
     def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> Launch:
-        """Return a launch of the kernel ``name`` with these arguments. Raises DeviceError if it is not available."""
+        """Return a launch of the kernel ``name`` with ``blocks`` blocks and these arguments.
+
+        Raises DeviceError if the kernel is not available.
+        """
 
     @abstractmethod
     def can_run(self, name: Name) -> bool:
-        """Return whether ``prepare`` would succeed for ``name``; if not, ``copier`` makes plain copies instead."""
+        """Return whether ``prepare`` would succeed for the kernel ``name``.
+
+        If not, ``copier`` makes plain copies instead.
+        """
 
     @abstractmethod
     def copier(self, sizes: Sequence[int]) -> Callable[[Sequence[int], Sequence[int]], None]:
-        """Return a function that copies blocks of memory without a kernel, one block for each of ``sizes``, in bytes.
+        """Return a function that copies blocks of memory without a kernel.
 
-        The function takes the addresses of the sources and the addresses of the targets.
+        ``sizes`` are the sizes of the blocks in bytes. The function takes the addresses of the sources and the
+        addresses of the targets.
         """
 
 
@@ -99,7 +114,7 @@ class Bucket:
         self._launch = ground.prepare(name, len(rows) // 4, arguments)
 
     def run(self, tensors: Sequence[int], flat: int) -> None:
-        """Queue the copy between the tensors at these addresses and the contiguous elements at ``flat``."""
+        """Queue the copy between the tensors at the addresses ``tensors`` and the contiguous elements at ``flat``."""
         if self._nothing:
             return
         self._addresses.fill(tensors)
@@ -108,7 +123,7 @@ class Bucket:
 
 
 class _Copies:
-    """The packing or the unpacking of tensors by the driver's copies, without a kernel."""
+    """The packing or the unpacking of tensors by copies that CUDA's driver makes, without a kernel."""
 
     def __init__(self, ground: Ground, counts: Sequence[int], dtype: DType, unpack: bool) -> None:
         self._tensors = [i for i, count in enumerate(counts) if count]
@@ -124,7 +139,10 @@ class _Copies:
 
 
 class CudaKernels(Kernels):
-    """The kernels of the contract, over a ``Ground``. Every call is queued there and returns immediately."""
+    """The kernels of the device contract, over a ``Ground`` (a stream).
+
+    Every call is queued and returns immediately.
+    """
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
@@ -178,7 +196,7 @@ def _pattern(dtype: DType, op: ReduceOp) -> int:
 
 
 def _identity(dtype: DType, op: ReduceOp) -> int:
-    """Return the bits of the identity element of ``op``."""
+    """Return the bits of the identity element of ``op`` for the type ``dtype``, such as those of 1 for a product."""
     bits = 8 * dtype.itemsize
     if dtype is DType.BOOL:
         return int(op in (ReduceOp.Min, ReduceOp.Product))

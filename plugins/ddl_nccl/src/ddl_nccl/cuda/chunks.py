@@ -1,4 +1,7 @@
-"""Divides a bucket among blocks: each tensor gets as many blocks as its size requires. Uses only lists and integers."""
+"""Divides a bucket among the blocks of a kernel: each tensor gets as many blocks as its size requires.
+
+This module uses only lists and integers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ WAVES = 4  # blocks for each multiprocessor that a bucket should have, unless ch
 
 
 def chunk_bytes(nbytes: int, multiprocessors: int) -> int:
-    """Return the size of chunks for a bucket of ``nbytes``: a power of two between LEAST_BYTES and MOST_BYTES."""
+    """Return the size of a chunk, in bytes, for a bucket of ``nbytes`` bytes.
+
+    The size is a power of two between LEAST_BYTES and MOST_BYTES. One block of a kernel handles one chunk.
+    """
     size = MOST_BYTES
     while size > LEAST_BYTES and nbytes < size * multiprocessors * WAVES:
         size >>= 1
@@ -21,8 +27,9 @@ def chunk_bytes(nbytes: int, multiprocessors: int) -> int:
 def table(counts: Sequence[int], per_chunk: int) -> array[int]:
     """Return a table with a row of four words for each chunk of up to ``per_chunk`` elements.
 
-    ``counts`` are the tensors' element counts; empty tensors have no row. A row is: tensor, first element in the
-    tensor, number of elements, first element in the contiguous run.
+    ``counts`` are the tensors' element counts; empty tensors have no row. A row contains: the index of the tensor, the
+    position of the chunk's first element in the tensor, the chunk's number of elements, and the position of its first
+    element in the bucket's contiguous memory.
     """
     rows = array("q")
     place = 0

@@ -1,4 +1,7 @@
-"""Finds a kernel's code in the cache on disk, or has it compiled and keeps it there; knows nothing of its content."""
+"""Finds a kernel's compiled code in the cache on disk, or has the kernel compiled and stores the code there.
+
+This module does not look into the code.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _COMPILING: Final = threading.Lock()
 
 @functools.cache
 def _key() -> str:
-    """Return a key that changes whenever the sources or the compiler change."""
+    """Return a key that changes whenever the sources of the kernels or the compiler change."""
     digest = hashlib.sha256()
     for source in (
         *(Path(__file__).with_name(name) for name in SOURCES),
@@ -45,10 +48,11 @@ def _key() -> str:
 
 
 def obtain(name: Name, capability: tuple[int, int], cache_dir: str = "") -> bytes:
-    """Return the code of the kernel ``name``, which the driver can load. Any thread may call this.
+    """Return the compiled code of the kernel ``name``, which CUDA's driver can load. Any thread may call this function.
 
-    The first caller on a machine compiles the kernel, which takes one or two seconds. Raises NoCompiler if the code is
-    not in the cache and cannot be compiled.
+    ``capability`` is the device's compute capability, such as (9, 0). If ``cache_dir`` is empty, the default cache
+    directory is used. The first caller on a machine compiles the kernel, which takes one or two seconds. Raises
+    NoCompiler if the code is not in the cache and there is no compiler.
     """
     file = f"cuda-{_key()}-sm{capability[0]}{capability[1]}-{name}.bin"
     image = find(file, cache_directories(cache_dir))

@@ -1,8 +1,9 @@
-"""Compiles kernels to PTX with numba's CUDA compiler, which needs no GPU; only this file runs that compiler.
+"""Compiles kernels to PTX with numba's CUDA compiler, which needs no GPU. Only this file runs that compiler.
 
-The parts of numba that are used here are the same in its built-in ``numba.cuda`` and in the package numba-cuda:
-``compile_ptx``, ``intrinsic``, and the indexes of thread and block. Kernels call no device functions, not even Python's
-``min``: numba compiles each of them for the device that is present, and so asks for a device.
+This module uses only those parts of numba that are the same in its built-in ``numba.cuda`` and in the package
+numba-cuda: ``compile_ptx``, ``intrinsic``, and the indexes of thread and block. Kernels call no device functions, not
+even Python's ``min``. numba would compile each such function for the device that is present, and so would need a
+device.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ _UP_TO_HOPPER = (8, 0)
 
 
 class NoCompiler(RuntimeError):
-    """An error because there is no compiler. The message says what is missing and how to install it."""
+    """Raised if there is no compiler. The message says which part is missing and how to install it."""
 
 
 class KernelError(RuntimeError):
-    """An error because the compiler rejects a kernel, or does not know the device."""
+    """Raised if the compiler rejects a kernel, or does not know the device."""
 
 
 class _Nvvm:
-    """The machine for ``kernels.build`` whose functions run on the device."""
+    """The ``Machine`` (see kernels.py) whose functions run on the device."""
 
     def __init__(self) -> None:
         import numba
@@ -74,7 +75,10 @@ class _Nvvm:
 
 @contextlib.contextmanager
 def _numpy_before_25() -> Iterator[None]:
-    """Provide numpy's ``row_stack``, which numba-cuda up to 0.30 uses at its first compilation and numpy 2.5 lacks."""
+    """Provide NumPy's ``row_stack`` inside a ``with`` block.
+
+    numba-cuda up to 0.30 uses ``row_stack`` at its first compilation, and NumPy 2.5 no longer has this function.
+    """
     import numpy
 
     module: Any = numpy
@@ -89,9 +93,10 @@ def _numpy_before_25() -> Iterator[None]:
 
 
 def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
-    """Return the kernel as PTX for devices of that compute capability or later; its entry is ``str(name)``.
+    """Return the kernel as PTX for devices of the compute capability ``capability`` or later.
 
-    Raises NoCompiler, which says what to install, if numba's CUDA compiler cannot run, and KernelError if it fails.
+    The name of the kernel in the PTX is ``str(name)``. Raises NoCompiler, which says what to install, if numba's CUDA
+    compiler cannot run, and KernelError if the compilation fails.
     """
     try:
         code = _Nvvm().ptx(name, capability)
@@ -106,10 +111,10 @@ def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
 
 
 def _version(found: re.Match[str], capability: tuple[int, int]) -> str:
-    """Return the version line for the PTX: the lowest version that knows the device, but not above the compiler's own.
+    """Return the version line for the PTX, with the lowest version that knows the device.
 
-    Linkers and drivers refuse PTX of a later version than their own, even if the code needs nothing new. ``found`` is
-    the compiler's own line.
+    The version is never later than the compiler's own. Linkers and drivers refuse PTX of a later version than their
+    own, even if the code needs nothing new. ``found`` is the match of the version line that the compiler has written.
     """
     own = (int(found[1]), int(found[2]))
     least = _KNOWN_SINCE.get(capability, _UP_TO_HOPPER if capability <= (9, 0) else own)
@@ -117,7 +122,7 @@ def _version(found: re.Match[str], capability: tuple[int, int]) -> str:
 
 
 def compile_image(name: Name, capability: tuple[int, int]) -> bytes:
-    """Return machine code for this device if NVIDIA's linker is installed, else PTX, which the driver translates.
+    """Return machine code for this device if NVIDIA's linker is installed, otherwise PTX, which the driver translates.
 
     A driver refuses PTX of a later version than its own, but loads machine code of the same major version of CUDA.
     """
@@ -126,7 +131,10 @@ def compile_image(name: Name, capability: tuple[int, int]) -> bytes:
 
 
 def assembled(code: bytes, name: str, capability: tuple[int, int]) -> bytes:
-    """Return the PTX ``code`` as machine code, or empty bytes if it cannot be translated here."""
+    """Return the PTX ``code`` translated to machine code, or empty bytes if it cannot be translated on this machine.
+
+    ``name`` is the kernel's name in the linker's messages.
+    """
     try:
         from cuda.bindings import nvjitlink as linker
     except ImportError:

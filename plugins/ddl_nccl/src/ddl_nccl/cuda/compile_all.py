@@ -40,7 +40,10 @@ class Report:
 
 
 def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> Report:
-    """Compile one kernel and return the report. Raises NoCompiler if there is no compiler."""
+    """Compile one kernel and return the report. Raises NoCompiler if there is no compiler.
+
+    If ``assemble`` is true, the PTX is also translated to machine code if possible.
+    """
     start = time.perf_counter()
     code = compile_ptx(name, capability)
     image = assembled(code.encode(), str(name), capability) if assemble else b""
@@ -57,7 +60,7 @@ def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> R
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit code."""
+    """Run the command with the command-line ``arguments``, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m ddl_nccl.cuda.compile_all", description=__doc__)
     parser.add_argument("--capability", default="9.0", help="compute capability of the devices (default: %(default)s)")
     parser.add_argument("--ptx-only", action="store_true", help="do not translate further, which takes longer")

@@ -1,4 +1,4 @@
-"""The calls of CUDA's driver that ddl makes, in one class over cuda-bindings; tests replace this class.
+"""The calls of CUDA's driver that ddl makes, in one class over cuda-bindings. Tests replace this class.
 
 Handles and addresses are numbers. Every call leaves the calling thread's current context as it was, because that
 context belongs to the user's framework.
@@ -39,8 +39,8 @@ FIXES = {
 def failure(what: str, code: int, name: str = "", detail: str = "") -> DeviceError:
     """Return the error for the CUresult ``code``: what failed, what CUDA says about the code, and what to do.
 
-    ``name`` and ``detail`` are CUDA's name and text for the code. No other function of this module translates a
-    CUresult.
+    ``what`` names the action that failed. ``name`` and ``detail`` are CUDA's name and text for the code. No other
+    function of this module translates a CUresult.
     """
     known = f"{name}: {detail}" if name and detail else name or f"error {code}"
     fix = FIXES.get(code)
@@ -49,7 +49,7 @@ def failure(what: str, code: int, name: str = "", detail: str = "") -> DeviceErr
 
 @dataclass(frozen=True)
 class Facts:
-    """The properties of one device."""
+    """The properties of one CUDA device."""
 
     name: str
     identity: str
@@ -59,7 +59,10 @@ class Facts:
 
 
 class _Pushed:
-    """A context manager that makes a context current; a class, because a generator takes twice the time."""
+    """A context manager that makes the CUDA context ``context`` current.
+
+    This is a class, because a generator takes twice the time.
+    """
 
     __slots__ = ("_context", "_cu")
 
@@ -78,7 +81,7 @@ class _Pushed:
 class Driver:
     """One CUDA device, used through the driver API. Any thread may use it.
 
-    Call ``open`` first; only ``count`` may be called before it.
+    Call ``open`` first; only ``count`` may be called before ``open``.
     """
 
     def __init__(self) -> None:
@@ -90,12 +93,15 @@ class Driver:
     # --- the device
 
     def count(self) -> int:
-        """Return how many devices CUDA sees. Raises DeviceError if there is no driver."""
+        """Return the number of devices that CUDA sees. Raises DeviceError if there is no driver."""
         self._load()
         return int(self._ask("cuDeviceGetCount", "counting devices"))
 
     def open(self, index: int) -> Facts:
-        """Retain the device's primary context, which all frameworks use, and return the device's properties."""
+        """Retain the primary context of the device with number ``index``, and return the device's properties.
+
+        All frameworks use the primary context.
+        """
         seen = self.count()
         if index >= seen:
             raise DeviceError(f"CUDA: there is no cuda:{index}, this process sees {seen} device(s); {FIXES[101]}")
@@ -122,15 +128,15 @@ class Driver:
         return Facts(name, uuid, (major, minor), multiprocessors, (version // 1000, version % 1000 // 10))
 
     def memory(self) -> tuple[int, int]:
-        """Return the free and the total bytes of the device."""
+        """Return the number of free bytes and the total number of bytes of the device."""
         with self.current():
             free, total = self._ask("cuMemGetInfo", "asking for free memory")
         return int(free), int(total)
 
     def current(self) -> Any:
-        """Return a context manager in which the device's context is current for the calling thread.
+        """Return a context manager inside which the device's CUDA context is current for the calling thread.
 
-        Entering it once around several calls is cheaper than letting each of them enter it.
+        Entering this context manager once around several calls is cheaper than letting each call enter it.
         """
         code, context = self._cu.cuCtxGetCurrent()
         if not code and int(context) == self._context:
@@ -140,36 +146,36 @@ class Driver:
     # --- streams and events
 
     def create_stream(self) -> int:
-        """Create a stream that does not synchronize with the default stream."""
+        """Create a stream that does not synchronize with the default stream, and return its handle."""
         with self.current():
             flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING.value
             return int(self._ask("cuStreamCreate", "making a stream", flags))
 
     def destroy_stream(self, stream: int) -> None:
-        """Destroy the stream. Work that is queued on it still runs."""
+        """Destroy the stream. Work that is queued on the stream still runs."""
         with self.current():
             self._ask("cuStreamDestroy", "closing a stream", stream)
 
     def create_event(self) -> int:
-        """Create an event without timing, because events with timing cost more."""
+        """Create an event without timing, and return its handle. Events with timing cost more."""
         with self.current():
             flags = self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
             return int(self._ask("cuEventCreate", "making an event", flags))
 
     def destroy_event(self, event: int) -> None:
-        """Destroy the event. Streams that already wait for it still do so."""
+        """Destroy the event. Streams that already wait for the event still wait for it."""
         with self.current():
             self._ask("cuEventDestroy", "letting go of an event", event)
 
     def record(self, event: int, stream: int) -> None:
-        """Record the event on the stream. The event is done when everything that was queued there before has run."""
+        """Record the event on the stream. The event is done when all work queued earlier on this stream has run."""
         with self.current():
             self._ask("cuEventRecord", "recording an event", event, stream)
 
     def record_all(self, event: int, stream: int) -> None:
-        """Record the event so that it is done when everything queued so far, on any stream of the process, has run.
+        """Record the event so that it is done when all work queued so far, on any stream of the process, has run.
 
-        Before CUDA 12.5 this call itself waits until everything has run. ``stream``: any idle stream.
+        Before CUDA 12.5 this call itself waits until all that work has run. ``stream`` may be any idle stream.
         """
         call = getattr(self._cu, "cuCtxRecordEvent", None)
         with self.current():
@@ -181,7 +187,7 @@ class Driver:
             self._ask("cuEventRecord", "recording an event", event, stream)
 
     def synchronise(self) -> None:
-        """Wait until everything queued so far, on any stream of the process, has run."""
+        """Wait until all work queued so far, on any stream of the process, has run."""
         with self.current():
             self._ask("cuCtxSynchronize", "waiting for the device")
 
@@ -191,7 +197,7 @@ class Driver:
             self._ask("cuStreamWaitEvent", "waiting for an event", stream, event, 0)
 
     def done(self, event: int) -> bool:
-        """Return whether the work before the event, as it was last recorded, has run."""
+        """Return whether all work queued before the last recording of the event has run."""
         with self.current():
             if not hasattr(self._asked, "before"):
                 self._spare_captures()
@@ -203,10 +209,10 @@ class Driver:
         raise self._failure("the work before an event", code)
 
     def _spare_captures(self) -> None:
-        """Keep this thread's event queries from ending a capture of a CUDA graph on another thread.
+        """Prevent this thread's event queries from ending a capture of a CUDA graph on another thread.
 
-        CUDA ends such a capture unless the querying thread has set its capture mode to thread-local. This sets the mode
-        of ddl's own threads, and does not change that of a user's thread.
+        CUDA ends such a capture unless the querying thread has set its capture mode to thread-local. This method sets
+        the mode of ddl's own threads, and does not change the mode of a user's thread.
         """
         self._asked.before = True
         exchange = getattr(self._cu, "cuThreadExchangeStreamCaptureMode", None)
@@ -216,7 +222,10 @@ class Driver:
     # --- memory
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Allocate device memory, which may be used by everything that is queued on the stream after this call."""
+        """Allocate device memory and return its address.
+
+        All work that is queued on the stream after this call may use the memory.
+        """
         with self.current():
             if self._pools:
                 code, address = self._cu.cuMemAllocAsync(nbytes, stream)
@@ -227,7 +236,7 @@ class Driver:
         return int(address)
 
     def free(self, address: int, stream: int) -> None:
-        """Free the memory after everything queued on the stream so far has run."""
+        """Free the memory at ``address`` when all work queued on the stream so far has run."""
         with self.current():
             if self._pools:
                 self._ask("cuMemFreeAsync", "freeing memory", address, stream)
@@ -235,7 +244,7 @@ class Driver:
                 self._ask("cuMemFree", "freeing memory", address)
 
     def pin(self, nbytes: int) -> int:
-        """Allocate host memory that devices can access directly."""
+        """Allocate pinned host memory, which devices can access directly, and return its address."""
         with self.current():
             code, address = self._cu.cuMemHostAlloc(nbytes, 1)  # PORTABLE: for all devices
             if code:
@@ -243,17 +252,20 @@ class Driver:
         return int(address)
 
     def unpin(self, address: int) -> None:
-        """Free pinned memory that is no longer in use. This may wait for the device."""
+        """Free the pinned memory at ``address``, which must no longer be in use. This call may wait for the device."""
         with self.current():
             self._ask("cuMemFreeHost", "freeing pinned memory", address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy from ``source`` to ``target``; each of them is device memory or pinned host memory."""
+        """Queue a copy of ``nbytes`` bytes from ``source`` to ``target``.
+
+        Each is device memory or pinned host memory.
+        """
         with self.current():
             self._ask("cuMemcpyAsync", f"copying {nbytes} bytes", target, source, nbytes, stream)
 
     def copy_many(self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: int) -> None:
-        """Queue several copies, in one call if the driver supports it (CUDA 12.8), and otherwise one by one."""
+        """Queue several copies: in one call if the driver supports this (CUDA 12.8), and otherwise one by one."""
         with self.current():
             if self._copy_bucket(targets, sources, sizes, stream):
                 return
@@ -277,18 +289,19 @@ class Driver:
     # --- kernels
 
     def load(self, image: bytes, entry: str) -> Any:
-        """Load compiled code into the device, and return its kernel ``entry``.
+        """Load compiled code into the device, and return the code's kernel ``entry``.
 
-        ``image`` is PTX, or machine code for this device. It stays loaded as long as the device's context.
+        ``image`` is PTX, or machine code for this device. The code stays loaded as long as the device's context exists.
         """
         with self.current():
             module = self._ask("cuModuleLoadData", f"loading the kernel {entry}", image)
             return self._ask("cuModuleGetFunction", f"finding the kernel {entry}", module, entry.encode())
 
     def launch(self, function: Any, blocks: int, threads: int, stream: int, parameters: int) -> None:
-        """Queue the kernel ``function`` on the stream.
+        """Queue the kernel ``function`` on the stream, with ``blocks`` blocks of ``threads`` threads.
 
-        ``parameters`` is the address of an array of pointers to the arguments, which are copied before this returns.
+        ``parameters`` is the address of an array of pointers to the arguments. The arguments are copied before this
+        call returns.
         """
         with self.current():
             (code,) = self._cu.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)

@@ -1,4 +1,4 @@
-"""Emits LLVM code that converts vectors of elements: with a scale, to the type of a reduction, and back.
+"""Emits LLVM code that converts vectors of elements to the type of a reduction, and back, with a scale.
 
 The same code runs on the device and, for tests, on the host's processor. This module is imported only for compiling.
 """
@@ -17,10 +17,11 @@ _ELEMENTS = Elements()
 
 
 def convert(b: Any, x: Value, source: DType, target: DType, scale: Value) -> Value:
-    """Return the elements times ``scale`` (a float64) as ``target``.
+    """Emit code that multiplies the elements ``x`` by ``scale`` and converts them from ``source`` to ``target``.
 
-    Floats of up to 32 bits are multiplied in float32, all others in float64. Integers that are converted without a
-    scale stay exact, and wrap around if they do not fit.
+    Returns the converted elements. ``b`` is the LLVM builder, and ``scale`` is a float64. Floats of up to 32 bits are
+    multiplied in float32, all other elements in float64. Integers that are converted without a scale stay exact, and
+    wrap around if they do not fit.
     """
     n = x.type.count
     if source in THROUGH_FLOAT and target in THROUGH_FLOAT:
@@ -35,12 +36,18 @@ def convert(b: Any, x: Value, source: DType, target: DType, scale: Value) -> Val
 
 
 def widen(b: Any, x: Value, dtype: DType, scale: Value) -> Value:
-    """Return the elements times ``scale`` in the type of the reduction: 16-bit floats in float32, others unchanged."""
+    """Emit code that multiplies the elements ``x`` by ``scale``, and return the results in the type of the reduction.
+
+    That type is float32 for 16-bit floats, and ``dtype`` for all other elements.
+    """
     if dtype in SHORT_FLOATS:
         return b.fmul(_ELEMENTS.to_float(b, x, dtype), splat(b, b.fptrunc(scale, F32), x.type.count))
     return convert(b, x, dtype, dtype, scale)
 
 
 def rescale(b: Any, x: Value, dtype: DType, scale: Value) -> Value:
-    """Return widened elements times ``scale``, converted back to their stored type ``dtype``."""
+    """Emit code that multiplies reduced elements by ``scale`` and converts them back to their stored type ``dtype``.
+
+    The elements ``x`` have the type that ``widen`` gives. Returns the converted elements.
+    """
     return convert(b, x, DType.F32 if dtype in SHORT_FLOATS else dtype, dtype, scale)

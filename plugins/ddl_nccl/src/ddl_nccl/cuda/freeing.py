@@ -1,6 +1,6 @@
-"""Frees device memory in a thread, when the device has finished everything that was queued before, on any stream.
+"""Frees device memory in a thread, when the device has finished all work that was queued earlier, on any stream.
 
-The memory becomes tensors of a framework, whose kernels run on streams that ddl does not know. So the streams of ddl
+The memory becomes tensors of a framework, whose kernels run on streams that ddl does not know. So ddl's own streams
 cannot tell when the memory is out of use.
 """
 
@@ -22,8 +22,8 @@ log = logging.getLogger("ddl")
 class Freeing:
     """A thread that frees device memory. Any thread and any finalizer may call ``let_go``, which never blocks.
 
-    ``record_all`` returns an event that is done when everything queued so far in the process has run; ``free`` frees
-    the memory at an address.
+    ``record_all`` returns an event that is done when all work queued so far in the process has run. ``free`` frees the
+    memory at an address.
     """
 
     def __init__(self, device: Device, record_all: Callable[[], Event], free: Callable[[int], None]) -> None:
@@ -36,19 +36,25 @@ class Freeing:
         self._thread.start()
 
     def let_go(self, address: int) -> None:
-        """Free the device memory at ``address`` later. Only work that is queued on the device may still use it."""
+        """Free the device memory at ``address`` later.
+
+        Only work that is already queued on the device may still use the memory.
+        """
         self._gone.put(address)
 
     def settle(self, timeout_s: float) -> bool:
-        """Block until the memory passed to ``let_go`` so far is free. Return False if ``timeout_s`` passes first."""
+        """Wait until all memory passed to ``let_go`` so far is free.
+
+        Return False if ``timeout_s`` seconds pass first.
+        """
         free = threading.Event()
         self._gone.put(free)
         return free.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Free all memory that the device stops using within ``timeout_s``, and end the thread.
+        """Free all memory that the device stops using within ``timeout_s`` seconds, and end the thread.
 
-        Other memory is freed with the process.
+        All other memory is freed when the process ends.
         """
         self._gone.put(None)
         self._thread.join(timeout_s)

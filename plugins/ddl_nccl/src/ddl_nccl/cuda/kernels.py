@@ -1,9 +1,9 @@
-"""The kernels as numba sees them: which thread moves what, and in which widths; primitives handle element types.
+"""The kernels, written as Python functions for numba: they decide which thread moves which bytes, and in which widths.
 
 One launch handles a bucket. Each block finds its chunk of one tensor in the bucket's table, and its threads share the
-chunk. Addresses and sizes are int64. A ``Machine`` makes the functions run: NVVM, or the simulator in tests. This
-module is imported only for compiling. Kernels do not call Python's built-in functions, because numba would ask for the
-present device.
+chunk. Primitives (see primitives.py) handle element types. Addresses and sizes are int64. A ``Machine`` provides the
+functions that run a primitive: on the device, or on the host in tests. This module is imported only for compiling.
+Kernels do not call Python's built-in functions, because numba would then ask for the present device.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ _cuda: Any = numba.cuda  # the simulator replaces this name by its own module
 
 
 class Machine(Protocol):
-    """An object that makes the functions which kernels call. Only ``build`` uses it."""
+    """An object that provides the functions which kernels call. Only ``build`` uses it."""
 
     def step(self, primitive: Primitive) -> Function:
-        """Return a function that kernels can call with the primitive's arguments."""
+        """Return a function that kernels can call with the arguments of ``primitive``."""
         ...
 
 
 def build(name: Name, machine: Machine) -> Function:
-    """Return the kernel ``name``, not yet compiled. ``name.arguments`` are the types of its arguments."""
+    """Return the kernel ``name`` as a function that is not compiled yet.
+
+    ``name.arguments`` are the types of its arguments.
+    """
     return {"copy": _copy, "convert": _convert, "reduce": _reduce, "fill": _fill}[name.verb](name, machine)
 
 
@@ -90,7 +93,7 @@ def _copy(name: Name, machine: Machine) -> Function:
 
 
 def _convert(name: Name, machine: Machine) -> Function:
-    """Return the kernel that converts between tensors and a contiguous run of another type, with a scale.
+    """Return the kernel that converts between tensors and one contiguous run of elements of another type, with a scale.
 
     Chunks are counted in elements.
     """
@@ -138,9 +141,9 @@ def _convert(name: Name, machine: Machine) -> Function:
 
 
 def _reduce(name: Name, machine: Machine) -> Function:
-    """Return the kernel that reduces several sources of one length into a target.
+    """Return the kernel that reduces several sources of the same length into one target.
 
-    Each block handles ``share`` elements.
+    Each block handles ``share`` elements; ``share`` is an argument of the kernel.
     """
     (dtype,) = name.dtypes
     size = dtype.itemsize
@@ -183,7 +186,7 @@ def _reduce(name: Name, machine: Machine) -> Function:
 def _fill(name: Name, machine: Machine) -> Function:
     """Return the kernel that fills memory with one element.
 
-    ``pattern`` is the element, repeated until it fills 8 bytes. Each block fills ``share`` bytes.
+    The kernel's argument ``pattern`` is the element, repeated until it fills 8 bytes. Each block fills ``share`` bytes.
     """
     vector, byte = machine.step(filler(VECTOR)), machine.step(filler(1))
 

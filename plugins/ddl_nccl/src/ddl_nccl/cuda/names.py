@@ -1,4 +1,4 @@
-"""The names of all kernels, and the arguments of each; knows nothing of how they are compiled."""
+"""The names of all kernels, and the argument types of each kernel. The kernels themselves are in kernels.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ARGUMENTS = {"copy": "qqqqd", "convert": "qqqqd", "reduce": "qqqqqdd", "fill": "
 class Name:
     """The name of one kernel.
 
-    ``dtypes`` holds the source and target types of a conversion, the one type of a reduction, and is otherwise empty.
+    ``dtypes`` contains the source type and the target type of a conversion, or the one type of a reduction. Otherwise
+    it is empty. ``op`` is the operation of a reduction.
     """
 
     verb: str  # copy, convert, reduce, fill
@@ -32,7 +33,7 @@ class Name:
 
     @property
     def arguments(self) -> str:
-        """The types of the kernel's arguments: q is int64, d is float64."""
+        """The types of the kernel's arguments, one letter for each: q is int64, d is float64."""
         return ARGUMENTS[self.verb]
 
     def __str__(self) -> str:
@@ -45,17 +46,23 @@ FILL = Name("fill")
 
 
 def conversion(source: DType, target: DType, scale: float) -> Name:
-    """Return the name of the kernel that packs or unpacks tensors, and converts them from ``source`` to ``target``."""
+    """Return the name of the kernel that packs or unpacks tensors, and converts them from ``source`` to ``target``.
+
+    If the types are equal and ``scale`` is 1.0, this is the kernel that only copies.
+    """
     return COPY if source == target and scale == 1.0 else Name("convert", (source, target))
 
 
 def reduction(dtype: DType, op: ReduceOp) -> Name:
-    """Return the name of the kernel that reduces several sources of one type."""
+    """Return the name of the kernel that reduces several sources of the type ``dtype`` by the operation ``op``."""
     return Name("reduce", (dtype,), op)
 
 
 def catalogue() -> Iterator[Name]:
-    """Yield the names of all kernels that a job may need. Other conversions are compiled when they are first used."""
+    """Yield the names of the kernels that jobs usually need.
+
+    Kernels for other conversions are compiled at first use.
+    """
     yield COPY
     yield FILL
     for dtype in DType:

@@ -1,7 +1,7 @@
 """The basic steps of kernels, as LLVM code over raw addresses: load, convert, combine, store.
 
-Each step is emitted by one function, for NVVM with pointers to device memory, or for the host's processor in tests.
-This module is imported only for compiling.
+Each step is emitted by one function, either for NVVM with pointers to device memory, or for the host's processor in
+tests. This module is imported only for compiling.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ Emit = Callable[[Any, int, list[Value]], Value]  # builder, address space, argum
 
 @dataclass(frozen=True)
 class Primitive:
-    """A step of a kernel. In ``arguments`` and ``result``, q is int64 and d is float64; an empty result means none."""
+    """A basic step of a kernel, as LLVM code that ``emit`` makes.
+
+    ``arguments`` and ``result`` give the types, one letter for each: q is int64, d is float64. An empty ``result``
+    means that the step returns nothing.
+    """
 
     name: str
     arguments: str
@@ -33,15 +37,19 @@ class Primitive:
 
 
 def unit_of(*sizes: int) -> int:
-    """Return how many elements one step handles: as many as fill 16 bytes in the smallest of the types.
+    """Return the number of elements that one step handles: as many as fill 16 bytes in the smallest of the types.
 
-    ``sizes`` are the types' sizes in bytes. Thus no access of a step is narrower than 16 bytes.
+    ``sizes`` are the sizes of the types in bytes. With this number, no memory access of a step is narrower than 16
+    bytes.
     """
     return VECTOR // min(sizes)
 
 
 def groups_of(*sizes: int) -> int:
-    """Return how many units (see ``unit_of``) one thread loads at once: fewer if a unit has several vectors."""
+    """Return the number of units (see ``unit_of``) that one thread loads at once.
+
+    The number is smaller if a unit has several vectors of 16 bytes. ``sizes`` are the sizes of the types in bytes.
+    """
     return max(1, GROUPS * min(sizes) // max(sizes))
 
 
@@ -54,7 +62,10 @@ def _plus(b: Any, address: Value, nbytes: int) -> Value:
 
 
 def _joined(b: Any, parts: list[Value]) -> Value:
-    """Return one vector that concatenates ``parts``, whose number is a power of two."""
+    """Emit code that concatenates the vectors ``parts``, and return the result.
+
+    The number of parts is a power of two.
+    """
     while len(parts) > 1:
         n = 2 * parts[0].type.count
         order = ir.Constant(vector(I32, n), list(range(n)))
@@ -63,10 +74,10 @@ def _joined(b: Any, parts: list[Value]) -> Value:
 
 
 def _load(b: Any, space: int, address: Value, element: Any, n: int, align: int) -> Value:
-    """Return ``n`` elements, loaded from ``address``.
+    """Emit code that loads ``n`` elements from ``address``, and return the elements.
 
-    If ``align`` is 16, they fill whole vectors of 16 bytes, each of which is loaded by one access. If it is less, ``n``
-    is 1.
+    If ``align`` is 16, the elements fill whole vectors of 16 bytes, and each vector is loaded by one access. If
+    ``align`` is less than 16, ``n`` is 1.
     """
     if align < VECTOR:
         value = b.load(_at(b, space, address, element), align=align)
@@ -98,7 +109,10 @@ def _store(b: Any, space: int, address: Value, x: Value, align: int) -> None:
 
 
 def _packed(b: Any, x: Value, first: int, lanes: int) -> Value:
-    """Return a word of 64 bits that holds ``lanes`` elements of ``x``, from the element ``first`` on."""
+    """Emit code that packs ``lanes`` elements of ``x``, from the element ``first`` on, into a word of 64 bits.
+
+    Returns that word.
+    """
     element = x.type.element
     if _size(element) >= 4:
         order = ir.Constant(vector(I32, lanes), list(range(first, first + lanes)))
@@ -129,7 +143,7 @@ def word() -> Primitive:
 def mover(width: int, groups: int) -> Primitive:
     """Return the primitive ``move(target, source, step)``, which copies ``width`` bytes, ``groups`` times.
 
-    From one copy to the next, both addresses grow by ``step`` bytes. They are aligned to ``width``.
+    After each copy, both addresses grow by ``step`` bytes. Both addresses are aligned to ``width``.
     """
     kind = vector(I64, 2) if width == VECTOR else ir.IntType(8 * width)
 
@@ -149,9 +163,9 @@ def mover(width: int, groups: int) -> Primitive:
 def shifter(groups: int) -> Primitive:
     """Return the primitive ``shift(target, source, step, apart)``, which copies 16 bytes, ``groups`` times.
 
-    The bytes begin ``apart`` (1 to 15) bytes after ``source``. From one copy to the next, both addresses grow by
-    ``step`` bytes. They are multiples of 16: each copy loads two vectors, and joins the end of the first to the
-    beginning of the second.
+    The copied bytes begin ``apart`` (1 to 15) bytes after ``source``. After each copy, both addresses grow by ``step``
+    bytes. Both addresses are multiples of 16. So each copy loads two vectors, and joins the end of the first vector to
+    the beginning of the second vector.
     """
     kind = vector(I64, 2)
 
@@ -183,7 +197,7 @@ def shifter(groups: int) -> Primitive:
 def filler(width: int) -> Primitive:
     """Return the primitive ``fill(target, pattern)``, which stores the low ``width`` bytes of ``pattern``.
 
-    For a ``width`` of 16 it stores all 8 bytes of ``pattern`` twice. ``target`` is aligned to ``width``.
+    If ``width`` is 16, it stores all 8 bytes of ``pattern`` twice. ``target`` is aligned to ``width``.
     """
 
     def emit(b: Any, space: int, args: list[Value]) -> None:
@@ -199,11 +213,16 @@ def filler(width: int) -> Primitive:
 
 
 def converter(source: DType, target: DType, form: str) -> Primitive:
-    """Return the primitive that converts elements as ``elements.convert`` does.
+    """Return the primitive that converts elements from ``source`` to ``target`` with a scale, as ``elements.convert``.
 
-    It is ``convert(target, source, scale, target_step, source_step)``. ``form``: "wide" (``groups_of`` units of aligned
-    vectors; from one unit to the next, the addresses grow by the steps), "unit" (one such unit), "one" (an element that
-    is aligned to its size), "any" (an element at any address).
+    The primitive is ``convert(target, source, scale, target_step, source_step)``. ``form`` says which elements it
+    handles:
+
+    * "wide": several units of aligned vectors (see ``groups_of``). After each unit, the addresses grow by the two
+      steps.
+    * "unit": one such unit.
+    * "one": one element that is aligned to its size.
+    * "any": one element at any address.
     """
     groups, n, aligns = _form(form, source.itemsize, target.itemsize)
 
@@ -221,9 +240,10 @@ def converter(source: DType, target: DType, form: str) -> Primitive:
 
 
 def _form(form: str, *sizes: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return the number of groups, the number of elements in each, and the alignment of each address.
+    """Return three things: the number of units of a primitive, the elements in each unit, and each address's alignment.
 
-    ``form`` is that of a primitive, and ``sizes`` are the sizes in bytes of the types at the addresses.
+    ``form`` is the form of the primitive (see ``converter``), and ``sizes`` are the sizes in bytes of the types at the
+    addresses.
     """
     if form in ("wide", "unit"):
         return (groups_of(*sizes) if form == "wide" else 1), unit_of(*sizes), (VECTOR,) * len(sizes)
@@ -233,9 +253,9 @@ def _form(form: str, *sizes: int) -> tuple[int, int, tuple[int, ...]]:
 def reducer(dtype: DType, op: ReduceOp, form: str) -> Primitive:
     """Return the primitive ``reduce(target, table, n, offset, prescale, scale)``, which reduces ``n`` sources.
 
-    The kernel contract (ddlcore/contracts/kernels.py) defines the result. ``table`` holds the addresses of the sources;
-    all of them and ``target`` are at least as aligned as ``form`` says. ``offset`` is in bytes, for the sources and the
-    target alike. ``form``: "unit", "one" or "any".
+    The kernel contract (ddlcore/contracts/kernels.py) defines the result. ``table`` contains the addresses of the
+    sources. The sources and ``target`` are at least as aligned as ``form`` says. ``offset`` is a number of bytes that
+    is added to the addresses of the sources and of the target. ``form`` is "unit", "one" or "any" (see ``converter``).
     """
     _, n, (align,) = _form(form, dtype.itemsize)
     element = STORED[dtype]

@@ -1,4 +1,4 @@
-"""A stream of a CUDA device as a queue of the device contract, and as the ``Ground`` for its buckets."""
+"""Implements the device contract's queue by a CUDA stream. The queue's buckets use the stream as their ``Ground``."""
 
 from __future__ import annotations
 
@@ -28,32 +28,38 @@ CLOSED = "CUDA: the stream is closed"
 
 
 class StreamDevice(DeviceRuntime):
-    """A device as its streams and events see it: the methods that they need."""
+    """A device with the methods that its streams and events need."""
 
     driver: Driver
     facts: Facts
 
     @abstractmethod
     def record(self, stream: int) -> CudaEvent:
-        """Return an unused event, which has been recorded on the stream now."""
+        """Return an unused event that has just been recorded on the stream."""
 
     @abstractmethod
     def give_event(self, handle: int) -> None:
-        """Take back an unused event, to record it again later. Streams that already wait for it still do so."""
+        """Put an unused event back into the pool, to record it again later.
+
+        Streams that already wait for the event still wait for it.
+        """
 
     @abstractmethod
     def close_stream(self, stream: int, timeout_s: float) -> None:
-        """Wait until everything queued on the stream has run, and destroy it; after ``timeout_s`` leave it open."""
+        """Wait until all work queued on the stream has run, and destroy the stream.
+
+        If the work has not run after ``timeout_s`` seconds, leave the stream open.
+        """
 
     @abstractmethod
     def kernel(self, name: Name) -> Any:
-        """Return the kernel ``name``, compiled first if it is not in the cache. Raises DeviceError."""
+        """Return the kernel ``name``. If it is not in the cache, compile it first. Raises DeviceError if this fails."""
 
     @abstractmethod
     def has_kernel(self, name: Name) -> bool:
         """Return whether the kernel ``name`` is available.
 
-        If it is not, log the reason, but only the first time on this device.
+        If it is not available, log the reason, but only the first time on this device.
         """
 
 
@@ -139,7 +145,7 @@ class CudaQueue(Queue):
 
 
 class _Stream(Ground):
-    """The memory and kernel launches of one stream."""
+    """The memory and the kernel launches of one stream."""
 
     def __init__(self, device: StreamDevice, stream: int) -> None:
         self.device = device
@@ -177,7 +183,10 @@ class _Stream(Ground):
 
 
 class _Table(Addresses):
-    """A table of addresses in device memory. If the addresses change, they are copied there from pinned memory."""
+    """A table of addresses in device memory.
+
+    When the addresses change, they are copied to the device from pinned memory.
+    """
 
     def __init__(self, ground: _Stream, n: int) -> None:
         self._ground = ground
@@ -200,7 +209,7 @@ class _Table(Addresses):
         self._last = list(addresses)
 
     def _place(self) -> tuple[Memory, Any]:
-        """Return pinned memory for a table that no queued copy still reads."""
+        """Return pinned memory for a table, and a view of it. No queued copy still reads this memory."""
         # The host must not overwrite pinned memory before the device has read it: the copy runs later, when the stream
         # gets there, and would send the addresses of a later bucket. So each change takes other pinned memory, until
         # the event behind a copy is done. A limit on their number keeps a host that is far ahead from pinning more and
@@ -216,7 +225,7 @@ class _Table(Addresses):
 
 
 class _Kernel(Launch):
-    """A launch that keeps the arguments as the driver needs them: a word for each, and pointers to the words."""
+    """A launch that keeps the arguments in the form that the driver needs: words, and pointers to the words."""
 
     def __init__(
         self, ground: _Stream, function: Any, name: Name, blocks: int, arguments: Sequence[int | float]

@@ -1,6 +1,6 @@
 """A CUDA device that implements the device contract: memory, streams, events and kernels.
 
-It calls CUDA's driver through driver.py.
+This module calls CUDA's driver through driver.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ log = logging.getLogger("ddl")
 
 
 class CudaDevice(StreamDevice):
-    """A CUDA device. ``driver`` and ``obtain`` are the driver and the compiler; tests replace them."""
+    """A CUDA device.
+
+    ``driver`` gives access to CUDA's driver, and ``obtain`` returns compiled kernels; tests replace both.
+    """
 
     def __init__(self, driver: Driver | None = None, obtain: Any = obtain) -> None:
         self.driver = driver or Driver()
@@ -140,7 +143,10 @@ class CudaDevice(StreamDevice):
             self._retired.append((address, whole, self.record(self._retiring)))
 
     def _after_all(self) -> None:
-        """Make work that is queued on the retiring stream from now on wait for everything that the queues hold now."""
+        """Make the retiring stream wait for all work that has been queued on the queues' streams so far.
+
+        The retiring stream is used only to record when pinned memory is out of use.
+        """
         for stream in self._streams:
             here = self.record(stream)  # keeps the event, as in queue()
             self.driver.wait_for(self._retiring, here.handle)
@@ -148,9 +154,9 @@ class CudaDevice(StreamDevice):
     def _again(self, least: int) -> tuple[int, int]:
         """Return the address and size of pinned memory that the device no longer uses, or (0, ``least``) if none fits.
 
-        Pinned memory is reused because pinning takes long, and unpinning may wait for the device. It may be larger than
-        ``least``: if only memory of equal size were reused, and no size repeated, as with allgather, pinned memory
-        would grow without end.
+        Pinned memory is reused because pinning takes long, and unpinning may wait for the device. The returned memory
+        may be larger than ``least`` bytes. If the size had to be equal, pinned memory would grow without end when each
+        request has a new size, as with allgather.
         """
         with self._lock:
             # A copy of the deque, because a finalizer may append to it in this very thread during the loop.
@@ -169,7 +175,10 @@ class CudaDevice(StreamDevice):
         return event
 
     def _record_all(self) -> CudaEvent:
-        """Return an event that is done when everything queued so far in the process has run; may block until then."""
+        """Return an event that is done when all work queued so far in the process has run.
+
+        May block until that work has run.
+        """
         event = self._event()
         self.driver.record_all(event.handle, self._getting)
         return event

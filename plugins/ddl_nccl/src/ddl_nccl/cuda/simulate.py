@@ -1,7 +1,7 @@
 """Runs kernels without a GPU: numba's simulator runs the kernels, and the host's processor runs their primitives.
 
 Numba's simulator executes Python, so it cannot run primitives, which are LLVM code for the device. Therefore the same
-LLVM code is emitted for the host. Addresses are of host memory. This is slow, and only for tests.
+LLVM code is emitted for the host. Addresses are addresses of host memory. Simulation is slow, and only for tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RUNNING = threading.Lock()
 
 
 class _Host:
-    """The machine for ``kernels.build`` whose functions run on the host."""
+    """The ``Machine`` (see kernels.py) whose functions run on the host."""
 
     def step(self, primitive: Primitive) -> Any:
         return _compiled(primitive.name, primitive)
@@ -85,9 +85,10 @@ def _kernel(name: Name) -> Any:
 
 
 def launch(name: Name, blocks: int, arguments: Sequence[int | float], threads: int = THREADS) -> None:
-    """Run the kernel ``name``, and return when it has ended.
+    """Run the kernel ``name``, and return when the kernel has ended.
 
-    Any thread may call this; the simulator runs only one kernel at a time. ``threads`` is the number in each block.
+    Any thread may call this function; the simulator runs only one kernel at a time. ``threads`` is the number of
+    threads in each block.
     """
     with _RUNNING:
         _kernel(name)[blocks, threads](*arguments)
@@ -114,7 +115,10 @@ class _Words(Addresses):
 
 
 class Simulated(Ground):
-    """A ``Ground`` of host memory. Each launch returns when the kernel has ended."""
+    """A ``Ground`` (memory and kernel launches) that uses host memory.
+
+    Each launch returns when the kernel has ended.
+    """
 
     multiprocessors = 1
 

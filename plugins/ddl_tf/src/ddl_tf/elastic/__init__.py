@@ -1,6 +1,6 @@
-"""Elastic training for TensorFlow, with what ``horovod.tensorflow.elastic`` has.
+"""Elastic training for TensorFlow, with the names of ``horovod.tensorflow.elastic``.
 
-Unlike there, a failure makes no rank repeat applied steps.
+Unlike in Horovod, no failure makes a rank repeat steps that were already applied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the state that needs Keras only when it is used, because a script that uses sessions needs no Keras."""
+    """Import ``TensorFlowKerasState``, which needs Keras, when it is first used.
+
+    A script that uses sessions needs no Keras.
+    """
     if name == "TensorFlowKerasState":
         return import_module("ddl_tf.keras.elastic.state").TensorFlowKerasState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

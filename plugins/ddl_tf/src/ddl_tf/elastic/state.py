@@ -1,6 +1,6 @@
-"""The elastic state of a training whose optimizer is not known, only its variables.
+"""The elastic state of a TensorFlow training. The state knows the variables, but not the optimizer.
 
-After a failure it goes back to the last commit.
+After a failure, the state goes back to the last commit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ class TensorFlowState(ObjectState):
     """The elastic state of a TensorFlow training: variables and plain values.
 
     ``commit()`` keeps a copy of ``variables`` and of the values, and after a failure all ranks go back to the newest
-    copy; ``steps`` counts commits. List the optimizer's variables, too. ``TensorFlowKerasState`` knows the optimizer's
-    steps and copies nothing at a commit.
+    copy. ``steps`` counts the calls of ``commit()``. The list ``variables`` must also contain the optimizer's
+    variables. ``TensorFlowKerasState`` is an alternative that knows the optimizer's steps and copies nothing at a
+    commit.
 
-    ``session`` is the session of TensorFlow 1 in which the variables are. With a session, ``variables`` defaults to the
+    ``session`` is the TensorFlow 1 session that contains the variables. With a session, ``variables`` defaults to the
     global variables of its graph, which must be initialized. Raises ValueError if there are no variables, and for a
-    keyword that is a name of the state itself.
+    keyword that is the name of an attribute or method of the state itself.
     """
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:

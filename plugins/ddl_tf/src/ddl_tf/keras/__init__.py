@@ -1,4 +1,4 @@
-"""Keras for ddl: everything that a training script imports, under Horovod's names; for Keras 3 and tf_keras."""
+"""Keras for ddl: everything that a training script imports, under Horovod's names. Works with Keras 3 and tf_keras."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Keras callbacks for training on many ranks: equal variables at the start, averaged metrics, scaled learning rates.
 
-The same classes serve Keras 3 and tf_keras; ``tf.keras`` may refer to either.
+The same classes work with Keras 3 and with tf_keras; ``tf.keras`` may be either.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NOTHING, WEIGHTS, EVERYTHING = range(3)  # what a rank can broadcast before its 
 class Callback(_Base):  # type: ignore[misc]  # Keras has no types
     """The base class of callbacks that models of both Keras 3 and tf_keras accept.
 
-    tf_keras calls methods of each callback to ask which hooks it implements. The base class of Keras 3 has no such
-    methods.
+    tf_keras calls methods of each callback to find out which hooks the callback implements. The base class of Keras 3
+    has no such methods, so this class adds them.
     """
 
     def _implements_train_batch_hooks(self) -> bool:
@@ -44,11 +44,11 @@ class Callback(_Base):  # type: ignore[misc]  # Keras has no types
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """A callback that gives every rank the variables of the model and of its optimizer that ``root_rank`` has.
+    """A callback that gives every rank the values of the model's and the optimizer's variables on ``root_rank``.
 
-    It does so before the first step if the models of all ranks are built by then. Otherwise, and for variables that do
-    not exist yet, it does so after the first step. ``local_variables`` (a variable, or several) are not changed.
-    ``device`` is accepted for compatibility with Horovod.
+    The broadcast happens before the first step if the models of all ranks are built by then. Otherwise, and for
+    variables that do not exist yet, it happens after the first step. ``local_variables`` (a variable, or several) are
+    not changed. ``device`` is accepted for compatibility with Horovod.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -61,7 +61,7 @@ class BroadcastGlobalVariablesCallback(Callback):
             raise ValueError("All local variables must be of tf.Variable type.")
 
     def register_local_var(self, variable: Any) -> None:
-        """Exclude this variable from the broadcast, in addition to ``local_variables``."""
+        """Exclude ``variable`` from the broadcast, in addition to ``local_variables``."""
         self._local.append(variable)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -83,9 +83,11 @@ class BroadcastGlobalVariablesCallback(Callback):
         self.broadcast_done = True
 
     def _ready(self) -> int:
-        """Return what this rank can broadcast now: nothing, the weights, or everything.
+        """Return which variables this rank can broadcast now: NOTHING, WEIGHTS or EVERYTHING.
 
-        Builds the optimizer if its family allows that.
+        The result is NOTHING if the model is not built. It is WEIGHTS if the optimizer is one of tf_keras' older
+        optimizers (``tf.keras.optimizers.legacy``), because these are not built before the first step. Otherwise the
+        result is EVERYTHING, and this method builds the optimizer if it is not built yet.
         """
         if not self.model.built:
             return NOTHING
@@ -109,8 +111,8 @@ class BroadcastGlobalVariablesCallback(Callback):
 class MetricAverageCallback(Callback):
     """A callback that averages the metrics of an epoch over all ranks.
 
-    It changes them in place, for the callbacks that follow in the list. Raises ValueError if the ranks have different
-    metrics. ``device`` is accepted for compatibility with Horovod.
+    The callback changes the metrics in place, so the callbacks that follow in the list get the averages. Raises
+    ValueError if the ranks have different metrics. ``device`` is accepted for compatibility with Horovod.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -143,11 +145,12 @@ class MetricAverageCallback(Callback):
 class LearningRateScheduleCallback(Callback):
     """A callback that sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
-    These are the epochs from ``start_epoch`` to before ``end_epoch``, counted from 0. ``multiplier`` is a number, or a
-    function of the epoch. With ``staircase``, it is evaluated at the start of each epoch. Without ``staircase``, it is
-    evaluated before each batch, for epoch + batch / steps_per_epoch; Keras supplies steps_per_epoch if it knows it.
-    ``momentum_correction`` scales the accumulated momentum when the learning rate changes (Goyal et al. 2017,
-    arXiv:1706.02677), for SGD and RMSprop.
+    The first of these epochs is ``start_epoch``, and the last one is the epoch before ``end_epoch`` (None: the end of
+    training). Epochs are counted from 0. ``multiplier`` is a number, or a function of the epoch. With ``staircase``,
+    the function is called at the start of each epoch. Without ``staircase``, it is called before each batch, with epoch
+    + batch / steps_per_epoch. If ``steps_per_epoch`` is None, the number of steps that Keras knows is used. If
+    ``momentum_correction`` is true, the accumulated momentum is scaled when the learning rate changes (Goyal et al.
+    2017, arXiv:1706.02677), for SGD and RMSprop.
     """
 
     def __init__(
@@ -212,9 +215,9 @@ class LearningRateScheduleCallback(Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """A callback that raises the learning rate batch by batch from ``initial_lr / size()`` to ``initial_lr``.
 
-    It takes ``warmup_epochs`` epochs. This prevents a learning rate that was scaled by the number of ranks from doing
-    harm at the start (Goyal et al. 2017, arXiv:1706.02677). ``verbose``: rank 0 prints a line when the warmup has
-    finished.
+    The warmup takes ``warmup_epochs`` epochs. It prevents a learning rate that was scaled by the number of ranks from
+    doing harm at the start (Goyal et al. 2017, arXiv:1706.02677). If ``verbose`` is true, rank 0 prints a line when the
+    warmup has finished.
     """
 
     def __init__(
@@ -247,7 +250,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras has no types
-    """A callback that saves the model to ``filepath`` whenever ``monitor`` is better than ever before.
+    """A callback that saves the model to ``filepath`` whenever the metric ``monitor`` is better than ever before.
 
     Only rank 0 saves. ``filepath`` may also be set later. Put this callback after MetricAverageCallback, so that it
     monitors the average of all ranks.
@@ -293,8 +296,9 @@ class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras has 
 class StopOnSignalCallback(Callback):
     """A callback that ends ``fit`` on all ranks after the same batch, once ``ddl.should_stop`` is true.
 
-    That is after SIGTERM or SIGUSR1 to any rank or to the launcher, or after ``ddl.request_stop``. ``stopped`` is then
-    true, so the script knows that it should save and end. All ranks need it, with the same number of batches.
+    ``ddl.should_stop`` becomes true after SIGTERM or SIGUSR1 to any rank or to the launcher, or after
+    ``ddl.request_stop``. Then ``stopped`` is also true, so the script knows that it should save and end. All ranks need
+    this callback, and the same number of batches.
     """
 
     def __init__(self) -> None:
@@ -331,9 +335,9 @@ def _set_learning_rate(optimizer: Any, value: float) -> None:
 
 
 def _velocities(optimizer: Any, model: Any) -> Iterable[Any]:
-    """Return the momentum variables, which are in units of the learning rate; none before the first step.
+    """Return the optimizer's momentum variables, whose values are in units of the learning rate.
 
-    Only SGD and RMSprop have such variables.
+    The result is empty before the first step. Only SGD and RMSprop have such variables.
     """
     optimizer = _unscaled(optimizer)
     if not any(cls.__name__ in ("SGD", "RMSprop") for cls in type(optimizer).__mro__):
@@ -353,7 +357,7 @@ def _scale(variable: Any, factor: float) -> None:
 
 
 def _gathered(*numbers: float) -> list[tuple[float, ...]]:
-    """Return a tuple of ``numbers`` from every rank, in rank order."""
+    """Return a list of tuples: the ``numbers`` of every rank, in rank order."""
     return [tuple(row) for row in arrays.allgather(np.array([numbers]), "metric_average_callback.names")]
 
 

@@ -1,4 +1,4 @@
-"""Finds which Keras is in use, and the family of an optimizer; imports Keras only in ``the_keras``."""
+"""Finds which Keras is in use, and to which Keras an optimizer belongs. Only ``the_keras`` imports Keras."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import tensorflow as tf
 
 
 class Family(Enum):
-    """The family of a Keras optimizer, which determines the method that receives the gradients."""
+    """The Keras that an optimizer belongs to: Keras 3, tf_keras, or the older optimizers of tf_keras.
+
+    The family determines which method of the optimizer receives the gradients.
+    """
 
     KERAS3 = "Keras 3"
     TF_KERAS = "tf_keras"
@@ -42,7 +45,7 @@ def the_keras() -> Any:
 
 
 def family_of(optimizer: Any) -> Family | None:
-    """Return the family of an optimizer, or None if the object is not a Keras optimizer."""
+    """Return which Keras ``optimizer`` belongs to, or None if the object is not a Keras optimizer."""
     for ancestor in type(optimizer).__mro__:
         family = _FAMILIES.get((ancestor.__module__, ancestor.__name__))
         if family is not None:
@@ -51,7 +54,10 @@ def family_of(optimizer: Any) -> Family | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the first error in the chain of causes, which may say, for example, that the backend is not installed."""
+    """Return the first error in the chain of causes of ``error``.
+
+    That error may say, for example, that the backend is not installed.
+    """
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -19,9 +19,9 @@ def load_model(
 ) -> Any:
     """Load a model with Keras from ``filepath``, make its optimizer distributed, and return the model.
 
-    The file also contains the optimizer's state. ``custom_optimizers`` are the user's own optimizer classes, which the
-    file refers to by class name. ``custom_objects`` is Keras' argument of that name. Only ranks that load the file get
-    its contents: load it on all ranks, or broadcast the variables afterwards. ``legacy_opts`` is accepted for
+    The file also contains the optimizer's state. ``custom_optimizers`` are the user's own optimizer classes; the file
+    refers to them by class name. ``custom_objects`` is Keras' argument of that name. Only ranks that load the file get
+    its contents: load the file on all ranks, or broadcast the variables afterwards. ``legacy_opts`` is accepted for
     compatibility with Horovod and has no effect, because the file says which optimizers it contains.
     """
     known = {cls.__name__: cls for cls in custom_optimizers or ()}

@@ -1,9 +1,9 @@
-"""Makes a Keras optimizer step on reduced gradients, by wrapping the method that receives them.
+"""Makes a Keras optimizer step on reduced gradients, by wrapping the method that receives the gradients.
 
-The optimizer's class, configuration and variables do not change, so it is saved as the plain optimizer that it is, and
-can be loaded without ddl. Which method receives the gradients depends on the Keras: ``apply`` in Keras 3,
-``aggregate_gradients`` in tf_keras, ``gradient_aggregator`` in its older optimizers. Each is called before clipping. So
-gradients are clipped after they are reduced.
+The optimizer's class, configuration and variables do not change. So the optimizer is saved like one that is not
+wrapped, and can be loaded without ddl. The method that receives the gradients is ``apply`` in Keras 3,
+``aggregate_gradients`` in tf_keras, and ``gradient_aggregator`` in tf_keras' older optimizers. Each of these methods is
+called before clipping, so gradients are clipped after they are reduced.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ def DistributedOptimizer(
     on their own gradients. A copy of the optimizer, and an optimizer loaded from a saved model, is not distributed.
 
     * ``name``: the name of the optimizer's gradients in messages; by default, made of its class and a number.
-    * ``device_dense``, ``device_sparse``: where gradients are reduced: '/cpu:0', 'cpu' or ''.
+    * ``device_dense``, ``device_sparse``: where gradients are reduced: on the host ('/cpu:0' or 'cpu'), or on the
+      device where they are ('').
     * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
       None, the setting ``compression`` decides.
     * ``sparse_as_dense``: sparse gradients (``tf.IndexedSlices``) are converted to dense ones; otherwise they are
       gathered.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
     * ``op``: Average or Sum.
-    * ``backward_passes_per_step``: the gradients of so many passes are summed on this rank (or averaged, with
+    * ``backward_passes_per_step`` n: the gradients of n passes are summed on this rank (or averaged, with
       ``average_aggregated_gradients``), then reduced and applied. ``iterations`` counts only the applied steps.
     * ``groups``: the number of groups of variables whose gradients are sent together, or a list of lists of variables
       (``num_groups`` is the older name).
@@ -67,8 +68,8 @@ def DistributedOptimizer(
     * ``weight``: what this rank's gradients count for in the average, see ``DistributedGradientTape``. Pass a variable
       that the training step assigns, or a function. It needs ``backward_passes_per_step=1``.
 
-    Adds the method ``register_local_var(variable)``. Raises ValueError for invalid arguments, and NotInitialized before
-    ``init()``.
+    The optimizer gets a new method ``register_local_var(variable)``. Raises ValueError for invalid arguments, and
+    NotInitialized before ``init()``.
     """
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
@@ -112,10 +113,11 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Do the same as ``DistributedOptimizer``, but keep the variables of ``local_layers`` (a layer, or several) local.
+    """Do the same as ``DistributedOptimizer``, but keep the variables of ``local_layers`` local to each rank.
 
-    Their gradients are not reduced; with ``scale_local_gradients`` they are divided by the number of ranks. The
-    layers may be built later, but not after the first step.
+    ``local_layers`` is a Keras layer, or several. The gradients of their variables are not reduced; with
+    ``scale_local_gradients``, these gradients are divided by the number of ranks. The layers may be built later, but
+    not after the first step.
     """
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, (list, tuple, set, frozenset)) else [layers]
@@ -143,7 +145,7 @@ def PartialDistributedOptimizer(
 
 
 class _Met:
-    """A wrapped method of one optimizer. A copy of the optimizer has the method without the wrapper."""
+    """A wrapper around one method of an optimizer. A copy of the optimizer has the method without the wrapper."""
 
     def __init__(self, optimizer: Any, name: str, around: Callable[..., Any]) -> None:
         self._owner = optimizer
@@ -161,9 +163,9 @@ class _Met:
 
 
 class _Aggregator:
-    """The gradient aggregator of an older tf_keras optimizer.
+    """The gradient aggregator of an older tf_keras optimizer, which reduces gradients.
 
-    A copy of the optimizer has the aggregator that this one replaces.
+    This aggregator replaces the optimizer's own aggregator. A copy of the optimizer has the optimizer's own aggregator.
     """
 
     def __init__(self, step: Step, bare: Any) -> None:
@@ -239,15 +241,15 @@ _MEET = {
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside a loss scaler, or ``optimizer`` itself if it is no loss scaler.
+    """Return the optimizer inside a loss scaler, or ``optimizer`` itself if it is not a loss scaler.
 
-    The scaler calls the inner optimizer to aggregate the gradients, and checks them for overflow afterwards.
+    The scaler calls the inner optimizer to aggregate the gradients, and checks the gradients for overflow afterwards.
     """
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Return the variables of any optimizer of Keras that exist so far; [] for None."""
+    """Return the variables of a Keras optimizer that exist so far, or an empty list if ``optimizer`` is None."""
     if optimizer is None:
         return []
     variables = optimizer.variables
@@ -274,7 +276,7 @@ def _accumulating(
 ) -> Any:
     """Add up the gradients of several passes, and apply the sums in the last pass.
 
-    ``bare`` is tf_keras' own ``apply_gradients``, which applies them.
+    ``bare`` is tf_keras' own method ``apply_gradients``, which applies the sums.
     """
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]

@@ -1,7 +1,7 @@
 """Wraps two methods of Keras 3, because some work of ddl must be done before the optimizer's own methods run.
 
-The two are ``compile`` of a model, and ``apply`` of a loss scaler. Each is wrapped once per process, when the first
-optimizer is made distributed. For models and optimizers that do not use ddl, both methods work as before.
+The two methods are ``compile`` of a model and ``apply`` of a loss scaler. Each is wrapped once per process, when the
+first optimizer is made distributed. For models and optimizers that do not use ddl, both methods work as before.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _MARK = "_ddl_wrapped"
 
 
 def step_of(optimizer: Any) -> Step | None:
-    """Return the Step of a distributed optimizer, or of the distributed optimizer inside a loss scaler.
+    """Return the Step (the gradient processing) of a distributed optimizer.
 
-    Returns None if neither ``optimizer`` nor its inner optimizer is distributed.
+    ``optimizer`` may also be a loss scaler around a distributed optimizer. Returns None if neither ``optimizer`` nor
+    its inner optimizer is distributed.
     """
     return _own_step(optimizer) or _own_step(getattr(optimizer, "inner_optimizer", None))
 
@@ -35,10 +36,10 @@ def _own_step(optimizer: Any) -> Step | None:
 
 
 def settle_jit(model: Any, asked: Any) -> None:
-    """Turn XLA off if the optimizer is distributed and Keras has chosen XLA by itself; rank 0 logs a warning.
+    """Turn XLA off if the optimizer is distributed and Keras has chosen XLA automatically. Rank 0 logs a warning.
 
-    ``asked`` is the argument ``jit_compile`` of the user. Raises ValueError if the user requested XLA (``asked`` is not
-    "auto") and a step communicates.
+    ``asked`` is the user's argument ``jit_compile``. Raises ValueError if the user requested XLA (``asked`` is not
+    "auto") and a step communicates with other ranks.
     """
     step = step_of(model.optimizer)
     if step is None or not model.jit_compile:
@@ -59,7 +60,10 @@ def settle_jit(model: Any, asked: Any) -> None:
 
 
 def install() -> None:
-    """Wrap both methods, unless they are wrapped already. Keras 3 must have been imported."""
+    """Wrap both methods (``compile`` and ``apply``), unless they are wrapped already.
+
+    Keras 3 must have been imported.
+    """
     import keras  # late: it is needed only for its own optimizers
 
     with _lock:
@@ -68,7 +72,11 @@ def install() -> None:
 
 
 def _wrap(derived: type, name: str, around: Callable[..., Any]) -> None:
-    """Wrap the method ``name`` in the class that defines it: Keras compares a model's ``compile`` with that method."""
+    """Wrap the method ``name`` in the class that defines it, which is ``derived`` or an ancestor of it.
+
+    The wrapped method calls ``around`` with the original method and all arguments. The method is replaced in the class
+    that defines it, because Keras compares a model's ``compile`` with the method of that class.
+    """
     owner = next(cls for cls in derived.__mro__ if name in vars(cls))
     bare = vars(owner)[name]
     if hasattr(bare, _MARK):
@@ -89,9 +97,10 @@ def _compile(bare: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _apply_scaled(bare: Callable[..., Any], scaler: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """Do what ``apply`` of a loss scaler does, but reduce the gradients before the scaler checks them for overflow.
+    """Do the same as ``apply`` of a loss scaler, but reduce the gradients before the scaler checks them for overflow.
 
-    All ranks must find the same overflow: otherwise some ranks would skip a step that the others make.
+    All ranks must find the same overflow: otherwise some ranks would skip a step that the other ranks make. ``bare`` is
+    the original method.
     """
     step = _own_step(scaler.inner_optimizer)
     if step is None:

@@ -1,4 +1,4 @@
-"""Sums gradients over passes, reduces them, or leaves them local, before an optimizer gets them."""
+"""Prepares gradients before an optimizer gets them: sums them over passes, and reduces them or leaves them local."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ddlcore.errors import DdlInternalError
 
 
 class Step:
-    """The processing of the gradients of one optimizer.
+    """An object that processes the gradients of one optimizer before the optimizer applies them.
 
-    Used by the thread that trains, or while that thread's graph is traced.
+    Only the thread that trains, or the thread that traces the training graph, may use the object.
     """
 
     def __init__(
@@ -40,28 +40,29 @@ class Step:
         return self  # still with the original optimizer, so that for ``step_of`` the copy is not distributed
 
     def register_local_var(self, variable: Any) -> None:
-        """Keep this variable's gradient local to this rank: it is not reduced, but scaled if that was requested.
+        """Keep the gradient of ``variable`` local to this rank: it is not reduced, but scaled if that was requested.
 
-        Call it on every rank with the same variable, before the first step. Raises ValueError for anything that is not
-        a variable.
+        Call this method on every rank with the same variable, before the first step. Raises ValueError if ``variable``
+        is not a variable.
         """
         self.local.register(variable)
 
     def reduce(self, gradients: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
-        """Return the gradients for the optimizer, reduced or left local, in the same places; None stays None.
+        """Return the gradients for the optimizer, reduced or left local, in the order of ``gradients``.
 
-        Every member of the process set must call it with the same number of gradients. Raises ValueError within a
-        function that XLA compiles, and the errors of ``Reducer.reduce``.
+        A gradient that is None stays None. Every member of the process set must call this method with the same number
+        of gradients. Raises ValueError within a function that XLA compiles, and the errors of ``Reducer.reduce``.
         """
         return self.local.reduce(lambda _: self.reducer, list(gradients), list(variables))
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Return a context for a reduction and the update that uses it.
+        """Return a context manager inside which gradients are reduced and variables are updated with the results.
 
-        If an exception separates the two, the next step ends the job, because the peers have made an update that this
-        rank has not made. Exceptions that an optimizer may ordinarily raise do not count; an exception raised by a
-        signal's handler does.
+        If an exception occurs between the reduction and the update, the next step ends the job, because the other ranks
+        have made an update that this rank has not made. An exception raised by a signal handler has this effect.
+        Exceptions that an optimizer may ordinarily raise (ValueError, TypeError, errors of TensorFlow and of ddl) do
+        not.
         """
         if not tf.executing_eagerly() or not self.reducer.active:
             yield
@@ -84,7 +85,7 @@ class Step:
     def accumulate(
         self, gradients: Iterable[Any], variables: Iterable[Any], apply: Callable[[list[Any]], object]
     ) -> None:
-        """Add the gradients to those of the previous passes; in the last pass, call ``apply`` with the results.
+        """Add ``gradients`` to those of the previous passes. In the last pass, call ``apply`` with the results.
 
         The results are the sums over the passes, or the averages. The sums belong to this rank and are not saved in
         checkpoints. Sparse gradients are added to dense sums.
@@ -108,16 +109,16 @@ class Step:
         tf.cond(count >= self.passes, last, lambda: None)
 
     def forget_passes(self) -> None:
-        """Begin the present step again, by setting the sums over its passes to zero."""
+        """Begin the current step again, by setting the sums over its passes to zero."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         if self._count is not None:
             self._count.assign(0)
 
     def _sums_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return, for each variable, the variable that holds its sum, or None if it never had a gradient.
+        """Return, for each of ``variables``, the variable that contains the sum of its gradients.
 
-        New ones are created outside of any graph.
+        The item is None if the variable never had a gradient. New variables for sums are created outside of any graph.
         """
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise ValueError(

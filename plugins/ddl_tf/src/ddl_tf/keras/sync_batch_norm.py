@@ -1,8 +1,8 @@
-"""Batch normalization over the batches of all ranks, which may differ in rows, for Keras 3 and tf_keras.
+"""Batch normalization over the batches of all ranks, for Keras 3 and tf_keras.
 
-The forward pass gathers (mean, squared deviations, count) from every rank and combines them in rank order (Chan, Golub
-and LeVeque 1979), so that no precision is lost in sums of squares. The backward pass adds two sums per channel over all
-ranks.
+The ranks may have different numbers of rows. The forward pass gathers (mean, squared deviations, count) from every rank
+and combines them in rank order (Chan, Golub and LeVeque 1979). This avoids the loss of precision that sums of squares
+would cause. The backward pass adds two sums per channel over all ranks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
     """The layer ``tf.keras.layers.BatchNormalization``, computed over the batches of all ranks together.
 
     All ranks must run their layers of this class in the same order. The layers are matched by this order; their names
-    may differ. In inference, and in a job of one rank, the layer does the same as Keras' layer. The moving variance is
-    the biased one, as in Keras without ``fused``. Raises ValueError for ``fused=True``, and for renorm and virtual
-    batches.
+    may differ. In inference, and in a job of one rank, this layer does the same as Keras' layer. The moving variance is
+    the biased one, as in Keras without ``fused``. Raises ValueError if ``fused=True``, renorm or virtual batches are
+    requested.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
         super().__init__(**kwargs)
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """Return the normalized inputs, in their own type and layout."""
+        """Return the normalized inputs, in the type and layout of ``inputs``."""
         job = current_job() if is_initialized() else None
         training = self._training(training)
         if job is None or (job.size == 1 and elastic_member() is None) or training is False or not self.trainable:
@@ -95,7 +95,8 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
 def _moments(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
     """Return the mean and the biased variance of each channel over the values of all ranks.
 
-    ``weights`` are 0 for the values that a mask excludes. ``axes`` are all axes except that of the channels.
+    ``weights`` are 0 for the values that a mask excludes and 1 for the others. ``axes`` are all axes except the channel
+    axis.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
@@ -115,7 +116,11 @@ def _moments(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
 
 
 def _joined(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any, Any, Any]:
-    """Return mean, variance and number of values per channel over all ranks, and the mean in the layout of ``x``."""
+    """Return mean, variance and number of values per channel over all ranks, and the mean in the layout of ``x``.
+
+    ``weights`` are 0 for the values that a mask excludes and 1 for the others. ``axes`` are all axes except the channel
+    axis.
+    """
     kind = x.dtype
     if weights is None:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))  # values of a channel on this rank

@@ -1,4 +1,4 @@
-"""Runs collectives on Python and numpy values, for callbacks and scripts; uses no graph and no session for them."""
+"""Runs collectives on Python and NumPy values, for callbacks and scripts. Uses no graph and no session for them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Return the values of all ranks combined by ``op``, as a numpy value.
+    """Return the values of all ranks combined by ``op``, as a NumPy value.
 
-    If neither ``op`` nor ``average`` is given, the operation is Average. Every rank must call it with a value of the
-    same shape and type.
+    If neither ``op`` nor ``average`` is given, the operation is Average. Every rank must call this function with a
+    value of the same shape and type.
     """
     reduce_op = resolve_op(op, average)
     wire, user = wire_compression(compression)
@@ -49,15 +49,15 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Return this rank's rows of the values of all ranks combined by ``op``."""
+    """Combine the values of all ranks by ``op``, and return this rank's rows of the result."""
     return _value(arrays.reducescatter(_array(value), name, resolve_op(op)))
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Give the global variables of the default graph the values that they have on ``root_rank``.
+    """Assign to the global variables of the default graph the values that they have on ``root_rank``.
 
-    Runs in the default session, or in Keras' session if there is none. Raises RuntimeError in eager mode, where there
-    are no global variables; use broadcast_variables or the callback there.
+    This function uses the default session, or Keras' session if there is no default session. Raises RuntimeError in
+    eager mode, where there are no global variables; use broadcast_variables or the callback in eager mode.
     """
     operation = the_operation(root_rank)
     session = tf.compat.v1.get_default_session() or tf.compat.v1.keras.backend.get_session()
@@ -77,5 +77,5 @@ def _array(value: Any) -> Any:
 
 
 def _value(array: Any) -> Any:
-    """Return a numpy scalar if the array has no dimensions, else the array."""
+    """Return a NumPy scalar if ``array`` has no dimensions, otherwise ``array``."""
     return array[()] if array.ndim == 0 else array

@@ -1,4 +1,7 @@
-"""Elastic training for PyTorch: what ``horovod.torch.elastic`` has, but no failure makes a rank repeat applied steps."""
+"""Elastic training for PyTorch, with the names of ``horovod.torch.elastic``.
+
+Unlike in Horovod, no failure makes a rank repeat steps that were already applied.
+"""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from ddlcore.api.elastic import Positions
 
 
 class ElasticSampler(Sampler[int]):
-    """A sampler that deals the samples of an epoch to whatever ranks there are, and goes on after a change of world.
+    """A sampler that divides the samples of an epoch among the present ranks.
 
-    Use it as the ``sampler`` of a DataLoader, as a keyword of ``TorchState``, and call ``record_batch`` after each step.
-    Call ``set_epoch`` at the end of an epoch.
+    After a change of world, the sampler divides the remaining samples among the new ranks. Use it as the ``sampler`` of
+    a DataLoader and as a keyword of ``TorchState``. Call ``record_batch`` after each step, and ``set_epoch`` at the end
+    of each epoch.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -24,34 +25,37 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def epoch(self) -> int:
-        """The number of the present epoch."""
+        """The number of the current epoch."""
         return self._positions.epoch
 
     @property
     def processed_num(self) -> int:
-        """How many samples of this epoch all ranks together have processed."""
+        """The number of samples of this epoch that all ranks together have processed."""
         return self._positions.processed
 
     def reset(self) -> None:
-        """Deal the remaining samples of this epoch to the present ranks."""
+        """Divide the remaining samples of this epoch among the present ranks."""
         self._rank, self._size = rank(), size()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that all ranks have processed a batch of ``batch_size`` samples each. ``batch_idx`` is not used."""
+        """Record that every rank has processed one batch of ``batch_size`` samples. ``batch_idx`` is not used."""
         positions = self._positions
         positions.processed = min(positions.processed + batch_size * self._size, positions.length)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch number ``epoch`` with all samples; to be called at the end of the epoch before."""
+        """Begin epoch number ``epoch``, in which all samples are unprocessed again.
+
+        Call this method at the end of the previous epoch.
+        """
         self._positions.epoch, self._positions.processed = epoch, 0
         self.reset()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and how many of its samples were processed."""
+        """Return a dict with the number of the epoch and the number of samples of this epoch that were processed."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state`` was returned by ``state_dict``."""
+        """Continue the epoch at the position that it had when ``state_dict`` returned ``state``."""
         self._positions.epoch, self._positions.processed = state["epoch"], state["processed_num"]
         self.reset()
 

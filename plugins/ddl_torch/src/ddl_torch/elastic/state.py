@@ -19,16 +19,20 @@ ROLLBACKS = ("step", "commit")
 class TorchState(ObjectState):
     """The elastic state of a PyTorch training: modules, optimizers, samplers, and plain values.
 
-    ``model`` and ``optimizer`` and each keyword become attributes. Objects with ``state_dict`` and ``load_state_dict``
-    (modules, optimizers, learning rate schedulers, a GradScaler, an ``ElasticSampler``) keep their identity, and their
-    state is copied to all ranks; all other values are kept as in ``ObjectState``.
+    ``model``, ``optimizer`` and every other keyword argument become attributes. Objects with ``state_dict`` and
+    ``load_state_dict`` (modules, optimizers, learning rate schedulers, a GradScaler, an ``ElasticSampler``) keep their
+    identity, and their state is copied to all ranks. All other values are kept as in ``ObjectState``.
 
-    ``rollback="step"``: after a failure, training goes on at the last step that any surviving rank has applied;
-    ``steps`` counts the calls of ``step()`` of the optimizers. ``commit()`` keeps the plain values, never a copy of the
-    model. It is exact for training loops with one ``optimizer.step()`` for each ``commit()``. ``rollback="commit"``:
-    ``commit()`` copies models and optimizers, and after a failure all ranks go back to the newest copy; ``steps`` counts
-    commits. Raises ValueError for another value, for a keyword that is a name of the state itself, and for an L-BFGS
-    optimizer with ``rollback="step"``: it changes parameters several times within a step.
+    With ``rollback="step"``, training continues, after a failure, from the last step that any surviving rank has
+    applied. ``steps`` counts the calls of ``step()`` of the optimizers. ``commit()`` keeps the plain values, never a
+    copy of the model. The continuation is exact for training loops with one ``optimizer.step()`` for each ``commit()``.
+
+    With ``rollback="commit"``, ``commit()`` copies models and optimizers, and after a failure all ranks go back to the
+    newest copy. ``steps`` counts the calls of ``commit()``.
+
+    Raises ValueError for another value of ``rollback``, and for a keyword that is the name of an attribute or method of
+    the state itself. Also raises ValueError for an L-BFGS optimizer with ``rollback="step"``, because L-BFGS changes
+    parameters several times within a step.
     """
 
     def __init__(
@@ -76,16 +80,21 @@ class TorchState(ObjectState):
     # --- steps
 
     def _stepped(self, _optimizer: object, _args: object, _kwargs: object) -> None:
-        """Count a step in the call that applies it, and keep a copy of what the next step could change if it fails.
+        """Count a step that an optimizer has applied, and copy the values that a failed next step might change.
 
-        torch calls it after ``step()`` of an optimizer, with the optimizer and the arguments of ``step()``.
+        torch calls this method at the end of ``step()`` of an optimizer, with the optimizer and the arguments of
+        ``step()``.
         """
         if self._by_step:
             self.steps += 1
             self._keep_local()
 
     def _keep_local(self) -> None:
-        """Keep what a forward pass changes: the buffers of modules (as of batch norm), and the random generator."""
+        """Copy the values that a forward pass changes.
+
+        These values are the buffers of modules (such as the running statistics of batch norm) and the state of torch's
+        random generator.
+        """
         if self._buffers:
             torch._foreach_copy_(self._buffer_values, self._buffers)
         self._generator = torch.get_rng_state()
@@ -149,15 +158,20 @@ class TorchState(ObjectState):
 
 
 def _forget_step(scaler: torch.amp.GradScaler) -> None:
-    """Let ``scaler`` unscale the gradients of the next step, although it has unscaled those of the void step.
+    """Make ``scaler`` unscale gradients again, although it has already unscaled those of a step that has failed.
 
-    It remembers until ``update()`` which optimizers it has done. A new scale, here the present one, makes it forget this
-    and leaves its count of good steps; a scaler that has scaled nothing yet has none, and nothing to forget.
+    A scaler remembers until ``update()`` which optimizers' gradients it has unscaled. ``update`` with a new scale makes
+    the scaler forget these optimizers, and does not change its count of steps without overflow. So this function passes
+    the present scale as the new scale. If the scaler has not scaled anything yet, it has no scale and nothing to
+    forget, and this function does nothing.
     """
     if scaler.is_enabled() and scaler._scale is not None:
         scaler.update(scaler.get_scale())
 
 
 def _has_state(value: object) -> bool:
-    """Return whether ``value`` gives and takes its state, as modules, optimizers, schedulers and samplers do."""
+    """Return whether ``value`` has the methods ``state_dict`` and ``load_state_dict``.
+
+    Modules, optimizers, schedulers and samplers have them.
+    """
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")

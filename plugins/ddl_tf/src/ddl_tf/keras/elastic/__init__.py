@@ -1,4 +1,4 @@
-"""Elastic training for Keras: what ``horovod.tensorflow.keras.elastic`` has, for Keras 3 and tf_keras."""
+"""Elastic training for Keras, with the names of ``horovod.tensorflow.keras.elastic``; for Keras 3 and tf_keras."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from ddl_tf.keras.elastic.state import TensorFlowKerasState
 
 
 class UpdateBatchStateCallback(Callback):
-    """A callback that sets ``state.batch`` to the number of batches of the present epoch that are done.
+    """A callback that sets ``state.batch`` to the number of batches of the current epoch that are done.
 
-    It is 0 after the last batch of an epoch. An epoch that begins again, in another world, counts on from ``state.batch``; give
-    ``fit`` only the batches that are left.
+    ``state.batch`` is 0 after the last batch of an epoch. If an epoch begins again in another world, the callback
+    continues to count from ``state.batch``. So give ``fit`` only the remaining batches.
     """
 
     def __init__(self, state: TensorFlowKerasState) -> None:
@@ -33,9 +33,10 @@ class UpdateBatchStateCallback(Callback):
 
 
 class UpdateEpochStateCallback(Callback):
-    """A callback that sets ``state.epoch`` to the number of epochs that are done, after the last batch of each.
+    """A callback that sets ``state.epoch`` to the number of epochs that are done, after the last batch of each epoch.
 
-    Give ``fit`` either ``initial_epoch=state.epoch``, or as ``epochs`` only those that are left, as with Horovod.
+    Give ``fit`` ``initial_epoch=state.epoch``, or give it only the number of remaining epochs as ``epochs``, as with
+    Horovod.
     """
 
     def __init__(self, state: TensorFlowKerasState) -> None:
@@ -66,8 +67,8 @@ class UpdateEpochStateCallback(Callback):
 class CommitStateCallback(Callback):
     """A callback that commits ``state`` after every ``batches_per_commit`` batches, and at the end of an epoch.
 
-    Its place among the callbacks that update the state does not matter. Raises ValueError unless
-    ``batches_per_commit`` is 1 or more.
+    In the list of callbacks, this callback may be before or after the callbacks that update the state. Raises
+    ValueError unless ``batches_per_commit`` is 1 or more.
     """
 
     def __init__(self, state: TensorFlowKerasState, batches_per_commit: int = 1) -> None:
@@ -95,10 +96,16 @@ class CommitStateCallback(Callback):
         self.state.commit()
 
     def _positions(self) -> list[Any]:
-        """Return the callbacks that update the state in this call of ``fit``: those that may come later in its list."""
+        """Return the callbacks that update the state in this call of ``fit``.
+
+        Some of them may come after this callback in the list of callbacks.
+        """
         return [one for one in self.state.positions if getattr(one, "model", None) is self.model]
 
 
 def _is_last(callback: Any, batch: int) -> bool:
-    """Return whether ``batch`` is the last one of its epoch, if Keras knows; in a first epoch it may not."""
+    """Return whether ``batch`` is the last batch of its epoch.
+
+    Returns False if Keras does not know the number of batches, which may be so in a first epoch.
+    """
     return bool((callback.params or {}).get("steps") == batch + 1)

@@ -1,4 +1,4 @@
-"""The elastic state of a Keras training: a model, its optimizer, and plain values; the optimizer counts the steps."""
+"""The elastic state of a Keras training: a model, its optimizer, and plain values. The optimizer counts the steps."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ ROLLBACKS = ("step", "commit")
 
 
 class TensorFlowKerasState(ObjectState):
-    """The elastic state of a Keras model, its optimizer, and plain values, which become attributes.
+    """The elastic state of a Keras training: a model, its optimizer, and plain values, which become attributes.
 
-    ``model`` must be built. ``optimizer`` defaults to that of the compiled model. Create the state after both, and
-    before the first call of a ``tf.function`` of your own that applies gradients. ``backend`` is accepted for
-    compatibility with Horovod and is not used.
+    ``model`` must be built. ``optimizer`` defaults to the optimizer of the compiled model. Create the state after the
+    model and the optimizer, and before the first call of a ``tf.function`` of your own that applies gradients.
+    ``backend`` is accepted for compatibility with Horovod and is not used.
 
-    ``rollback="step"``: after a failure, training goes on at the last step that any surviving rank has applied;
-    ``steps`` is the optimizer's ``iterations``. ``commit()`` keeps the plain values, never a copy of the model. It is
-    exact for one optimizer and one step for each ``commit()``. ``rollback="commit"``: ``commit()`` copies model and
-    optimizer, and after a failure all ranks go back to the newest copy; ``steps`` counts commits, as it does without an
-    optimizer. Raises ValueError for another value, for a model that is not built, for an optimizer that is none of
-    Keras, and for a keyword that is a name of the state itself.
+    With ``rollback="step"``, training continues, after a failure, from the last step that any surviving rank has
+    applied. ``steps`` is the optimizer's ``iterations``. ``commit()`` keeps the plain values, never a copy of the
+    model. The continuation is exact for one optimizer and one step for each ``commit()``.
+
+    With ``rollback="commit"``, ``commit()`` copies model and optimizer, and after a failure all ranks go back to the
+    newest copy. ``steps`` counts the calls of ``commit()``. Without an optimizer, the state always works as with
+    ``rollback="commit"``.
+
+    Raises ValueError for another value of ``rollback``, for a model that is not built, for an optimizer that is not a
+    Keras optimizer, and for a keyword that is the name of an attribute or method of the state itself.
     """
 
     _by_step = False  # until all parts are known
@@ -72,7 +76,7 @@ class TensorFlowKerasState(ObjectState):
 
     @property
     def steps(self) -> int:
-        """How many steps the state contains, or how many commits: see ``rollback``."""
+        """The number of steps that the state contains, or the number of commits, depending on ``rollback``."""
         return int(self._iterations().numpy()) if self._by_step else self._commits
 
     @steps.setter
@@ -80,14 +84,17 @@ class TensorFlowKerasState(ObjectState):
         self._commits = value
 
     def _iterations(self) -> Any:
-        """Return the variable in which the optimizer counts its applied steps, without those that overflow voids."""
+        """Return the variable in which the optimizer counts its applied steps.
+
+        Steps skipped for overflow are not counted.
+        """
         return variable_of(getattr(self.optimizer, "inner_optimizer", self.optimizer).iterations)
 
     def _keep_with_steps(self) -> None:
-        """Wrap the optimizer's method that applies gradients, so that each applied step keeps the local variables.
+        """Wrap the optimizer's method that applies gradients, so that each applied step copies the local variables.
 
-        The forward pass of the next step, which may be void, changes them: the averages of batch normalization, and the
-        seeds of dropout.
+        The forward pass of the next step changes the local variables: the averages of batch normalization, and the
+        seeds of dropout. If that step fails, ``restore`` assigns the copied values to these variables.
         """
         name = "apply" if family_of(self.optimizer) is Family.KERAS3 else "apply_gradients"
         bare = getattr(self.optimizer, name)
@@ -108,7 +115,10 @@ class TensorFlowKerasState(ObjectState):
             kept.assign(variable)
 
     def move(self, **values: int) -> None:
-        """Set attributes that say where the training is. They belong to the applied steps, and need no commit for it."""
+        """Set the attributes ``values``, such as ``epoch`` and ``batch``, which give the training's position.
+
+        With ``rollback="step"``, these attributes belong to the applied steps, so they are kept without a ``commit()``.
+        """
         for name, value in values.items():
             setattr(self, name, value)
             if self._by_step:
@@ -149,7 +159,7 @@ class TensorFlowKerasState(ObjectState):
         self._keep_all()
 
     def _shared(self) -> list[Any]:
-        """Return the variables that are equal on all ranks: those of the model and of the optimizer."""
+        """Return the variables that are equal on all ranks: those of the model and those of the optimizer."""
         found = {identity(one): one for one in [*self.model.weights, *variables_of(self.optimizer)]}
         return [variable_of(one) for one in found.values()]
 
