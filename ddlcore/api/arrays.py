@@ -225,7 +225,7 @@ def grouped_allreduce_async(
     compression: str = "none",
     weight: Any = None,
 ) -> Handle:
-    """Start an allreduce of each of several arrays, and return one handle. Its result is a list of new arrays.
+    """Start an allreduce of each of several arrays, and return one handle.
 
     The result of the handle is a list of new arrays. ``weight``: see ``allreduce_async``.
     """
