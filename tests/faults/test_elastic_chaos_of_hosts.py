@@ -1,0 +1,158 @@
+"""Chaos on hosts that are network namespaces: ranks are killed at random moments, and the host of the launcher is lost.
+
+When it is lost, a successor serves on another host, which is then lost, too. The result must be that of one process that
+nothing has disturbed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.chaos import ROOT
+from tests.launch.starting import DDL
+from tools.test_cluster import TestCluster
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed"),
+]
+NewCluster = Callable[..., TestCluster]
+PROGRAM = ROOT / "tests" / "faults" / "elastic_chaos.py"
+
+
+def ranks_on(cluster: TestCluster, name: str) -> list[int]:
+    """Return the processes of ranks on the host ``name``, by their numbers there."""
+    return [
+        pid
+        for pid, command in cluster.processes(name).items()
+        if "elastic_chaos" in command and "ddlcore" not in command and "ssh" not in command
+    ]
+
+
+class HostChaos:
+    """A training with one rank on each host of ``cluster``, and the faults that strike it."""
+
+    def __init__(self, cluster: TestCluster, folder: Path, steps: int, seed: int, patience_s: float) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.there = list(cluster.names)
+        self.lost: list[str] = []
+        self.done = 0
+        self._chance = random.Random(seed)
+        hosts = ",".join(f"{name}:1" for name in cluster.names)
+        options = ["-H", hosts, "--min-np", "1", "--restarts", "100000", "--restart-delay-s", "0.02"]
+        env = {"PYTHONPATH": str(ROOT), "STEPS": str(steps), "FOLDER": str(folder), "PAUSE_S": "0.02"}
+        env["PATIENCE_S"] = str(patience_s)
+        command = [*DDL, "run", *options, "python", str(PROGRAM)]
+        output = open(folder / "terminal", "w")  # noqa: SIM115  # closed below; the process has its own descriptor
+        self.launcher = cluster.popen(
+            "server1", command, cwd=folder, env=env, stdout=output.fileno(), stderr=subprocess.STDOUT
+        )
+        output.close()
+
+    def text(self) -> str:
+        """Return everything that the launcher and its successors have written."""
+        files = [self.folder / "terminal", *sorted(self.folder.glob("ddl-continued-*/output"))]
+        return "".join(file.read_text() for file in files)
+
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 90.0) -> None:
+        until_s = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < until_s, f"{what}\n{self.text()[-6000:]}"
+            time.sleep(0.05)
+
+    def holders(self) -> list[str]:
+        """Return the hosts that are left with a rank that has been in a world, and so has a state."""
+        return [
+            name
+            for name in self.there
+            if any((self.folder / f"state.{name}.{pid}").exists() for pid in ranks_on(self.cluster, name))
+        ]
+
+    def await_all(self) -> None:
+        """Wait until a rank on each host that is left is in the training, and until the agents know of that."""
+        self.until(lambda: self.holders() == self.there, "a rank on each host has the state")
+        time.sleep(2.5)  # a successor needs what the launcher tells the agents once a second
+
+    def kill_some(self, count: int) -> None:
+        """Kill ``count`` processes of ranks, sometimes several at once; never those of all hosts."""
+        goal = self.done + count
+        until_s = time.monotonic() + 30.0 + 8.0 * count
+        while self.done < goal:
+            assert time.monotonic() < until_s, self.text()[-6000:]
+            holders = self.holders()
+            if not holders:
+                time.sleep(0.2)
+                continue
+            spared = self._chance.choice(holders)  # somebody must keep the state
+            others = [name for name in self.there if name != spared]
+            for name in self._chance.sample(others, self._chance.randint(1, min(2, len(others)))):
+                for pid in ranks_on(self.cluster, name)[:1]:
+                    self.cluster.kill(name, pid, signal.SIGKILL)
+                    self.done += 1
+                time.sleep(self._chance.choice([0.0, 0.05, 0.3]))
+            time.sleep(self._chance.choice([0.3, 1.0, 2.0]))
+
+    def cut(self, name: str) -> None:
+        """Cut the power of the host ``name``."""
+        self.cluster.kill_host(name)
+        self.there.remove(name)
+        self.lost.append(name)
+        self.done += 1
+
+    def serves_on(self, name: str) -> bool:
+        return f"this process on {name} takes the place of the launcher" in self.text()
+
+    def end(self) -> None:
+        """Let the training end, and check its results."""
+        (self.folder / "enough").touch()
+        codes = lambda: [file for file in self.folder.glob("ddl-continued-*/exit_code") if file.read_text()]  # noqa: E731
+        self.until(lambda: bool(codes()), "the job ends", 120.0)
+        text = self.text()
+        assert codes()[0].read_text() == "0\n", text[-6000:]
+        results = [line for line in text.splitlines() if "right " in line]
+        assert results and all("right True once True" in line for line in results), text[-6000:]
+        for name in self.there:
+            assert self.cluster.leftovers(name, 20.0) == []
+
+
+def test_ranks_and_the_host_of_the_launcher(new_cluster: NewCluster, tmp_path: Path) -> None:
+    chaos = HostChaos(new_cluster(4), tmp_path, 400, 1, 200.0)
+    chaos.await_all()
+    chaos.kill_some(3)
+    chaos.await_all()
+    chaos.cut("server1")
+    chaos.until(lambda: chaos.serves_on("server2"), "a successor serves")
+    chaos.await_all()
+    chaos.kill_some(3)
+    chaos.end()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SOAK_SEEDS", "2"))))
+def test_a_hundred_faults(new_cluster: NewCluster, tmp_path: Path, seed: int) -> None:
+    """A hundred kills, and two hosts with the launcher and its successor: while all train, and amid a recovery."""
+    chaos = HostChaos(new_cluster(5), tmp_path, 3000, seed, 1700.0)
+    chaos.await_all()
+    chaos.kill_some(33)
+    chaos.await_all()
+    chaos.cut("server1")
+    chaos.until(lambda: chaos.serves_on("server2"), "a successor serves")
+    chaos.kill_some(33)
+    chaos.await_all()
+    chaos.cut("server2")
+    chaos.until(lambda: chaos.serves_on("server3"), "another successor serves")
+    chaos.kill_some(34)
+    chaos.end()
+    assert chaos.done == 102
