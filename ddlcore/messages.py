@@ -582,7 +582,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """Tells the ranks that ``ranks`` have died. Every collective that needs these ranks has failed."""
+    """A message to the remaining ranks of a world: the ranks in ``ranks`` have died.
+
+    Every collective that needs one of the dead ranks has failed.
+    """
 
     ranks: tuple[int, ...]  # world ranks of the session
     reason: str

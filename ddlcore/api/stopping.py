@@ -18,13 +18,14 @@ log = logging.getLogger("ddl")
 
 
 def should_stop(job: JobService | None = None) -> bool:
-    """Return whether all ranks should save a checkpoint and end, because of a signal or a call of ``request_stop``.
+    """Return whether all ranks should save a checkpoint and end.
 
-    All ranks must call this function equally often, for example once after each step. Then the result becomes true on
-    all ranks at the same call, and stays true. The call sends no message until a rank has asked for a stop. The first
-    call in the main thread installs handlers for the signals in the setting ``stop_signals`` (by default SIGTERM and
-    SIGUSR1). A signal that the process already handles or ignores is left as it is. If ranks have different numbers of
-    batches, leave the training loop when the result is true, and call ``join`` before you save.
+    A signal or a call of ``request_stop`` asks the ranks to do so. All ranks must call this function equally often, for
+    example once after each step. Then the result becomes true on all ranks at the same call, and stays true. The call
+    sends no message until a rank has asked for a stop. The first call in the main thread installs handlers for the
+    signals in the setting ``stop_signals`` (by default SIGTERM and SIGUSR1). A signal that the process already handles
+    or ignores is left as it is. If ranks have different numbers of batches, leave the training loop when the result is
+    true, and call ``join`` before you save.
 
     Raises NotInitialized before ``init``. Raises the error of the job if the job ends while the ranks agree on the call
     at which they stop.

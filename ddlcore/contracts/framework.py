@@ -1,4 +1,4 @@
-"""The framework contract: the methods of a job and of its operations that a framework's package may use.
+"""The framework contract: those methods of a job and of its operations that a framework's package may use.
 
 The collectives (``ddlcore.api.Operations``) need only an Adapter. Some packages do more, for example packages that
 reduce gradients during the backward pass or that compute in the background. Such a package starts operations itself,

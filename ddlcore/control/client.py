@@ -42,8 +42,8 @@ def connect(job_file: str, rank: int) -> tuple[Channel, JobStore]:
 def connect_with(access: Access, rank: int, peer: str = LAUNCHER) -> tuple[Channel, JobStore]:
     """Return the channel and the store of ``rank``, without reading a job file. The caller must close both.
 
-    ``access`` is the endpoint and the keys, which ``connect`` reads from a job file. ``peer`` is the name of the
-    process at the other end, for error messages.
+    ``access`` is the endpoint and the keys, which ``connect`` reads from a job file. ``peer`` names the process at
+    the other end in error messages.
     """
     connection = Connection(access, rank, peer=peer)
     return ClientChannel(connection), ClientStore(connection)

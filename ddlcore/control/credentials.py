@@ -57,8 +57,8 @@ def encode_access(access: Access) -> bytes:
 def decode_access(data: bytes, where: str) -> Access:
     """Return the Access that ``data``, the contents of a job file, describes.
 
-    ``where`` is the path of the file, for the error message. If ``data`` is malformed, raises DdlInternalError with a
-    message of one line, which shows nothing of ``data``.
+    If ``data`` is malformed, raises DdlInternalError with a message of one line. The message contains ``where``, the
+    path of the file, but shows nothing of ``data``.
     """
     try:
         return msgspec.json.decode(data, type=Access)

@@ -53,7 +53,7 @@ class Connection:
 
     Each user of a Connection calls ``retain`` first and ``release`` last. The last ``release`` closes the context and
     the pidfd. A process with many ranks may pass the same ``context`` to the Connections of all these ranks; the caller
-    must then terminate this context. ``peer`` is the name of the process at the other end, for error messages.
+    must then terminate this context. ``peer`` names the process at the other end in error messages.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class Refusals:
         self._left = 0
 
     def forgive(self, event: int) -> bool:
-        """Return whether the caller must ignore ``event``, because ZeroMQ connects again after this event.
+        """Return True if the caller must ignore ``event``, an event that the socket's monitor has reported.
 
-        ``event`` is an event that the socket's monitor has reported. At most 10 events are ignored.
+        An event is ignored if ZeroMQ connects again after it, but at most 10 events are ignored.
         """
         if event not in _TRANSIENT or self._left <= 0:
             return False

@@ -30,7 +30,7 @@ def _to_stderr(text: str) -> None:
 
 
 class LocalNetwork:
-    """The control network between ``size`` ranks of this process.
+    """The control network of a world whose ``size`` ranks all run in this process, each in threads of its own.
 
     ``coordinator`` has no thread of its own. It runs in the threads that send messages to it, in one of them at a time.
     ``report`` is called with each line of text for the user.
@@ -123,9 +123,9 @@ class LocalNetwork:
 
 
 class LocalChannel(Channel):
-    """The channel of one rank of this process.
+    """The channel of a rank that runs in the same process as the coordinator.
 
-    The coordinator's messages to the rank are put in a queue, and one thread waits for them.
+    The coordinator puts its messages to the rank into a queue, and the rank's control thread takes them out.
     """
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
@@ -182,7 +182,7 @@ class LocalChannel(Channel):
 
 
 class LocalStore(JobStore):
-    """The client of the job's key-value store for one rank of this process."""
+    """The client of the job's key-value store for a rank that runs in the same process as the store."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ ALL_ENTERED = "every rank has entered it: the transport or the network holds it 
 class ReplayStatuses:
     """The last alarm of any rank, and the replay status that each rank has reported since that alarm.
 
-    An alarm is the report of a rank that it has been at one bucket of the schedule for long.
+    A rank reports an alarm when it has been at one bucket of the schedule for long.
     """
 
     def __init__(self) -> None:

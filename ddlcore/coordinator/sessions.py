@@ -262,7 +262,7 @@ class Sessions:
     def _detach(self, rank: int, reason: str, before_init: str) -> Outgoing:
         """Remove ``rank`` from its world, or from the world for which it waits in ``init``.
 
-        Return messages which say to the other ranks that ``rank`` is lost. Messages to the ranks of its world contain
+        Return messages which inform the other ranks of the loss of ``rank``. Messages to the ranks of its world contain
         ``reason``. Messages to ranks that wait in ``init`` contain ``before_init`` as the reason.
         """
         outgoing: Outgoing = []

@@ -277,7 +277,7 @@ class StallWatch:
 
 
 def _summary(details: Details) -> str:
-    """Return a part of a sentence, for an error message, that describes the tensors of a wait.
+    """Return a part of a sentence about the tensors of a wait, for an error message.
 
     It describes the first tensor, and the other tensors that wait for the same ranks as the first.
     """

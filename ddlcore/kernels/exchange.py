@@ -106,9 +106,10 @@ def _offset_in_slot(frame: int, owner: int, i: int, rounds: int, row: int) -> in
 
 @compiled("qqq")
 def _rounds(frame: int, total: int, itemsize: int) -> int:
-    """Return the number of rounds that are needed to send ``total`` elements to all other ranks together.
+    """Return the number of rounds in which a rank can send ``total`` elements, counted over all other ranks.
 
-    In each round, one part for every other rank must fit into the slot, and the length of each part may be rounded up.
+    In each round, the parts for all other ranks must fit together into one slot, the memory that the rank uses for this
+    round. The length of each part may be rounded up.
     """
     room = read(frame + CHUNK) // itemsize - read(frame + SIZE)
     return (total + room - 1) // room

@@ -1,4 +1,4 @@
-"""Operations for the kernels that numba does not have: access to raw addresses, atomic accesses, sleep and wake-up.
+"""Operations that the kernels need and numba lacks: access to raw addresses, atomic accesses, sleep and wake-up.
 
 Sleep and wake-up are system calls that only Linux has. Addresses are int64. This module is imported only to compile the
 kernels.

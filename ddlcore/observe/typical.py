@@ -31,11 +31,12 @@ class TypicalStep:
 def typical_step(summary: Summary, runs: Sequence[Run], waits: Mapping[int, Sequence[Interval]]) -> TypicalStep | None:
     """Return the step that represents ``summary`` best, or None if the first rank replayed no whole step.
 
-    ``summary`` was computed from ``runs`` and ``waits``. The exposed share of the chosen step is equal to that of the
-    summary, or as near as possible. If several steps have such a share, the choice among them is made by two values:
-    the length of the step, and the exposed shares on the single ranks. The step that is nearest to the medians is
-    chosen. The length alone would not be enough, because the exposed share depends on it: a late rank makes the step
-    longer for all ranks.
+    ``summary`` was computed from ``runs`` and ``waits``. The exposed share of a step on a rank is the part of the step
+    in which a user thread of the rank waits in ddl. The chosen step is the one whose exposed share, as the mean over
+    the ranks, is nearest to ``summary.exposed``. Steps whose distances are at most ALIKE count as equally near. Among
+    equally near steps, two values are compared with their medians over all steps: the length of the step, and the
+    exposed share on each rank. The step with the smallest differences is chosen. The length alone would not be enough,
+    because the exposed share depends on it: a late rank makes the step longer for all ranks.
     """
     if not summary.ranks:
         return None

@@ -188,7 +188,7 @@ class Registry:
         return next((p for p in self.communicators.values() if p.module in modules), None)
 
     def left_out(self, name: str) -> str:
-        """Return text for the end of a message that says why plugins or providers called ``name`` are not used.
+        """Return text that says why plugins or providers called ``name`` are not used, for the end of a message.
 
         Return "" if no plugin or provider of this name was refused or excluded.
         """
@@ -274,11 +274,11 @@ class Registry:
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
     def load(self, provider: Provider) -> object:
-        """Import and return the target of ``provider``: usually a class, for a command a click command.
+        """Import and return the target of ``provider``.
 
-        Raises PluginError if a required module is missing, if the module of the target cannot be imported, or if the
-        target does not have the type that the plugin contract requires. The message contains the distribution, and what
-        the user can do.
+        The target is usually a class; the target of a command is a click command. Raises PluginError if a required
+        module is missing, if the module of the target cannot be imported, or if the target does not have the type that
+        the plugin contract requires. The message names the distribution, and says what the user can do.
         """
         who = f"{_KINDS[type(provider)].word} '{provider.name}' of {self.distribution(provider)}"
         missing = self.missing(provider)

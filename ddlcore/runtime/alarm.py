@@ -19,7 +19,7 @@ LEAST_S = 0.05
 
 
 class Alarm:
-    """Decides when this rank must report to the coordinator that it has been in one operation for long.
+    """Decides when this rank has been in one operation for so long that it must report this to the coordinator.
 
     ``patience`` has two time limits, ``warning_s`` and ``shutdown_s``. The report is made a little before the earlier
     one. So the coordinator can ask the other ranks and get their answers before that limit. If both are 0, there are no

@@ -76,7 +76,7 @@ log = logging.getLogger("ddl")
 
 
 class Channel(Protocol):
-    """The methods of a connection to the coordinator that the control thread uses; see ddlcore.control.channel."""
+    """Those methods of a connection to the coordinator that the control thread uses; see ddlcore.control.channel."""
 
     def send(self, message: ToCoordinator) -> None: ...
 
@@ -357,7 +357,7 @@ class ControlThread:
         return None
 
     def _doing(self) -> ReplayStatus | Busy | None:
-        """Return the work of this rank that other ranks may delay; None if there is no such work now.
+        """Return which work of this rank other ranks may delay, or None if there is no such work now.
 
         Such work is a negotiated bucket, a drain or another item of the engine, or a bucket of the schedule that is
         launched or has some of its tensors.

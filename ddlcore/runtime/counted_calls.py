@@ -26,7 +26,7 @@ class CountedCalls:
     def __init__(self, kind: str, name: str, failure: JobFailure) -> None:
         """Begin to count at 0.
 
-        ``kind`` is messages.STOP or messages.COMMIT. ``name`` is the call's name in error messages. ``failure`` says
+        ``kind`` is messages.STOP or messages.COMMIT. ``name`` names the call in error messages. ``failure`` says
         whether the job has failed.
         """
         self._kind = kind

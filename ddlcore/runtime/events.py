@@ -9,7 +9,7 @@ from ddlcore.messages import Bucket, Planned
 
 
 class Submitted(Protocol):
-    """The attributes of a submitted operation that a listener may read."""
+    """Those attributes of a submitted operation that a listener may read."""
 
     set_id: int
     name: str

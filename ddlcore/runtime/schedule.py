@@ -375,7 +375,7 @@ class Replay(Generic[T]):
         return bool(self.negotiated_slots) and any(self.negotiated_slots.values())
 
     def waits(self) -> bool:
-        """Return whether there is an entry in a slot, or a filled negotiated slot, that has not been launched yet."""
+        """Return whether anything has not been launched yet: an entry in a slot, or a filled negotiated slot."""
         return self.filled > 0 or any(self.negotiated_slots.values())
 
     def ready(self) -> bool:

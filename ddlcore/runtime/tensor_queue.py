@@ -778,7 +778,7 @@ class TensorQueue:
 
     @property
     def conflict(self) -> bool:
-        """Return whether the schedule cannot continue, because an entry has the name of a slot but another spec.
+        """Return True if the schedule cannot continue: an entry has the name of a slot but another spec.
 
         The caller holds the lock.
         """

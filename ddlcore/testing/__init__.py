@@ -1,7 +1,7 @@
 """The conformance kit: suites of standard tests for plugins, and worlds whose ranks are threads of one process.
 
-There is one suite for each kind of plugin. To test a plugin, write a subclass of the suite that returns the objects to
-test. pytest then collects the standard tests from the subclass:
+There is one suite for each kind of plugin. To test a plugin, write a subclass of the suite. The subclass returns the
+objects to test, and pytest collects the standard tests from the subclass:
 
     from ddlcore.testing import TransportSuite
 

@@ -32,7 +32,7 @@ def _seen(buffer: Buffer) -> oracle.Array:
 
 
 class AdapterMemory(AdapterBase):
-    """The tests of the methods of an adapter that make buffers from tensors, and tensors from memory."""
+    """The tests of those methods of an adapter that make buffers from tensors, and tensors from memory."""
 
     @DTYPES
     def test_a_tensor_is_described(self, dtype: DType) -> None:

@@ -48,7 +48,7 @@ class TunerSuite(StandardSuite):
             assert json.loads(json.dumps(values)) == values
 
     def test_the_same_seed_proposes_the_same(self) -> None:
-        """Two tuners with the same seed that get the same costs by ``tell`` return the same values from ``ask``."""
+        """If two tuners with the same seed get the same costs by ``tell``, ``ask`` returns the same values for both."""
         runs = [list(self._search(self.make(KNOBS, 7), _bowl, 15)) for _ in range(2)]
         assert runs[0] == runs[1]
 

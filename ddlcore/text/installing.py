@@ -116,12 +116,13 @@ def _from_archive(
     own: Mapping[str, Any] | None,
     absolute: bool,
 ) -> str | None:
-    """Return the arguments of ``pip install`` if the source is the file at ``url``.
+    """Return the arguments of ``pip install`` that install the distribution ``name`` by means of the file at ``url``.
 
-    Return None if ``name`` alone is the right argument. The file is a wheel, a source distribution, or an archive of
-    the repository. ``own`` is the recorded source of the distribution ``name``: if it is not empty, the distribution
-    itself was installed from ``url``. Otherwise ddlcore was installed from ``url``, and ``within`` is the folder of the
-    distribution in the repository.
+    The file is a wheel, a source distribution, or an archive of the repository. ``own`` is the recorded source of
+    ``name``. If ``own`` is not empty, ``name`` itself was installed from ``url``. Otherwise ddlcore was installed from
+    ``url``, and ``within`` is the folder of ``name`` in the repository. Return None if ``name`` alone is the right
+    argument: ``name`` was installed from a package index, and no suitable file of ``name`` lies beside a local file at
+    ``url``.
     """
     path = Path(unquote(url.path))
     stem = (name if own else _CORE).replace("-", "_")

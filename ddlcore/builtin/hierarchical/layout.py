@@ -21,8 +21,8 @@ class Layout:
     def of(cls, members: Sequence[Member], rank: int, shares: int) -> Layout:
         """Return the layout of the communicator whose members are ``members``, for its rank ``rank``.
 
-        ``shares`` is the number of ranks of each host that should exchange data with other hosts; 0 means as many as
-        possible. In the layout, this number is at most the number of ranks on the host with the fewest ranks.
+        On each host, ``shares`` ranks should exchange data with other hosts; 0 means as many as possible. In the
+        layout, this number is at most the number of ranks on the host with the fewest ranks.
         """
         by_host: dict[int, list[int]] = {}
         for r, member in enumerate(members):

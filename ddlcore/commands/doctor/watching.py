@@ -40,7 +40,7 @@ class InputWatch:
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
         """Return two screens that take the place of ``screens`` and show nothing: nobody needs the program's output.
 
-        The last lines of the output are stored, for the report of an error.
+        The last lines of the output are stored, so that the report of an error can show them.
         """
         quiet = Screen(self._keep)
         return quiet, quiet

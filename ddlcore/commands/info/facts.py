@@ -1,6 +1,7 @@
 """Collect the facts that ``ddl info`` shows, as plain data.
 
-Imports no framework. The only code that it imports from plugins are the functions that look for their libraries.
+Imports no framework. The only code that it imports from plugins are the functions that look for the plugins'
+libraries.
 """
 
 from __future__ import annotations

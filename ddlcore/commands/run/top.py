@@ -62,7 +62,7 @@ class Top:
 
     @classmethod
     def of_terminal(cls, hosts: Sequence[str]) -> Top:
-        """Create a table on stderr if it is a terminal, otherwise on stdout if it is a terminal.
+        """Create a table on stderr if stderr is a terminal, otherwise on stdout if stdout is a terminal.
 
         If neither is a terminal, the table is printed as plain lines. ``hosts`` holds the host name of each rank.
         """

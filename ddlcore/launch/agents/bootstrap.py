@@ -68,7 +68,7 @@ def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def public_arguments(access: Access, silence_s: float) -> tuple[str, ...]:
-    """Return the arguments for the command of ``agent_program``, for an agent that gets no secret from the launcher.
+    """Return the arguments of the command of ``agent_program`` if the agent gets no secret from the launcher.
 
     The arguments contain the launcher's endpoint and public key from ``access``. The agent counts the launcher as lost
     after ``silence_s`` seconds without a message. The caller must add the index of the agent as the last argument.

@@ -92,7 +92,7 @@ class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """Tells an agent whose Begin has ``stays`` set that no rank will be started again."""
+    """A message to an agent whose Begin has ``stays`` set: no rank will be started again."""
 
 
 class Heir(msgspec.Struct, frozen=True, array_like=True):

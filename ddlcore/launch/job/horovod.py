@@ -305,8 +305,9 @@ _ORDER = {name: at for at, name in enumerate(_BY_VARIABLE)}
 def read_variables(environ: Mapping[str, str]) -> Answers:
     """Return the settings and messages that result from the HOROVOD_* variables in ``environ``.
 
-    Raises ValueError, with a message of one line, for a bad value. The caller shows the ``refusals`` of the result only
-    as messages: unlike a flag, a variable never prevents the start.
+    Raises ValueError, with a message of one line, for a malformed value. The ``refusals`` of the result name variables
+    that ddl cannot honour. For such variables, the caller only shows the messages and starts the job. For a flag, a
+    refusal would prevent the start.
     """
     given = Answers()
     names = [name for name in environ if name.startswith("HOROVOD_")]

@@ -133,7 +133,7 @@ def _told(outgoing: Outgoing, history: History) -> Outgoing:
 
 
 def _is_cause(reason: str) -> bool:
-    """Return whether a rank that leaves for ``reason`` has failed itself, and not because another rank was lost."""
+    """Return True if a rank that leaves for ``reason`` has failed itself, False if a lost rank is the cause."""
     if reason.startswith("raised "):
         return reason.split()[1].rstrip(":") not in _SECONDARY
     if reason.startswith("ended its script"):  # as by sys.exit(3); never reported after the loss of another rank

@@ -1,4 +1,4 @@
-"""Catch signals to the launcher that are meant for the job, and pass each of them to a function that reacts to it."""
+"""Catch the launcher's signals that are meant for the job, and pass each of them to a function that reacts to it."""
 
 from __future__ import annotations
 

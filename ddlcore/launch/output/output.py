@@ -122,8 +122,8 @@ class Output:
         """Pass ``data``, output of ``rank`` on another host, to the output thread, without waiting.
 
         ``name`` is the stream to which the rank wrote ``data``: "stdout" or "stderr". If ``data`` is empty, the stream
-        has ended. ``shown`` is called in the output thread after ``data`` was shown and does not use memory any more.
-        Any thread may call this.
+        has ended. The output thread calls ``shown`` once ``data`` has been shown and no longer uses memory. Any thread
+        may call this.
         """
         self._fed.append((rank, name, data, shown))
         self._wake.set()

@@ -119,8 +119,8 @@ def lay_out(
     """Assign ``ranks`` ranks to the hosts in ``entries``, in the order of ``entries``.
 
     Each host gets as many ranks as it has slots before the next host is used. If ``ranks`` is None, all slots are used.
-    If ``entries`` is None, all ranks run on this host. ``what`` is the name of the source of ``entries`` for messages,
-    and ``resolve`` is the argument for ``is_this_host``. Raises ValueError, with a message of one line, if there are
+    If ``entries`` is None, all ranks run on this host. ``what`` names the source of ``entries``; error messages contain
+    it. ``resolve`` is the argument for ``is_this_host``. Raises ValueError, with a message of one line, if there are
     too few slots, if a host is listed twice, or if the number of ranks is missing or below 1.
     """
     if ranks is not None and ranks < 1:

@@ -1,4 +1,4 @@
-"""Creates the objects of a rank that handle tensors on devices, from the installed kernels and transports."""
+"""Creates those objects of a rank that handle tensors on devices, from the installed kernels and transports."""
 
 from __future__ import annotations
 

@@ -428,7 +428,7 @@ class DeviceRoutes:
         return frozenset(one.name for (of, _), one in found if of == set_id and one.transport is not None)
 
     def routes(self) -> dict[int, str]:
-        """Return a text for each process set that says how its tensors on devices are reduced, and why.
+        """Return, for each process set, a text that says how the set's tensors on devices are reduced, and why.
 
         Any thread may call this, because it takes no lock.
         """

@@ -230,7 +230,7 @@ class GlooTransport(Transport):
         """Run ``call`` on this thread if its messages are short, otherwise on the worker thread.
 
         ``call`` runs a collective and returns when the collective is complete. Each of its messages has at most
-        ``most_bytes`` bytes. ``what`` is the collective's name for error messages.
+        ``most_bytes`` bytes. ``what`` is the name of the collective; error messages contain it.
         """
 
         def guarded() -> None:
@@ -251,7 +251,7 @@ class GlooTransport(Transport):
         """Start a collective that runs in a thread of Gloo, and return its Work.
 
         ``call`` starts the collective, and ``memory`` is the memory that the collective reads or writes. ``what`` is
-        the collective's name for error messages.
+        the name of the collective; error messages contain it.
         """
         assert self._group is not None
         try:
@@ -262,7 +262,8 @@ class GlooTransport(Transport):
     def check(self, started: _Started, what: str) -> None:
         """Raise TransportError if the transport was aborted while the collective ``started`` was in flight.
 
-        After an abort, the collective may never end. ``what`` is the collective's name for the error message.
+        After an abort, the collective may never end. ``what`` is the name of the collective; the error message contains
+        it.
         """
         if self._over.is_set():
             self._left.append(started)
@@ -271,8 +272,8 @@ class GlooTransport(Transport):
     def broke(self, what: str, error: Exception) -> TransportError:
         """Cut all connections after Gloo has raised ``error``, and return the TransportError that the caller raises.
 
-        After this error, no call can succeed on any rank. The cut informs the other ranks. ``what`` is the collective's
-        name for the error message.
+        After this error, no call can succeed on any rank. The cut informs the other ranks. ``what`` is the name of the
+        collective; the error message contains it.
         """
         if self._broken is None:
             self._broken = TransportError(f"gloo: {what} on {self._name()} failed: {_told(error)}")

@@ -86,9 +86,10 @@ class Wires:
             before = now
 
     def _traffic(self) -> list[tuple[bytes, int]]:
-        """Return two values for each connection: the counts of bytes sent and received, and the number of queued bytes.
+        """Return a pair for each connection: the counters of traffic sent and received, and the number of queued bytes.
 
-        The counts are bytes in the kernel's form. They are only compared with earlier counts, so they are not decoded.
+        The counters are a ``bytes`` object, as the kernel returned it. The object is not decoded, because it is only
+        compared with earlier ones.
         """
         found = []
         for number, inode in self._wires.items():

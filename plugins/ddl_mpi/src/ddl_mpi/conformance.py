@@ -19,7 +19,7 @@ OPENMPI = {
 
 
 class MpiSuite(ProcessSuite):
-    """The tests of the transport that `ddl conform mpi` runs."""
+    """The tests that `ddl conform mpi` runs on the transport."""
 
     target = "ddl_mpi.transport:MpiTransport"
     first = "ddl_mpi.process:load"  # waits for all processes that mpiexec has started, not only for those of one group

@@ -1,4 +1,4 @@
-"""Registers ddl_mxnet with the core. This module does not import MXNet, neither directly nor by other modules."""
+"""Registers ddl_mxnet with the core. This module does not import MXNet, neither directly nor through other modules."""
 
 from __future__ import annotations
 

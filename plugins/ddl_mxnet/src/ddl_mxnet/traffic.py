@@ -2,7 +2,7 @@
 
 If a user's thread waits for an array, the thread waits inside MXNet, and ddl does not notice it. Therefore this module
 has a thread of its own. When operations run in ddl and the engine has no more operations to hand over to ddl, the
-module's thread reports to the job that a user's thread waits. So if ddl replays a schedule that cannot continue, ddl
+module's thread reports the waiting user's thread to the job. So if ddl replays a schedule that cannot continue, ddl
 leaves replay as early as if the user had called ``wait`` of ddl.
 """
 
@@ -192,9 +192,9 @@ class Traffic(Companion):
             thread.join(JOIN_S)
 
     def _watch(self) -> None:
-        """Run the thread that reports to the job that a user's thread waits.
+        """Run the thread that reports a waiting user's thread to the job.
 
-        The thread reports this while operations run in ddl and the engine has no more operations to hand over.
+        The thread reports it while operations run in ddl and the engine has no more operations to hand over.
         """
         while True:
             with self._changed:
@@ -210,7 +210,7 @@ class Traffic(Companion):
 
 
 class _Place:
-    """The place of a call in ``line``, the queue of all calls of the same name that have not ended."""
+    """The place of a call in ``line``, the queue of all calls that have the same name and have not ended."""
 
     __slots__ = ("begin", "line", "name", "submitted")
 

@@ -31,7 +31,7 @@ class Asked:
 
     @property
     def said(self) -> str:
-        """The properties of the call that must be equal on all ranks, as a text."""
+        """Those properties of the call that must be equal on all ranks, as a text."""
         return f"{self.kind} of {self.count} of type {self.dtype} by op {self.op}, root {self.root}"
 
     def spans(self, size: int) -> Iterator[tuple[int, int]]:

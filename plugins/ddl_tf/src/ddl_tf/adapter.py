@@ -131,10 +131,10 @@ class TfAdapter(Adapter):
             self.gpu.settle(tensor)
 
     def serves(self, job: JobService, place: Device | None) -> bool:
-        """Return whether tensors on the device ``place`` may stay there because a transport of ``job`` reaches them.
+        """Return whether tensors on the device ``place`` may stay there: only if a transport of ``job`` reaches them.
 
-        If not, this method logs the reason once for each kind of device. ``place`` is None for a device that is not
-        supported.
+        If they may not, this method logs the reason once for each kind of device. ``place`` is None for a device that
+        is not supported.
         """
         if place is None or place is CPU:
             return place is CPU

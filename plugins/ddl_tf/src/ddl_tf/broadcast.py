@@ -140,8 +140,8 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
 def _inner(variable: Any, index: int) -> Any:
     """Return the TensorFlow variable inside the Keras variable ``variable``, or a TensorFlow variable itself.
 
-    ``index`` is the number of ``variable`` in error messages. Raises ValueError if ``variable`` is not built yet or is
-    not a variable.
+    Error messages contain ``index`` as the number of ``variable``. Raises ValueError if ``variable`` is not built yet
+    or is not a variable.
     """
     if hasattr(variable, "_value") and hasattr(variable, "path"):
         if variable._value is None:

@@ -18,7 +18,10 @@ SMALL_BYTES = 64 << 10  # up to this size, two copies by TensorFlow cost less th
 
 @dataclass(frozen=True)
 class Look:
-    """The properties of a gradient that are known while the graph is traced. ``shape`` is None if not fully known."""
+    """Those properties of a gradient that are known while the graph is traced.
+
+    ``shape`` is None if it is not fully known.
+    """
 
     dtype: str
     itemsize: int

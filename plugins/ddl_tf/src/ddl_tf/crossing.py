@@ -1,4 +1,4 @@
-"""Adds operations to a graph that pass gradients to Python and return the results to the graph.
+"""Adds operations to a graph. The operations pass gradients to Python and return the results to the graph.
 
 This module knows neither collectives nor variables. Gradients in host memory are passed as arrays. Gradients on a GPU
 are passed as eager tensors, which ``py_function`` makes without a copy. The operations that pass gradients to Python do
@@ -23,7 +23,7 @@ LABEL = "DdlGradients"
 
 
 def depart(function: Callable[..., Any], first: int, tensors: Sequence[Any]) -> Any:
-    """Add an operation to the graph that passes ``tensors`` to Python as arrays, and return its token.
+    """Add to the graph an operation that passes ``tensors`` to Python as arrays. Return the operation's token.
 
     When the operation runs, it calls ``function(first, *arrays)``. The token is an output of the operation, so other
     operations can depend on it.
@@ -33,7 +33,7 @@ def depart(function: Callable[..., Any], first: int, tensors: Sequence[Any]) -> 
 
 
 def lift(function: Callable[..., None], first: int, tensors: Sequence[Any], gpu: str) -> Any:
-    """Add an operation to the graph that passes tensors on a GPU to Python as eager tensors, and return the operation.
+    """Add to the graph an operation that passes tensors on a GPU to Python as eager tensors. Return the operation.
 
     When the operation runs, it calls ``function(first, *tensors)``. The operation has no output. ``gpu`` is
     TensorFlow's name of the GPU.
@@ -132,7 +132,7 @@ def split(whole: Any, bucket: Bucket, members: Sequence[Any]) -> list[Any]:
 
 
 def look(gradient: Any) -> Look:
-    """Return the properties of a gradient that are known while the graph is traced."""
+    """Return those properties of ``gradient`` that are known while the graph is traced."""
     if gradient is None or isinstance(gradient, tf.IndexedSlices):
         return Look("", 0, None)
     # as_list(): under disable_v2_behavior() a shape iterates over Dimension objects, which cannot be hashed.

@@ -158,7 +158,7 @@ class Exchange:
         return bool(self._begun)
 
     def _begin(self, first: int) -> None:
-        """Record that the part of the tensors that begins with number ``first`` is sent now.
+        """Record that a part of the tensors is sent now. The part begins with the tensor number ``first``.
 
         If that part was sent already, the previous run has not finished. Then this method ends the job.
         """
@@ -227,7 +227,7 @@ class Exchange:
     def _output(self, number: int, tensor: Any) -> Any:
         """Return memory for the result of ``tensor``, which has the number ``number`` in this exchange.
 
-        The memory is an array of the pool that nothing else refers to any more, or a new array. TensorFlow refers to an
+        The memory is a new array, or a pooled array to which nothing else refers any more. TensorFlow refers to an
         array as long as a tensor uses the array's memory, so a result that a user keeps is never overwritten.
         """
         pools = self._pools()

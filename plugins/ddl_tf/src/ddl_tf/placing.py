@@ -40,8 +40,8 @@ def places(
     """Return, for each gradient, the name of the GPU that reduces it, or '' if it is None or is staged on the host.
 
     Each reason for staging gradients on the host is logged once. ``given`` are the gradients, and ``variables`` their
-    variables. ``types``: the types that stay on a GPU. ``serves`` is a function that returns whether the job's
-    transports reach the GPU with a given name; it is called only for GPUs that contain a variable.
+    variables. ``types`` are the element types whose gradients may stay on a GPU. ``serves`` is a function that returns
+    whether the job's transports reach the GPU with a given name; it is called only for GPUs that contain a variable.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         tell_of_graphs(*SESSION)

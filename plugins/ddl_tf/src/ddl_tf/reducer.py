@@ -215,7 +215,7 @@ class Reducer:
     def _checked(self, index: int, gradient: Any, variables: Sequence[Any]) -> Any:
         """Return ``gradient`` in the form in which it is reduced: a dense tensor, slices, or None.
 
-        ``index`` is the position of the gradient in ``variables``, for error messages.
+        ``index`` is the position of the gradient's variable in ``variables``. Error messages contain it.
         """
         if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not self.reduction.sparse_as_dense):
             if gradient is not None and self.reduction.op not in (Average, Sum):
@@ -378,7 +378,7 @@ class Reducer:
         return f"gradient.{self.name}" + (f".call{place}" if place else "")
 
     def _describe(self, given: Sequence[Any], variables: Sequence[Any], gpus: Sequence[str] = ()) -> str:
-        """Return a text that describes the properties of the gradients that must be equal on all ranks.
+        """Return a text about those properties of the gradients that must be equal on all ranks.
 
         The text contains readable counts and a digest of all these properties. ``gpus``: the GPU of each gradient, or
         ''.
@@ -473,7 +473,7 @@ def _kinds(given: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def _sign(gradient: Any) -> Any:
-    """Return the properties of a gradient that must be the same on all ranks."""
+    """Return those properties of ``gradient`` that must be the same on all ranks."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

@@ -59,7 +59,7 @@ def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A placeholder for a tensor in a state that is sent as an object: the tensor's name, shape and type."""
+    """The name, shape and type of a tensor. They take the tensor's place in a state that is sent as an object."""
 
     name: str
     shape: tuple[int, ...]

@@ -195,7 +195,7 @@ class Group:
     def begin(self) -> None:
         """Begin to wait for all gradients of the group.
 
-        The start of each round (reduction of all gradients) calls this method.
+        This method is called at the start of each round, a reduction of all gradients.
         """
         self._waiting = sum(slot.param.requires_grad for slot in self.slots)
         self._came: set[Slot] = set()

@@ -49,7 +49,7 @@ class Streams(Protocol):
         """Return a new object that can record, on a stream of ``device``, when a tensor is ready."""
 
     def hold(self, device: Device, owner: object) -> tuple[object, Mark]:
-        """Return an object that keeps ``owner`` alive, and a Mark from a pool for a tensor on ``device``.
+        """Return two things for a tensor on ``device``: an object that keeps ``owner`` alive, and a Mark from a pool.
 
         When the returned object is freed, the Mark goes back to the pool.
         """

@@ -132,7 +132,7 @@ def _size(element: Any) -> int:
 
 
 def word() -> Primitive:
-    """Return the primitive ``word(address)``, which loads one word of a table. Tables are aligned."""
+    """Return the primitive ``word(address)``, which loads a word of 8 bytes. ``address`` is a multiple of 8."""
 
     def emit(b: Any, space: int, args: list[Value]) -> Value:
         return b.load(_at(b, space, args[0], I64), align=8)

@@ -249,7 +249,7 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Return the variables of a Keras optimizer that exist so far, or an empty list if ``optimizer`` is None."""
+    """Return the variables that the Keras optimizer ``optimizer`` has so far, or [] if ``optimizer`` is None."""
     if optimizer is None:
         return []
     variables = optimizer.variables

@@ -9,7 +9,7 @@ from ddl_tf.keras.elastic.state import TensorFlowKerasState
 
 
 class UpdateBatchStateCallback(Callback):
-    """A callback that sets ``state.batch`` to the number of batches of the current epoch that are done.
+    """A callback that sets ``state.batch`` to the number of completed batches of the current epoch.
 
     ``state.batch`` is 0 after the last batch of an epoch. If an epoch begins again in another world, the callback
     continues to count from ``state.batch``. So give ``fit`` only the remaining batches.
