@@ -39,8 +39,8 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "ddlcore.plugins.v2"  # the number is the major version of the plugin contract
 FORMER_GROUPS = {"ddlcore.plugins": "1.0"}  # by group: the contract version of its plugins
-hookspec = pluggy.HookspecMarker("ddlcore")
-hookimpl = pluggy.HookimplMarker("ddlcore")
+hookspec = pluggy.HookspecMarker("ddlcore")  # used by the core, which specifies the hooks
+hookimpl = pluggy.HookimplMarker("ddlcore")  # the decorator of a plugin's hooks
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Iterator
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,11 +36,28 @@ MODULES = (
     "contracts/store",
     "types",
     "errors",
+    "testing/transports",
+    "testing/transport_base",
+    "testing/processes",
+    "testing/composed",
+    "testing/adapters",
+    "testing/adapter_base",
+    "testing/compressors",
+    "testing/fusion",
+    "testing/tuners",
+    "testing/launchers",
+    "testing/devices",
+    "testing/world",
 )
+INTERNAL = {"DTYPES", "OPS", "RankProcesses", "only_where"}  # names that only the conformance kit uses
+HELPERS = "# --- used by the standard tests"  # in a suite: authors of plugins write or set only what is above this line
+# Methods of a suite that pytest calls.
+CALLED_BY_PYTEST = re.compile(r"test_|(setup|teardown)_(class|method)$")
 HEAD = """# Reference of the contracts
 
 This page describes every class and function that a plugin implements or uses. `python tools/reference.py` writes it from
-the docstrings. [Writing a plugin](plugins.md) explains where to begin.
+the docstrings. [Writing a plugin](plugins.md) explains where to begin. At the end are the suites of the
+conformance kit, without their tests: import them from `ddlcore.testing`.
 """
 
 __all__ = ["main", "reference"]
@@ -50,10 +70,12 @@ def reference() -> str:
         source = (ROOT / "ddlcore" / f"{name}.py").read_text(encoding="utf-8")
         module = ast.parse(source)
         parts.append(f"## `ddlcore.{name.replace('/', '.')}`\n\n{ast.get_docstring(module) or ''}\n")
-        public = _exports(module)
+        public = _exports(module) - INTERNAL
+        comments = _comments(source)
+        parts.extend(_fields(module.body, comments, public, "Constants:\n\n"))
         for item in module.body:
             if isinstance(item, ast.ClassDef) and item.name in public:
-                parts.extend(_class(item, source.splitlines()))
+                parts.extend(_class(item, comments))
             elif isinstance(item, ast.FunctionDef) and item.name in public:
                 parts.append(f"### `{_signature(item)}`\n\n{ast.get_docstring(item) or ''}\n")
     return "\n".join(parts).replace("``", "`").rstrip() + "\n"
@@ -66,25 +88,59 @@ def _exports(module: ast.Module) -> set[str]:
     return set()
 
 
-def _class(item: ast.ClassDef, lines: list[str]) -> Iterator[str]:
+def _class(item: ast.ClassDef, comments: Mapping[int, str]) -> Iterator[str]:
     bases = ", ".join(ast.unparse(base) for base in item.bases)
-    yield f"### class `{item.name}{f'({bases})' if bases else ''}`\n\n{ast.get_docstring(item) or ''}\n"
-    fields = [_field(one, lines) for one in item.body if isinstance(one, ast.AnnAssign)]
-    if fields:
-        yield "\n".join(fields) + "\n"
+    said = re.sub(r"^(>>>|\.\.\.)", r"    \1", ast.get_docstring(item) or "", flags=re.MULTILINE)
+    yield f"### class `{item.name}{f'({bases})' if bases else ''}`\n\n{said}\n"
+    end = item.end_lineno or item.lineno
+    end = next((line for line, text in comments.items() if item.lineno < line < end and text == HELPERS), end)
+    yield from _fields(item.body, comments)
     for method in item.body:
-        if isinstance(method, ast.FunctionDef) and (not method.name.startswith("_") or method.name == "__init__"):
+        if not isinstance(method, ast.FunctionDef) or method.lineno > end or CALLED_BY_PYTEST.match(method.name):
+            continue
+        if not method.name.startswith("_") or method.name == "__init__":
             said = (ast.get_docstring(method) or "").replace("\n\n", "\n")
             text = [f"- `{_signature(method)}`{_kind(method)}", *(f"  {line}".rstrip() for line in said.splitlines())]
             yield "\n".join(text) + "\n"
 
 
-def _field(item: ast.AnnAssign, lines: list[str]) -> str:
-    """Return a field with its trailing comment."""
-    behind = lines[(item.end_lineno or item.lineno) - 1].encode()[item.end_col_offset or 0 :].decode().strip()
-    said = f": {behind.removeprefix('#').strip()}" if behind.startswith("#") else ""
-    value = f" = {ast.unparse(item.value)}" if item.value is not None else ""
-    return f"- `{ast.unparse(item.target)}: {ast.unparse(item.annotation)}{value}`{said}"
+def _fields(
+    body: list[ast.stmt], comments: Mapping[int, str], public: set[str] | None = None, head: str = ""
+) -> Iterator[str]:
+    """Yield the list of the assignments in ``body``, such as the fields of a class, after ``head``; nothing if none.
+
+    ``public`` contains the names to list. None means all names that do not begin with an underscore.
+    """
+    fields = []
+    for item in body:
+        if isinstance(item, ast.AnnAssign):
+            target: ast.expr = item.target
+        elif isinstance(item, ast.Assign):
+            target = item.targets[0]
+        else:
+            continue
+        name = ast.unparse(target)
+        if name in public if public is not None else not name.startswith("_"):
+            fields.append(_field(item, name, comments))
+    if fields:
+        yield head + "\n".join(fields) + "\n"
+
+
+def _field(item: ast.AnnAssign | ast.Assign, name: str, comments: Mapping[int, str]) -> str:
+    """Return an assignment with the comments on its lines. A value that mentions a private name is shown as …"""
+    lines = range(item.lineno, (item.end_lineno or item.lineno) + 1)
+    said = " ".join(comments[line].removeprefix("#").strip() for line in lines if line in comments)
+    kind = f": {ast.unparse(item.annotation)}" if isinstance(item, ast.AnnAssign) else ""
+    value = ast.unparse(item.value) if item.value is not None else ""
+    if value:
+        value = " = …" if re.search(r"\b_[A-Za-z]", value) else f" = {value}"
+    return f"- `{name}{kind}{value}`{f': {said}' if said else ''}"
+
+
+def _comments(source: str) -> dict[int, str]:
+    """Return the comments of a module by line."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
 
 
 def _signature(item: ast.FunctionDef) -> str:

@@ -11,7 +11,9 @@ The rules:
   collective calls ``dense(source, target)`` first.
 * All members pass matching sizes. The arguments contain the counts of the sent *and* of the received elements, so a
   transport never exchanges sizes. A length of zero is always allowed.
-* A ``Work`` is complete when the call returns (``DONE``), or after ``wait``, which has a timeout.
+* A ``Work`` is complete when the call returns (``DONE``), or after ``wait``, which has a timeout. A collective may do
+  all its work before it returns, and return ``DONE``, if ``abort`` ends it within 1 s. A transport needs a Work of its
+  own only if its calls return earlier.
 * If ``capabilities.stream_ordered`` is true, addresses are in memory of the device of ``context.queue`` (or in pinned
   host memory). A call enqueues its work on that queue and returns ``DONE``. In this case, ``DONE`` means only that this
   rank has enqueued the work. If the work needs other memory, the transport itself keeps that memory alive.
@@ -38,6 +40,8 @@ from ddlcore.contracts.store import Store
 from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
 
 __all__ = [
+    "ALL_DTYPES",
+    "ALL_OPS",
     "DONE",
     "Capabilities",
     "Context",
@@ -120,7 +124,7 @@ class _Done(Work):
         return True
 
 
-DONE: Work = _Done()
+DONE: Work = _Done()  # the Work of a collective that is complete when its call returns
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,9 @@ class Transport(ABC):
     def open(self, context: Context) -> None:
         """Connect to the other members. All members call this. The call returns when all members have called it.
 
-        Raises DeadlineExceeded if not all members are connected after ``context.timeout_s`` seconds.
+        An implementation begins with ``super().open(context)``, which keeps the context as ``self.context``. Raises
+        DeadlineExceeded if not all members are connected after ``context.timeout_s`` seconds. If ``open`` raises an
+        error, ddl calls ``close``.
         """
         self.context = context
 
@@ -236,7 +242,10 @@ class Transport(ABC):
     def close(self) -> None:
         """Close all connections and free all memory of this transport. A second call has no effect.
 
-        No collective is pending when this is called. The processes of other members may already have ended.
+        On this rank, no collective is pending when this is called. The ranks do not agree before they close: another
+        member may still be in the last collective, and the processes of other members may already have ended. What
+        this rank has sent for completed collectives must still arrive after ``close``, although ``close`` waits for no
+        other rank. So a transport that was not aborted must not reset its connections.
         """
 
     def abort(self) -> None:

@@ -25,6 +25,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
+import pytest
+
 from ddlcore import errors
 from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import Capabilities, Context, Transport, Work
@@ -36,6 +38,7 @@ __all__ = ["ProcessSuite", "RankProcesses"]
 
 START_S = 120.0
 END_S = 20.0
+_TARGET = 'target = "module:Class" of the transport, which each process imports'
 T = TypeVar("T")
 
 
@@ -272,7 +275,8 @@ class _DistantWork(Work):
 class ProcessSuite(TransportSuite):
     """The transport suite with one process for each rank.
 
-    A subclass sets ``target``, and overrides ``command`` if a launcher must start the processes.
+    A subclass sets ``target``, and overrides ``command`` if a launcher must start the processes. It does not override
+    ``make``: the transports that this suite makes pass their calls to the processes.
 
     >>> class TestMine(ProcessSuite):
     ...     target = "my_transport:MyTransport"
@@ -301,6 +305,10 @@ class ProcessSuite(TransportSuite):
 
     @classmethod
     def setup_class(cls) -> None:
+        if cls.make is not ProcessSuite.make:
+            pytest.fail(f"{cls.__name__} overrides make(); remove it and set target: {_TARGET}", pytrace=False)
+        if not cls.target:
+            pytest.fail(f"{cls.__name__} has no target; set it: {_TARGET}", pytrace=False)
         cls.processes = RankProcesses(max(cls.sizes), cls.target, cls.command, cls.environ(), cls.first)
         super().setup_class()
 

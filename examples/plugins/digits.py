@@ -45,7 +45,7 @@ def gradients(net: dict[str, Array], images: Array, labels: Array) -> dict[str, 
     return {name: np.ascontiguousarray(gradient, np.float32) for name, gradient in found.items()}
 
 
-def train(compression: str = "none", epochs: int = 12) -> tuple[float, float]:
+def train(compression: str = "none", epochs: int = 20) -> tuple[float, float]:
     """Train on the ranks of the job; return the test accuracy, and the encoded bytes for each byte of gradients."""
     rank, size = ddl.rank(), ddl.size()
     images, labels, test_images, test_labels = digits()
@@ -74,7 +74,7 @@ def train(compression: str = "none", epochs: int = 12) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compression", default="none", help="the name of a compressor")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
     ddl.init()
     accuracy, share = train(args.compression, args.epochs)

@@ -28,7 +28,7 @@ def main() -> None:
     net: Net = {name: jnp.asarray(value) for name, value in network().items()}
     speed: Net = {name: jnp.zeros_like(value) for name, value in net.items()}
     gradients = jax.jit(jax.grad(loss))
-    for epoch in range(10):
+    for epoch in range(20):
         order = np.random.default_rng([epoch, rank]).permutation(len(labels))[:rows]
         for batch in order.reshape(-1, 32):
             local = gradients(net, images[batch], labels[batch])

@@ -17,3 +17,16 @@ def test_it_is_fresh() -> None:
     drawn = module.reference()
     assert "### class `Transport(ABC)`" in drawn
     assert (ROOT / "docs/reference.md").read_text() == drawn, "it is stale: python tools/reference.py"
+
+
+def test_it_lists_what_is_no_class() -> None:
+    """Exported constants, members of enums, and comments that stand inside the parentheses of a value."""
+    text = (ROOT / "docs/reference.md").read_text()
+    for line in (
+        "- `DONE: Work = …`: the Work of a collective that is complete when its call returns",
+        "- `BF16 = 7`",
+        "- `dtypes: frozenset[DType] = ALL_DTYPES`: types that can be reduced; 16-bit floats",
+        "- `target: ClassVar[str] = ''`: \"module:Class\" of the transport",
+    ):
+        assert line in text, line
+    assert "`test_" not in text, "the standard tests are not what a plugin's author writes"

@@ -8,6 +8,7 @@ packages have pages.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # MkDocs loads this file by its path
 
 from tools.docs_site.outside import DOCS, PLACE, ROOT, outside_pages, rewritten, without_comments
-from tools.reference import HEAD, MODULES
+from tools.reference import HEAD, INTERNAL, MODULES
 
 __all__ = ["API", "Package", "on_files", "on_page_markdown", "on_post_page", "public_names"]
 
@@ -104,5 +105,9 @@ def _reference() -> str:
     parts = [HEAD]
     for name in MODULES:
         module = f"ddlcore.{name.replace('/', '.')}"
-        parts.append(f"## `{module}`\n\n::: {module}\n    options:\n      heading_level: 3\n")
+        options = "heading_level: 3\n"
+        if name.startswith("testing/"):  # a suite without its tests
+            hidden = ["^_", "^test_", "^(setup|teardown)_", f"^({'|'.join(sorted(INTERNAL))})$"]
+            options += f"      filters: {json.dumps(['!' + one for one in hidden])}\n"
+        parts.append(f"## `{module}`\n\n::: {module}\n    options:\n      {options}")
     return "\n".join(parts)
