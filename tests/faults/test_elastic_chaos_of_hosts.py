@@ -113,13 +113,16 @@ class HostChaos:
     def serves_on(self, name: str) -> bool:
         return f"this process on {name} takes the place of the launcher" in self.text()
 
+    def codes(self) -> list[str]:
+        """Return what is in the file with the exit code of the job, if it is there."""
+        return [text for file in self.folder.glob("ddl-continued-*/exit_code") if (text := file.read_text())]
+
     def end(self) -> None:
         """Let the training end, and check its results."""
         (self.folder / "enough").touch()
-        codes = lambda: [file for file in self.folder.glob("ddl-continued-*/exit_code") if file.read_text()]  # noqa: E731
-        self.until(lambda: bool(codes()), "the job ends", 120.0)
+        self.until(lambda: bool(self.codes()), "the job ends", 120.0)
         text = self.text()
-        assert codes()[0].read_text() == "0\n", text[-6000:]
+        assert self.codes() == ["0\n"], text[-6000:]
         results = [line for line in text.splitlines() if "right " in line]
         assert results and all("right True once True" in line for line in results), text[-6000:]
         for name in self.there:
