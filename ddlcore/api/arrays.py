@@ -102,7 +102,11 @@ def _weighted(
     compression: str,
     weight: Any,
 ) -> Handle:
-    """Start an average with weights. Its result is a list, or if ``single`` the only array. It is put in ``outputs``."""
+    """Start a weighted average, and return its handle.
+
+    The result of the handle is a list of arrays; if ``single`` is true, it is the one array. The average is written to
+    ``outputs``, or to new arrays if ``outputs`` is None.
+    """
     check_weighted(op, prescale_factor, postscale_factor)
     job = current_job()
     given = checked_weight(weight, len(process_set.resolve(job)[1]))

@@ -93,7 +93,10 @@ class SshLauncher(Launcher):
         return name
 
     def proves_end(self, code: int) -> bool:
-        """Return whether ssh has passed on the exit code of the agent: by 255 it says that the connection has ended."""
+        """Return whether ``code`` is the exit code of the agent, which ssh has passed on.
+
+        It is not if ``code`` is 255: ssh itself ends with 255 if its connection has ended.
+        """
         return code != 255
 
     def explain(self, host: str, code: int | None, text: str) -> str:

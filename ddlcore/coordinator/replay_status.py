@@ -74,9 +74,9 @@ class ReplayStatuses:
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._other_places(alarm, there)))
 
     def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
-        """Return those tensors of the bucket in ``alarm`` that are not ready on at least one rank.
+        """Return the tensors of the bucket in ``alarm`` that at least one rank does not have ready.
 
-        If all tensors are ready on all ranks, return all tensors of the bucket. ``there`` are the ranks that have
+        If every rank has all tensors ready, return all tensors of the bucket. ``there`` are the ranks that have
         entered the bucket.
         """
         found = []

@@ -76,10 +76,10 @@ class _World:
         self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
 
     def _awaited(self) -> list[Awaited]:
-        """Return all waits of this world.
+        """Return everything for which somebody in this world waits.
 
-        These are the waits of the coordinator, the waits for agreed calls, the waits of ranks in ``shutdown``, and the
-        wait for ranks that still run after other ranks have left.
+        The coordinator waits for ranks, and ranks wait for agreed calls and in ``shutdown``. Ranks that still run after
+        other ranks have left are in the list, too.
         """
         waits = self.coordinator.awaited()
         for point in self.points.values():

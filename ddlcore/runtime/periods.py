@@ -99,7 +99,7 @@ class PeriodDetector:
         self._forget_sequence()
 
     def reset(self) -> None:
-        """Drop all candidates and their proof, because the loop did not repeat itself."""
+        """Forget all candidates for the period, and how often each one has repeated, because the loop has changed."""
         self.pause()
         self._candidates = []
 

@@ -91,7 +91,7 @@ class Opener:
 
 
 class Beside(Protocol):
-    """The object that keeps the transports of the process sets for tensors on devices.
+    """The object that keeps, for each process set, the transports which reduce tensors on devices.
 
     See runtime/device/routes.py.
     """

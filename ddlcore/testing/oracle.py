@@ -120,9 +120,9 @@ def alltoallv(sources: Sequence[Array], counts: Sequence[Sequence[int]], rank: i
 def difference(actual: Array, expected: Array, *, terms: int = 1, exact: bool = True) -> str:
     """Return a text that describes the first difference between two arrays; "" if the arrays agree.
 
-    If ``exact`` is true, every bit must agree. If ``exact`` is false, floats may differ by rounding errors: by the
-    errors of ``terms`` additions in the type in which the values are added (at least float32), and by one rounding
-    error of the values' own type.
+    If ``exact`` is true, every bit must agree. If ``exact`` is false, floats may differ by rounding errors. ``terms`` is
+    the number of additions whose rounding errors are allowed; values are added in float32 or in a wider type. One more
+    rounding error is allowed, that of the arrays' own type.
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return f"{actual.dtype}{list(actual.shape)} instead of {expected.dtype}{list(expected.shape)}"

@@ -29,8 +29,9 @@ def share_of(weight: Any, job: JobService, process_set: ProcessSet, name: str) -
     """Return this rank's share of the average as a float64 scalar. Every member of the process set must call it.
 
     ``weight`` is a number, a Share, a tensor, a variable, or a function that returns a number or a Share; in a graph,
-    the function is called each time the graph runs. ``name`` is the name of the sum of the weights in messages.
-    Raises InvalidArgument for what is no weight, and if all weights are 0; in a graph, TensorFlow's InvalidArgumentError.
+    the function is called each time the graph runs. Messages call the sum of the weights ``name``. Raises
+    InvalidArgument if ``weight`` is no weight, or if the weights of all ranks are 0. An error that is found while a
+    graph runs is TensorFlow's InvalidArgumentError instead.
     """
     asked = weight() if callable(weight) and not _is_tensor(weight) else weight
     if _is_tensor(asked):

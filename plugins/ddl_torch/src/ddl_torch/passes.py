@@ -53,7 +53,7 @@ class PassOwner(Protocol):
     def pass_failed(self) -> None:
         """Handle the failure of a backward pass.
 
-        ``BackwardPasses`` forgets only after this call which gradients the pass had completed.
+        During this call, ``BackwardPasses`` still knows which gradients the pass has completed. It forgets them after the call.
         """
 
 
