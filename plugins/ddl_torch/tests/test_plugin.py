@@ -9,15 +9,15 @@ import sys
 import ddl_torch as ddl
 import pytest
 
-SIGNATURES = {
-    "allreduce": "tensor average name compression op prescale_factor postscale_factor process_set",
-    "allreduce_async": "tensor average name op prescale_factor postscale_factor process_set",
-    "allreduce_": "tensor average name op prescale_factor postscale_factor process_set",
-    "allreduce_async_": "tensor average name op prescale_factor postscale_factor process_set",
-    "grouped_allreduce": "tensors average name compression op prescale_factor postscale_factor process_set",
-    "grouped_allreduce_async": "tensors average name op prescale_factor postscale_factor process_set",
-    "grouped_allreduce_": "tensors average name op prescale_factor postscale_factor process_set",
-    "grouped_allreduce_async_": "tensors average name op prescale_factor postscale_factor process_set",
+SIGNATURES = {  # weight, device_dense and device_sparse are arguments of ddl
+    "allreduce": "tensor average name compression op prescale_factor postscale_factor process_set weight",
+    "allreduce_async": "tensor average name op prescale_factor postscale_factor process_set weight",
+    "allreduce_": "tensor average name op prescale_factor postscale_factor process_set weight",
+    "allreduce_async_": "tensor average name op prescale_factor postscale_factor process_set weight",
+    "grouped_allreduce": "tensors average name compression op prescale_factor postscale_factor process_set weight",
+    "grouped_allreduce_async": "tensors average name op prescale_factor postscale_factor process_set weight",
+    "grouped_allreduce_": "tensors average name op prescale_factor postscale_factor process_set weight",
+    "grouped_allreduce_async_": "tensors average name op prescale_factor postscale_factor process_set weight",
     "sparse_allreduce_async": "tensor name op process_set",
     "allgather": "tensor name process_set",
     "allgather_async": "tensor name process_set",
@@ -38,7 +38,7 @@ SIGNATURES = {
     "broadcast_object": "obj root_rank name process_set",
     "allgather_object": "obj name process_set",
     "DistributedOptimizer": "optimizer named_parameters compression backward_passes_per_step op "
-    "gradient_predivide_factor num_groups groups sparse_as_dense process_set device_dense device_sparse",  # two of ddl
+    "gradient_predivide_factor num_groups groups sparse_as_dense process_set device_dense device_sparse weight",
     "SyncBatchNorm": "num_features eps momentum affine track_running_stats",
 }
 BASICS = """
