@@ -52,6 +52,7 @@ class HostChaos:
         hosts = ",".join(f"{name}:1" for name in cluster.names)
         options = ["-H", hosts, "--min-np", "1", "--restarts", "100000", "--restart-delay-s", "0.02"]
         env = {"PYTHONPATH": str(ROOT), "STEPS": str(steps), "FOLDER": str(folder), "PAUSE_S": "0.02"}
+        env["STATES"] = str(folder)
         env["PATIENCE_S"] = str(patience_s)
         command = [*DDL, "run", *options, "python", str(PROGRAM)]
         output = open(folder / "terminal", "w")  # noqa: SIM115  # closed below; the process has its own descriptor
