@@ -53,17 +53,23 @@ def test_two_ranks_train_a_model_four_ways(tmp_path: Path) -> None:
     command = [sys.executable, "tools/bench_training.py", "--models", "wide", "--rounds", "3", "--no-check"]
     files = ["--json", "times.json", "--markdown", "page.md", "--timeline", "traces"]
     files = [part if part.startswith("--") else str(tmp_path / part) for part in files]
-    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=320)
-    assert done.returncode == 0, done.stderr
+    # Both numbers are medians, but of different steps: the timeline has those between the rounds, too. If the machine
+    # changes its speed meanwhile, the medians may be those of two speeds. So a disagreement is measured again.
+    for attempt in range(3):
+        done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=320)
+        assert done.returncode == 0, done.stderr
+        (run,) = json.loads((tmp_path / "times.json").read_text())["runs"]
+        found = summarise(*read_trace(tmp_path / "traces" / "torch-wide-2.json"))
+        assert run["exposed"] == found.exposed
+        if attempt == 2 or found.exposed == pytest.approx(run["waiting"], abs=0.05):
+            break
     assert "wide: 2 ranks, 8 tensors, 33.57 million parameters; 3 rounds" in done.stdout
-    (run,) = json.loads((tmp_path / "times.json").read_text())["runs"]
     assert {name: len(times) for name, times in run["seconds"].items()} == dict.fromkeys(
         ("none", "barrier", "ddp", "ddl"), 3
     )
     assert min(min(times) for times in run["seconds"].values()) > 0.0
-    found = summarise(*read_trace(tmp_path / "traces" / "torch-wide-2.json"))
     assert [row.rank for row in found.ranks] == [0, 1] and min(row.steps for row in found.ranks) > 10
-    assert run["exposed"] == found.exposed == pytest.approx(run["waiting"], abs=0.05)
+    assert found.exposed == pytest.approx(run["waiting"], abs=0.05)
     page = (tmp_path / "page.md").read_text()
     assert "| wide | ddl / none |" in page and f"| {found.exposed:.3f} |" in page
     load = [sys.executable, "tools/bench_training.py", "--no-check", "--load", str(tmp_path / "times.json")]

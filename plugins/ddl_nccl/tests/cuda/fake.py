@@ -6,9 +6,11 @@ Streams run their calls later than the call that queued them, and only as far as
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,6 +30,15 @@ NAMES = {str(name): name for name in catalogue()}
 def fake_code(name: Name, capability: tuple[int, int]) -> bytes:
     """Return fake code for a kernel, in place of a compiler."""
     return str(name).encode()
+
+
+def settled(condition: Callable[[], bool]) -> bool:
+    """Collect garbage until ``condition`` holds: while another thread collects, a call of gc.collect does nothing."""
+    deadline_s = time.monotonic() + 20.0
+    while not condition() and time.monotonic() < deadline_s:
+        gc.collect()
+        time.sleep(0.01)
+    return condition()
 
 
 class _Stream:

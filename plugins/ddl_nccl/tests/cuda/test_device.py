@@ -19,7 +19,7 @@ from ddl_nccl.cuda.runtime import CudaDevice
 
 from ddlcore.errors import DeviceError
 from ddlcore.types import Device, DType, Sum
-from plugins.ddl_nccl.tests.cuda.fake import FakeDriver, fake_code
+from plugins.ddl_nccl.tests.cuda.fake import FakeDriver, fake_code, settled
 from plugins.ddl_nccl.tests.cuda.oracle import Array
 
 COUNTS = (5, 0, 40, 3)
@@ -244,8 +244,7 @@ def test_memory_that_outlives_its_device_is_freed_by_waiting(opened: Opened) -> 
     queue.close(5.0)
     device.close()
     del memory
-    gc.collect()
-    assert driver.asked["synchronise"] == 1 and not driver.blocks
+    assert settled(lambda: driver.asked["synchronise"] == 1 and not driver.blocks)
 
 
 def test_where_memory_is_short_what_was_let_go_is_waited_for(opened: Opened) -> None:
@@ -428,15 +427,6 @@ def test_nothing_is_kept_when_the_device_is_closed(opened: Opened) -> None:
     del held, late
     assert settled(lambda: not driver.pinned_blocks and not driver.blocks)
     assert not driver.streams
-
-
-def settled(condition: Callable[[], bool]) -> bool:
-    """Collect garbage until ``condition`` holds: while another thread collects, a call of gc.collect does nothing."""
-    deadline_s = time.monotonic() + 20.0
-    while not condition() and time.monotonic() < deadline_s:
-        gc.collect()
-        time.sleep(0.01)
-    return condition()
 
 
 def test_a_device_of_another_kind(opened: Opened) -> None:
