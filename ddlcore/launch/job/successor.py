@@ -105,8 +105,11 @@ def main(arguments: Sequence[str]) -> int:
     log = os.open(directory / "output", flags, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    code = _Successor(task, listener, log).run()
-    (directory / "exit_code").write_text(f"{code}\n")
+    code = 1
+    try:
+        code = _Successor(task, listener, log).run()
+    finally:  # whoever waits for this file must find it also if this process fails; the log has the traceback then
+        (directory / "exit_code").write_text(f"{code}\n")
     return 0
 
 
