@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools.demo import LEAST_ACCURACY, objection
 from tools.release.first_model import example, first_model
 from tools.release.lending import lend, origin
+from tools.release.resolution import resolve
 from tools.release.steps import ROOT, Failed, run, walk
 from tools.release.wheels import build, inspect, outside, sources
 
@@ -166,6 +167,7 @@ def steps(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield all steps, in order."""
     wheels = folder / "dist"
     wheels.mkdir(parents=True, exist_ok=True)
+    yield "versions of PyPI alone", partial(resolve, Path(sys.executable).with_name("uv"), folder / "resolution")
     yield "build", partial(build, [*sources(), *outside()], wheels)
     yield "wheels", partial(_inspect_all, wheels)
     env = Environment(folder / "torch", wheels)

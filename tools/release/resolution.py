@@ -1,0 +1,47 @@
+"""Checks that PyPI alone can satisfy `make venv` and `make demo`, on every Python that the packages support.
+
+A package index on this machine's disk, or a wheel of a framework that somebody has put there, hides a version that
+PyPI's own packages cannot use together. Nothing is downloaded but the metadata of packages, and nothing is installed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from tools.release.steps import ROOT, Failed, run
+
+__all__ = ["PYTHONS", "requirements", "resolve"]
+
+# With a patch release each, because packages may require one.
+PYTHONS = ("3.10.14", "3.11.9", "3.12.7", "3.13.2")
+# What makes the environment of each command: the Makefile's own recipe, so that no list of packages stands here.
+TARGETS = {"make venv": ".venv/.made", "make demo": ".venv-demo/.made"}
+
+
+def requirements(recipe: str) -> list[str]:
+    """Return what the first `pip install` of ``recipe`` installs. ``recipe`` is the output of `make --dry-run`."""
+    found = re.search(r"^\S+ -m pip .*\binstall --quiet (.*)$", recipe, re.MULTILINE)
+    if found is None:
+        raise Failed(f"no line of the recipe installs anything:\n{recipe}")
+    return shlex.split(found[1])
+
+
+def resolve(uv: Path, folder: Path) -> str:
+    """Resolve the requirements of each command for each Python, and return the commands and Pythons in words.
+
+    ``uv`` is the program. ``folder`` is created; no package is installed into it. Raises Failed with the conflict if
+    there is no solution.
+    """
+    folder.mkdir(parents=True)
+    alone = {"UV_FIND_LINKS": "", "UV_NO_CONFIG": "1"}
+    for name, target in TARGETS.items():
+        wanted = requirements(run(["make", "--dry-run", "--always-make", target], ROOT))
+        for python in PYTHONS:
+            options = ["--quiet", "--dry-run", "--target", str(folder), "--python-version", python]
+            try:
+                run([uv, "pip", "install", *options, *wanted], ROOT, environ=alone)
+            except Failed as error:
+                raise Failed(f"`{name}` on Python {python}, with packages of PyPI only: {error}") from None
+    return f"{', '.join(TARGETS)} on Python {', '.join(PYTHONS)}"
