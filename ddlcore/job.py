@@ -73,6 +73,7 @@ from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.timeline_switch import TimelineSwitch
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.telemetry import Observer, observers
+from ddlcore.threads import on_own_thread
 from ddlcore.types import Member, Placement, Value
 
 log = logging.getLogger("ddl")
@@ -183,6 +184,9 @@ class Job:
             sys.setswitchinterval(switch_ms / 1000)
         channel, store = self._network()
         self._build(channel, store)
+        # Almost every operation needs this one, and its first use would import its module in the middle of training:
+        # if a signal handler imports a module within that import, Python 3.11 and earlier raise a KeyError.
+        self.compressor("none")
         if self.settings.text("flight_dir"):
             self._deafen = listen(self.settings.text("flight_signal"), self._want_dump)
         self._engine.start()
@@ -540,7 +544,7 @@ class Job:
         return self._started and (self._engine.inside() or self._timeline.inside or self._lock.held())
 
     def _refuse_inside(self, what: str) -> None:
-        if self.inside():
+        if self.inside() or on_own_thread():
             raise reentrant(what)
 
     def _want_dump(self) -> None:

@@ -29,6 +29,7 @@ from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import ANONYMOUS, Entry
 from ddlcore.text.installing import pip_install
+from ddlcore.threads import on_own_thread
 from ddlcore.types import Kind, Placement
 
 if TYPE_CHECKING:
@@ -247,6 +248,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     _refuse_children()
     if _process.pid != os.getpid():
         _process.changing = Lock()  # after a fork: the thread that may have held the lock is not in this process
+    if on_own_thread():  # another thread may be inside ``init``, and wait for this one
+        raise reentrant("init()")
     changing = _changing()
     changing.refuse("init()")
     with changing:
@@ -391,7 +394,7 @@ def shutdown() -> None:
         if job is not None and job.closed:
             return  # a signal handler has interrupted a shutdown of this thread
         raise reentrant("shutdown()")
-    if job is not None and not job.closed and job.inside():
+    if on_own_thread() or (job is not None and not job.closed and job.inside()):
         raise reentrant("shutdown()")  # checked before the lock is taken: its holder may be waiting for this thread
     with changing:
         _shut_down()

@@ -29,6 +29,7 @@ from ddlcore.control.surroundings import kin
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.messages import Arrive
+from ddlcore.threads import OwnThread
 
 log = logging.getLogger("ddl")
 _ANSWER_S = 5.0  # time for the holder of the keys in a file to prove that it is running
@@ -89,7 +90,7 @@ class EmbeddedServer:
             endpoints=endpoints,
             access=self._server.agent_access(endpoints[0]),
         )
-        self._thread = threading.Thread(target=self._watch, name="ddl-watch", daemon=True)
+        self._thread = OwnThread(target=self._watch, name="ddl-watch")
         self._server.start()
         self._thread.start()
 

@@ -7,10 +7,10 @@ import os
 import select
 import signal
 import subprocess
-import threading
 from collections import deque
 
 from ddlcore.control.wake import Wake
+from ddlcore.threads import OwnThread
 
 
 def describe_exit(returncode: int) -> str:
@@ -63,7 +63,7 @@ class Watcher:
             self._children[fd] = (rank, process)
             self._poll.register(fd, select.POLLIN)
         else:
-            threading.Thread(target=self._wait_for, args=(rank, process), name=f"ddl-watch-{rank}", daemon=True).start()
+            OwnThread(target=self._wait_for, args=(rank, process), name=f"ddl-watch-{rank}").start()
 
     def wait(self, timeout_s: float) -> list[tuple[int, int]]:
         """Wait at most ``timeout_s`` until a process ends, and return (rank, return code) for each ended process.

@@ -15,7 +15,6 @@ import os
 import resource
 import selectors
 import socket
-import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from ddlcore.control.line import KEEPALIVE_PROBES, KEEPALIVE_S, UNANSWERED_MS
 from ddlcore.control.peers import is_ours, local_tcp_uid
 from ddlcore.control.wake import Wake
+from ddlcore.threads import OwnThread
 
 HANDSHAKE_S = 5.0  # time for a connection to show that it knows the server's key
 _KEY_S = 30.0  # time to show a client key after that: the authenticating thread may be busy
@@ -90,7 +90,7 @@ class TcpProxy:
         self._selector.register(self._wake.fileno(), selectors.EVENT_READ)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="ddl-tcp", daemon=True)
+        self._thread = OwnThread(target=self._run, name="ddl-tcp")
         self._thread.start()
 
     def close(self) -> None:

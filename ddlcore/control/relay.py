@@ -11,7 +11,6 @@ import contextlib
 import math
 import secrets
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from ddlcore.control.line import BROKEN, Refusals, open_dealer
 from ddlcore.control.listener import Listener
 from ddlcore.control.server import OWN, agent_name
 from ddlcore.control.wake import Wake
+from ddlcore.threads import OwnThread
 
 _LINGER_MS = 1000  # time for the last messages to the launcher
 _AGAIN_S = 0.05
@@ -76,7 +76,7 @@ class Relay:
         self._listener.register(self._poller)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._connect()
-        self._thread = threading.Thread(target=self._run, name="ddl-relay", daemon=True)
+        self._thread = OwnThread(target=self._run, name="ddl-relay")
 
     def start(self) -> None:
         """Start the relay's thread. Call this only once."""

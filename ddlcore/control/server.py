@@ -33,6 +33,7 @@ from ddlcore.control.store import Shelf
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_request, decode_to_coordinator, encode
+from ddlcore.threads import OwnThread
 
 OWN = b""  # first frame of a message from or to an agent itself, where other messages have a rank's connection name
 _MANY_STRANGERS = 100  # number of refused connections that is reported: fewer are probably just a port scan
@@ -155,7 +156,7 @@ class Server:
 
     def start(self) -> None:
         """Start the server's thread. Call this only once."""
-        self._thread = threading.Thread(target=self._run, name="ddl-coordinator", daemon=True)
+        self._thread = OwnThread(target=self._run, name="ddl-coordinator")
         self._thread.start()
 
     def rank_ended(self, rank: int, reason: str, certain: bool = True) -> None:

@@ -81,7 +81,7 @@ class Shelf(Generic[ClientT]):
         in it now has come back, for example because another process was started for this rank. A waiting get fails if a
         rank was lost after the last Hello of the rank that waits.
         """
-        if len(lost) == len(self._lost):  # the usual case: called after every message
+        if lost.keys() == self._lost.keys():  # the usual case: called after every message
             return []
         back = self._lost.keys() - lost.keys()  # another process was started: its loss would be a new one
         if back:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddlcore.text.installing import pip_install
+from ddlcore.threads import OwnThread
 
 log = logging.getLogger("ddl")
 RETRY_S = 1.0  # after so long a PatientExporter tries again to open
@@ -146,7 +147,7 @@ class Exporter:
             raise ValueError(
                 f"metrics cannot be served at {address}:{port}: that is no port; up to 65535 are"
             ) from None
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread = OwnThread(target=self._server.serve_forever, name="metrics")
         self._thread.start()
         return int(self._server.server_port)
 
@@ -193,7 +194,7 @@ class PatientExporter:
             exporter.open(address, port)
         except ValueError as error:
             log.warning("%s; it is tried again every %g s", error, RETRY_S)
-            self._thread = threading.Thread(target=self._open, name="ddl-metrics", daemon=True)
+            self._thread = OwnThread(target=self._open, name="ddl-metrics")
             self._thread.start()
 
     def close(self) -> None:

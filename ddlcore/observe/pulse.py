@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddlcore.messages import Activity, Pulse
+from ddlcore.threads import OwnThread
 
 _STATM = Path("/proc/self/statm")
 
@@ -27,7 +28,7 @@ class Ticker:
         self._spread = spread
         self._tick = tick
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = OwnThread(target=self._run, name=name)
         self._thread.start()
 
     def close(self) -> None:

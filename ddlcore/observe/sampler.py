@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 from ddlcore.messages import Profile
+from ddlcore.threads import OwnThread
 
 WARM_STEPS = 3  # compilation, first page faults and negotiation distort the first steps
 LEAST_STEPS = 2  # a frame can be the frame of the loop only if at least so many steps are done while it exists
@@ -271,7 +272,7 @@ class Sampler:
         self._stacks = Stacks(loaders)
         self._tell = tell
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = OwnThread(target=self._run, name=name)
         self._thread.start()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ddlcore.observe.ring_buffer import Code, RingBuffer
 from ddlcore.observe.trace_writer import TraceWriter
+from ddlcore.threads import OwnThread
 
 log = logging.getLogger("ddl")
 PART = "rank*.json"  # pattern of the names of the ranks' files
@@ -138,7 +139,7 @@ class Timeline:
         self._file = TraceFile(path)
         self._stopping = threading.Event()
         self._failed = False
-        self._thread = threading.Thread(target=self._run, name="ddl-timeline", daemon=True)
+        self._thread = OwnThread(target=self._run, name="ddl-timeline")
 
     def start(self) -> None:
         """Write the first events, and start the thread."""

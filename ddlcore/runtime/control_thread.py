@@ -71,6 +71,7 @@ from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.tensor_queue import TensorQueue
+from ddlcore.threads import OwnThread
 
 log = logging.getLogger("ddl")
 
@@ -145,7 +146,7 @@ class ControlThread:
         self.welcomed = threading.Event()  # set by Welcome, Refused or the end of the job
         self.settled = threading.Event()  # set by Settled or the end of the job
         self.parted = threading.Event()  # set by Farewell or the end of the job
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread = OwnThread(target=self._loop, name=name)
 
     def start(self) -> None:
         self._thread.start()

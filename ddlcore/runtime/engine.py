@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from _thread import get_ident
 from collections import deque
@@ -31,6 +30,7 @@ from ddlcore.runtime.request import IDLE, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
 from ddlcore.runtime.waiter import SLICE_S, Waited
+from ddlcore.threads import OwnThread
 from ddlcore.types import Kind
 
 log = logging.getLogger("ddl")
@@ -97,7 +97,7 @@ class Engine:
         self.in_flight = in_flight
         self._since_ns = 0  # when the last bucket, or the last wait for a bucket, ended
         self._me = -2  # the id of the engine's thread
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread = OwnThread(target=self._loop, name=name)
         if ranges is not None:
             self._show(ranges)
 

@@ -14,6 +14,7 @@ from ddlcore.contracts.transport import Context, Transport
 from ddlcore.errors import DdlInternalError
 from ddlcore.runtime.buffers import FusionBuffers
 from ddlcore.runtime.routes import Route
+from ddlcore.threads import OwnThread
 from ddlcore.types import Member
 
 log = logging.getLogger("ddl")
@@ -115,7 +116,7 @@ def abort_all(transports: Sequence[Transport]) -> None:
     """Abort all transports in parallel, so that a slow abort of one transport does not delay the other aborts."""
     beside = []
     for transport in transports[1:]:
-        thread = threading.Thread(target=transport.abort, name="ddl-abort", daemon=True)
+        thread = OwnThread(target=transport.abort, name="ddl-abort")
         try:
             thread.start()
         except RuntimeError:  # the interpreter is ending and starts no more threads

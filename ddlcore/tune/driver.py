@@ -14,6 +14,7 @@ from statistics import median
 from typing import Protocol
 
 from ddlcore.contracts.tuner import Knob, Tuner, Value
+from ddlcore.threads import OwnThread
 from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import narrowed
 
@@ -77,7 +78,7 @@ class Watcher(Protocol):
 
 def in_thread(work: Callable[[], None]) -> None:
     """Run ``work`` in a new thread."""
-    threading.Thread(target=work, name="ddl-tuner", daemon=True).start()
+    OwnThread(target=work, name="ddl-tuner").start()
 
 
 class SearchDriver:

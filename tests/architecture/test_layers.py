@@ -7,7 +7,7 @@ import pytest
 from tests.architecture.source import ROOT, Source, core, every, plugins
 
 LAYERS = (  # from the ground up; a room may import itself and the layers below its own
-    {"types", "errors", "text"},
+    {"types", "errors", "text", "threads"},
     {"messages", "config"},
     {"contracts", "hooks"},
     {"kernels"},

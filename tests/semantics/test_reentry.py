@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -196,6 +197,38 @@ def test_handlers_finalizers_and_threads_at_once() -> None:
     ends = [launch.await_word(rank, "done", 80.0)[1].split() for rank in (0, 1)]
     assert launch.close() == []
     assert all(int(looked) > 5 for looked, _ in ends), ends
+
+
+def imports_nothing(rank: int, say: Say) -> None:
+    """Every kind of operation, twice."""
+    ddl.init()
+    before = set(sys.modules)
+    x = np.ones(4, np.float32)
+    for _ in range(2):
+        for op in (ddl.Sum, ddl.Average, ddl.Min, ddl.Max, ddl.Product):
+            ddl.allreduce(x, name=f"reduced.{op}", op=op)
+            ddl.allreduce_(x, name=f"in_place.{op}", op=op)
+        ddl.grouped_allreduce([x, x], name="grouped", op=ddl.Sum)
+        ddl.allgather(x, name="gathered")
+        ddl.broadcast(x, 0, name="broadcast")
+        ddl.alltoall(x, name="exchanged")
+        ddl.reducescatter(x, name="scattered")
+        ddl.barrier()
+        handle = ddl.allreduce_async(x, name="waited")
+        handle.poll()
+        handle.wait()
+        assert ddl.remove_process_set(ddl.add_process_set([0]))
+        ddl.stats()
+    say("done", sorted(set(sys.modules) - before))
+    ddl.shutdown()
+
+
+def test_operations_import_nothing() -> None:
+    """A signal handler that imports a module, as ddl does, may break the import that it interrupts (Python 3.11)."""
+    launch = Launch(2, imports_nothing)
+    told = [launch.await_word(rank, "done")[1] for rank in (0, 1)]
+    assert launch.close() == []
+    assert told == ["[]", "[]"]
 
 
 def leaves_in_a_handler(rank: int, say: Say) -> None:

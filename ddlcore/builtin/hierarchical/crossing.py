@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ddlcore.contracts.transport import Context, Transport, Work
 from ddlcore.errors import DeadlineExceeded, TransportError
+from ddlcore.threads import OwnThread
 
 Task = Callable[[Transport], Work]
 
@@ -45,7 +46,7 @@ class Crossing:
         ``opened`` waits until the communicator is open.
         """
         self._name = context.name
-        self._thread = threading.Thread(target=self._live, args=(context,), name="ddl-crossing", daemon=True)
+        self._thread = OwnThread(target=self._live, args=(context,), name="ddl-crossing")
         self._thread.start()
 
     def opened(self, timeout_s: float) -> None:
