@@ -23,7 +23,7 @@ NEED_PYTHON = @test -n "$(PYTHON)" || { \
 help:
 	@echo "make venv          creates $(VENV): core and plugins editable, everything tests and examples need"
 	@echo "make demo          trains on two ranks; installs only what that needs"
-	@echo "make test          all tests, quick ones first"
+	@echo "make test          all tests, quick ones first; a test that fails runs once more, alone"
 	@echo "make soak          long runs: thousands of generated programs, floods, stalls; not part of CI"
 	@echo "make check         ruff, mypy --strict, architecture tests"
 	@echo "make docs          the documentation as a site in build/site; fails for a broken link or a page without a place in it"
@@ -54,9 +54,9 @@ demo: $(DEMO)/.made
 	@PATH="$(CURDIR)/$(DEMO)/bin:$$PATH" python tools/demo.py
 
 # Three at a time, also on two cores: a test with processes often waits. What measures times has the machine for itself.
+# TESTS are further arguments, such as: make test TESTS="tests/control --max-unstable 0"
 test: venv
-	$(BIN)/pytest -m "not alone and not soak" -n 3 --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m "alone and not soak"
+	$(BIN)/python tools/run_tests.py $(TESTS)
 
 # One test after the other: each loads the machine as much as it can. Pytest ends with 5 where no test has the mark.
 soak: venv

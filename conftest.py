@@ -41,9 +41,26 @@ _AT_LEISURE: dict[str, Any] = {"deadline": None, "suppress_health_check": [Healt
 settings.register_profile("usual", **_AT_LEISURE)
 settings.register_profile("long", **_AT_LEISURE)  # for --hypothesis-profile=long; see tests/runtime/effort.py
 settings.load_profile("usual")
+_TOLD_BY = (
+    "DDL_",
+    "HOROVOD_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "MASTER_",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "SLURM_",
+    "TORCHELASTIC_",
+)
 _KTHREADD = 2  # the parent of the kernel's threads, which have no environment
 _HAS_PROC = Path("/proc/self/environ").exists()
-_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ  # of a session whose tests are shared out
+# Whether other processes run tests of this session, so that nobody can tell whose a shared-memory file is.
+_HAS_NEIGHBOURS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+_LEFT_BEHIND = 13  # a session's exit code of its own: tests that fail must not hide it
 _there_before: set[str] = set()  # shared-memory files
 _strangers: set[int] = set()  # processes that were there at the last look and are not ours
 
@@ -81,8 +98,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     _strangers.clear()  # the last look is at all
     shares_out = not _IS_WORKER and session.config.getoption("dist", "no") != "no"  # its children are the workers
     left = _after_grace(_segments if shares_out else _processes) - _there_before
-    if left and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        session.exitstatus = _LEFT_BEHIND
     for line in sorted(left):
         print(f"\nleft behind by the session: {line}")
 
@@ -94,12 +111,12 @@ def _leaves_nothing() -> Iterator[None]:
     yield
     left = _after_grace(lambda: _own() - before)
     assert not left, f"the test left behind: {'; '.join(sorted(left))}"
-    assert _variables() == variables, "the test changed DDL_* variables; use monkeypatch.setenv"
+    assert _variables() == variables, "the test changed variables of ddl or of launchers; use monkeypatch.setenv"
 
 
 def _own() -> set[str]:
     """Of what may be left behind, all that is there and is surely this session's."""
-    return _processes() | _threads() | _sockets() | (set() if _IS_WORKER else _segments())
+    return _processes() | _threads() | _sockets() | (set() if _HAS_NEIGHBOURS else _segments())
 
 
 def _after_grace(left: Callable[[], set[str]]) -> set[str]:
@@ -179,4 +196,5 @@ def _links(folder: Path) -> set[str]:
 
 
 def _variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("DDL_")}
+    """Return the environment variables from which a later test's processes would learn their ranks and settings."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_TOLD_BY)}

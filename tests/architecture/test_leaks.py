@@ -49,7 +49,7 @@ def test_each_kind_of_leak_fails_the_test_that_leaves_it(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         timeout=200,
-        env={name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"},
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")},
     )
     Path("/dev/shm/ddl-leak").unlink()
     failed = {line.partition("::test_")[2].split()[0] for line in done.stdout.splitlines() if line.startswith("ERROR ")}
