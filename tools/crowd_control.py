@@ -2,8 +2,9 @@
 
     python tools/crowd_control.py [--clients 256] [--tensors 400] [--address tcp://127.0.0.1:0]
 
-Every client registers, has all tensors decided in REQUESTS requests, in an order of its own, and leaves. A few threads
-serve all clients. Seconds are wall-clock time, with clients and server on the same cores.
+Each client takes the place of a rank. It registers, asks the coordinator for a decision about each tensor, and leaves.
+It asks for the tensors in REQUESTS requests, in an order that differs from client to client. A few threads serve all
+clients. Seconds are wall-clock time; clients and server use the same cores.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ddlcore.control.server import Server
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages import (
     PROTOCOL,
+    Alive,
     Answer,
     Ask,
     Bucket,
@@ -34,6 +36,7 @@ from ddlcore.messages import (
     Farewell,
     FromCoordinator,
     Hello,
+    Probe,
     Request,
     Spec,
     Welcome,
@@ -51,7 +54,7 @@ STEPS = ("init", "one discovered step", "shutdown")
 
 @dataclass
 class Client:
-    """One rank's side of the protocol: its next message, and what it has received."""
+    """The part of one rank in the control protocol: which message it sends next, and what it has received."""
 
     rank: int
     size: int
@@ -63,13 +66,15 @@ class Client:
     messages: int = 0  # received
 
     def begin(self, step: str) -> Hello | Request | Bye:
-        """Return the client's first message in one of STEPS."""
+        """Return the first message that the client sends in ``step``, one of STEPS."""
         if step == STEPS[0]:
             return Hello(self.rank, tuple(range(self.size)), 1, PROTOCOL, "", 64 << 20)
         return self._request() if step == STEPS[1] else Bye("shutdown")
 
-    def hear(self, message: FromCoordinator) -> Request | Done | None:
+    def hear(self, message: FromCoordinator) -> Request | Done | Alive | None:
         """Return the client's reply to ``message``, or None."""
+        if isinstance(message, Probe):  # the machine is so busy that the coordinator asks whether the client still runs
+            return Alive("in the crowd")
         self.messages += 1
         if isinstance(message, Welcome):
             self.welcomed = True
@@ -95,7 +100,7 @@ class Client:
 
 
 class Crowd:
-    """``size`` clients and their server; ``play`` runs one of STEPS with all of them."""
+    """``size`` clients and their server. ``play`` runs one of STEPS with all clients."""
 
     def __init__(self, size: int, tensors: int, address: str = "", report: Callable[[str], None] = print) -> None:
         allow_files(3 * size)  # the clients are in this process, too, and use twice as many files as the server
@@ -109,7 +114,10 @@ class Crowd:
         self._channels = [self._connect(access, rank) for rank in range(size)]
 
     def play(self, step: str) -> float:
-        """Run ``step`` and return its seconds. Raises TimeoutError if a client does not finish within PATIENCE_S."""
+        """Run ``step``, one of STEPS, and return its seconds.
+
+        Raises TimeoutError if a client does not finish within PATIENCE_S seconds.
+        """
         begin_s = time.monotonic()
         pairs = list(zip(self.clients, self._channels))
         threads = [threading.Thread(target=_speak, args=(pairs[i::THREADS], step)) for i in range(THREADS)]
@@ -133,7 +141,10 @@ class Crowd:
 
 
 def _speak(pairs: Sequence[tuple[Client, ClientChannel]], step: str) -> None:
-    """Run ``step`` with these clients: poll each in turn, and wait a little only if none has sent anything."""
+    """Run ``step`` with the clients in ``pairs``, until all have finished or PATIENCE_S seconds have passed.
+
+    The messages of each client are received in turn. The function waits a little only if no message has arrived.
+    """
     deadline_s = time.monotonic() + PATIENCE_S
     for client, channel in pairs:
         channel.send(client.begin(step))
@@ -152,7 +163,7 @@ def _speak(pairs: Sequence[tuple[Client, ClientChannel]], step: str) -> None:
 
 
 def main() -> None:
-    """Print the seconds of each step."""
+    """Run all steps, and print the seconds of each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--tensors", type=int, default=400)

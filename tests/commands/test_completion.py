@@ -9,9 +9,8 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from ddlcore.commands.cli import _ddl
 from ddlcore.config import SETTINGS
-from tests.conformance.conftest import site
 from tests.launch.starting import Ddl
-from tests.plug.conftest import Site
+from tests.plug.conftest import Site, site
 
 __all__ = ["site"]
 

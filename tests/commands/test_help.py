@@ -17,8 +17,7 @@ from ddlcore.commands.run.command import run
 from ddlcore.commands.tune.command import tune
 from ddlcore.config import GROUPS, SETTINGS
 from ddlcore.launch.job.launcher import Launch
-from tests.conformance.conftest import site
-from tests.plug.conftest import Site
+from tests.plug.conftest import Site, site
 
 __all__ = ["site"]
 
@@ -194,6 +193,7 @@ def test_settings_of_a_plugin_are_options(
     site.install("ddl-mine", PLUGIN)
     assert shown(capsys, "run", "--help") == before
     groups = sections(shown(capsys, "run", "--help-all"))
+    assert "Plugin ddl-mine" in groups, site.problems()
     assert names_in(groups["Plugin ddl-mine"]) == {"--mine-rate-s", "--mine-safe", "--no-mine-safe"}
     assert "--mine-place" in names_in(groups["Hosts"])
     assert "--tcp" not in "".join(groups.values())
@@ -210,7 +210,7 @@ def test_a_bad_value_of_a_plugins_option_is_refused(site: Site, capsys: pytest.C
     """By one line that names it, as for the core's."""
     site.install("ddl-mine", PLUGIN)
     assert main(["run", "-np", "2", "--mine-rate-s", "soon", "true"]) == 2
-    assert capsys.readouterr().err == "ddl run: --mine-rate-s: 'soon' is not of type float\n"
+    assert capsys.readouterr().err == "ddl run: --mine-rate-s: 'soon' is not of type float\n", site.problems()
 
 
 def test_plugins_are_not_asked_for_options_without_need(
@@ -239,7 +239,7 @@ def test_an_unknown_option_is_told_what_is_near(
     site.install("ddl-mine", PLUGIN)
     assert main(["run", "-np", "2", wrong, "1", "true"]) == 2
     err = capsys.readouterr().err
-    assert meant in err
+    assert meant in err, site.problems()
     assert "`ddl run --help-all` lists what there is" in err
 
 

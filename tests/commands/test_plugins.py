@@ -16,8 +16,7 @@ import pytest
 from ddlcore.commands.cli import main
 from ddlcore.commands.plugins.package import KINDS
 from ddlcore.config import read_toml
-from tests.conformance.conftest import site
-from tests.plug.conftest import Site
+from tests.plug.conftest import Site, site
 
 __all__ = ["site"]
 

@@ -17,7 +17,9 @@ from ddlcore.testing.killed import KilledSuite
 from ddlcore.testing.levels import LEVELS, Result, reached
 from ddlcore.text.installing import pip_install
 from tests.conformance.shm_mutants import MUTANTS
-from tests.plug.conftest import Site
+from tests.plug.conftest import Site, site
+
+__all__ = ["site"]
 
 pytestmark = pytest.mark.processes
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.control.echo import WIRES, Net
+from tests.control.echo import PATIENCE_S, WIRES, Net
 
 __all__: list[str] = []
+
+
+@pytest.fixture
+def patient_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is closed waits longer for its last words than 200 ms, which a busy machine may need for other things."""
+    monkeypatch.setattr("ddlcore.control.line._FLUSH_S", PATIENCE_S)
 
 
 @pytest.fixture(params=list(WIRES))

@@ -82,7 +82,7 @@ def test_the_end_of_a_rank_is_told_to_the_others(net: Net) -> None:
     assert channel.receive(PATIENCE_S) == [Lost((1,), "killed by signal 9 (SIGKILL)")]
 
 
-def test_last_words_arrive_before_a_new_beginning(net: Net) -> None:
+def test_last_words_arrive_before_a_new_beginning(net: Net, patient_ends: None) -> None:
     """What was sent before `close` is heard before what the same rank sends on its next line."""
     for _ in range(10):
         net.coordinator.heard.clear()
@@ -97,7 +97,7 @@ def test_last_words_arrive_before_a_new_beginning(net: Net) -> None:
         assert [type(message).__name__ for _, message in net.coordinator.heard] == ["Hello", "Bye", "Done", "Hello"]
 
 
-def test_close_waits_for_what_was_sent(net: Net) -> None:
+def test_close_waits_for_what_was_sent(net: Net, patient_ends: None) -> None:
     """A line that is closed before it was even connected still delivers, and everything."""
     channel, _ = net.join(0, greeting=False)
     sent = [request(serial) for serial in range(20, 420)]

@@ -16,7 +16,7 @@ from ddlcore.errors import Closed, DeadlineExceeded, PeerLost
 from ddlcore.messages import StoreAdd, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
 from tests.control.echo import PATIENCE_S, Net, hello
 
-SOON_S = 2.0  # by when another rank's call must have raised
+SOON_S = 20.0  # by when another rank's call must have raised
 
 
 def in_thread(call: Callable[[], bytes]) -> Future[bytes]:
@@ -221,3 +221,16 @@ def test_every_call_is_answered_once_as_a_dictionary_would(calls: list[tuple[Sto
     assert {client for client, _ in waiting}.isdisjoint(replies)
     assert len(replies) + len(waiting) == len(calls)
     assert shelf.deadline_s() is None
+
+
+def test_a_rank_that_is_back_and_another_that_is_lost_between_two_calls() -> None:
+    """As many ranks are lost as before, but not the same: the wait for a value fails, and names the new one."""
+    shelf: Shelf[int] = Shelf()
+    assert shelf.lose({1: "gone"}) == []
+    shelf.hello(0)
+    assert shelf.handle(7, 0, StoreGet(5, "key", 60.0), 0.0) == []
+    ((client, reply),) = shelf.lose({2: "killed"})
+    assert (client, reply.serial, reply.error) == (7, 5, "lost: 2: killed")
+    shelf.hello(0)
+    ((client, reply),) = [*shelf.handle(8, 0, StoreGet(6, "key", 60.0), 0.0), *shelf.lose({1: "gone again"})]
+    assert (client, reply.error) == (8, "lost: 1: gone again")

@@ -16,8 +16,7 @@ from ddlcore.config import read_toml
 from ddlcore.job import Job
 from ddlcore.testing import run_world
 from tests.architecture.source import ROOT
-from tests.conformance.conftest import site
-from tests.plug.conftest import Site
+from tests.plug.conftest import Site, site
 
 __all__ = ["site"]
 

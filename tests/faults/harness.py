@@ -6,10 +6,13 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -27,6 +30,7 @@ from ddlcore.types import Placement
 __all__ = ["LEAK_MARK", "Launch", "Report", "leftovers"]
 
 LEAK_MARK = "PYTEST_LEAK_MARK"  # in the environment of every process of a session of tests, with its own value
+HANGS_S = 50.0  # shortly before a test gives up
 STAYS_S = 10.0  # what is still there after so long is left behind
 
 _context = multiprocessing.get_context("forkserver")
@@ -47,19 +51,25 @@ class Report:
 
 
 class Launch:
-    """``size`` processes that run ``program(rank, say)``; the test plays the launcher."""
+    """``size`` processes that run ``program(rank, say)``; the test plays the launcher.
+
+    What each process writes to its standard output and error is part of the message if the test waits for a word in
+    vain. All processes are ended then.
+    """
 
     def __init__(self, size: int, program: Callable[[int, Callable[..., None]], None]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ddl-launch-"))
         settings, registry = settings_of(os.environ)
         self.server = Server(size, build_sessions(size, settings, registry))
         self.server.start()
         self.reports = [Report() for _ in range(size)]
         self._lock = threading.Condition()
+        self._silent: set[int] = set()  # the ranks that have ended: everything they said has been heard
         self._ranks: list[tuple[BaseProcess, Connection]] = []
         for rank in range(size):
             environment = Environment(Placement(rank, (0,) * size), self.server.job_file).variables()
             mine, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(target=_play, args=(rank, environment, program, theirs))
+            process = _context.Process(target=_play, args=(rank, environment, program, theirs, self._output(rank)))
             process.start()
             theirs.close()
             self._ranks.append((process, mine))
@@ -77,7 +87,9 @@ class Launch:
                     self.reports[rank].said.append(said)
                     self._lock.notify_all()
         except (EOFError, OSError):
-            pass
+            with self._lock:
+                self._silent.add(rank)
+                self._lock.notify_all()
 
     def _wait(self, rank: int) -> None:
         process = self._ranks[rank][0]
@@ -86,14 +98,35 @@ class Launch:
         self.server.rank_ended(rank, describe_exit(process.exitcode))
 
     def await_word(self, rank: int, word: str, timeout_s: float = 80.0) -> tuple[float, str]:
-        """When ``rank`` said ``word``, and what with it."""
+        """Return the moment at which ``rank`` said ``word``, and the detail that it said with the word.
+
+        Raises AssertionError after ``timeout_s`` seconds, or as soon as the rank has ended without the word.
+        """
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             while (found := self.reports[rank].at(word)) is None:
                 left_s = deadline_s - time.monotonic()
-                assert left_s > 0, f"rank {rank} never said {word!r}; it said {self.reports[rank].said}"
+                if rank in self._silent or left_s <= 0:
+                    break
                 self._lock.wait(left_s)
-            return found
+        if found is None:
+            ended = "ended without" if rank in self._silent else f"did not within {timeout_s:g} s say"
+            told = self._told()
+            self.close(5.0)
+            raise AssertionError(f"rank {rank} {ended} {word!r}\n{told}")
+        return found
+
+    def _output(self, rank: int) -> Path:
+        return self._folder / f"rank.{rank}"
+
+    def _told(self) -> str:
+        """Return what each rank has said, and the end of what it has written."""
+        lines = []
+        for rank, report in enumerate(self.reports):
+            output = self._output(rank)
+            written = output.read_text(errors="replace")[-8000:] if output.exists() else ""
+            lines.append(f"rank {rank} said {report.said} and wrote:\n{written}")
+        return "\n".join(lines)
 
     def kill(self, rank: int) -> float:
         """kill -9, and when."""
@@ -119,13 +152,24 @@ class Launch:
             connection.close()
             process.close()
         self.server.close()
+        if hung:  # pytest shows this with the test's failure
+            print(f"ranks {hung} had to be killed\n{self._told()}")
+        shutil.rmtree(self._folder)
         return hung
 
 
 def _play(
-    rank: int, environment: dict[str, str], program: Callable[[int, Callable[..., None]], None], out: Connection
+    rank: int,
+    environment: dict[str, str],
+    program: Callable[[int, Callable[..., None]], None],
+    out: Connection,
+    output: Path,
 ) -> None:
-    faulthandler.dump_traceback_later(8.0)  # who hangs says where
+    with open(output, "wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    # Who hangs says where. Not earlier: it reads the stacks of running threads without a lock, which may end the process.
+    faulthandler.dump_traceback_later(HANGS_S)
     os.environ.update(environment)
 
     def say(word: str, detail: Any = "") -> None:
@@ -134,6 +178,7 @@ def _play(
     try:
         program(rank, say)
     except Exception as error:
+        traceback.print_exc()
         say("raised", f"{type(error).__name__}: {error}")
         sys.exit(1)
 
@@ -156,7 +201,9 @@ def leftovers(before: Sequence[str] | None = None) -> list[str]:
 
 
 def _entries() -> list[str]:
-    return [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")] + list(_sockets().values())
+    # /proc does not tell who holds a semaphore of Python's multiprocessing, and Python's resource tracker removes it.
+    names = [name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")]
+    return [f"/dev/shm/{name}" for name in names] + list(_sockets().values())
 
 
 def _sockets() -> dict[str, str]:

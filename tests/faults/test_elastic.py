@@ -51,15 +51,15 @@ def test_a_rank_that_stands_still_is_evicted(another_dies: bool, tmp_path: Path)
     """
     folder = tmp_path / "pids"
     folder.mkdir()
-    environ = {**os.environ, "STEPS": "300", "FOLDER": str(folder), "PAUSE_S": "0.03", "PATIENCE_S": "60"}
+    environ = {**os.environ, "STEPS": "300", "FOLDER": str(folder), "PAUSE_S": "0.03", "PATIENCE_S": "100"}
     environ.pop(CHILD_MARK, None)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    options = ["-np", "3", "--min-np", "1", "--evict-after-s", "2", "--stall-warning-s", "1"]
+    options = ["-np", "3", "--min-np", "1", "--evict-after-s", "6", "--stall-warning-s", "1"]
     run = [sys.executable, "-m", "ddlcore.launch", "run", *options, sys.executable, str(PROGRAM)]
     with open(tmp_path / "out", "w+") as output:
         job = subprocess.Popen(run, env=environ, stdout=output, stderr=output)
         try:
-            until_s = time.monotonic() + 60.0
+            until_s = time.monotonic() + 100.0  # a busy machine may keep a good rank from answering for seconds
             while len(living(folder)) < 3:
                 assert time.monotonic() < until_s, "not all ranks train"
                 time.sleep(0.05)

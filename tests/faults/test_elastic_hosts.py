@@ -26,14 +26,6 @@ PROGRAM = Path(__file__).with_name("elastic_chaos.py")
 pytestmark = [pytest.mark.processes, pytest.mark.slow, STAND_IN_WORKS]
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until ``condition()`` is true, at most 40 s."""
-    until_s = time.monotonic() + 40.0
-    while not condition():
-        assert time.monotonic() < until_s, what
-        time.sleep(0.02)
-
-
 class Job:
     """An elastic job that trains until ``enough`` is called. Its ranks run on hosts whose names do not matter."""
 
@@ -49,6 +41,14 @@ class Job:
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(run, env=environ, stdout=output, stderr=output)
         self._mark = f"THIS_JOB={folder}".encode()
+
+    def until(self, condition: Callable[[], bool], what: str, *, after_the_end: bool = False) -> None:
+        """Wait until ``condition()`` is true, at most 40 s. Fail at once if the job ends before it may."""
+        until_s = time.monotonic() + 40.0
+        while not condition():
+            over = self.process.poll() is not None and not after_the_end
+            assert not over and time.monotonic() < until_s, f"{what}\n{self.text()}"
+            time.sleep(0.02)
 
     def pids(self, words: bytes, variable: bytes = b"") -> list[int]:
         """Return the processes of this job whose command line has ``words``, and whose environment has ``variable``."""
@@ -81,10 +81,9 @@ class Job:
     def kill(self, pids: list[int]) -> None:
         assert pids, self.text()
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        until(
-            lambda: not any(Path(f"/proc/{pid}/environ").exists() and pid in self.pids(b"") for pid in pids), "killed"
-        )
+            with contextlib.suppress(ProcessLookupError):  # it ended with one of the others
+                os.kill(pid, signal.SIGKILL)
+        self.until(lambda: not set(pids) & set(self.pids(b"")), "killed")
 
     def text(self) -> str:
         return self.output.read_text()
@@ -95,7 +94,7 @@ class Job:
         assert self.process.wait(60.0) == 0, self.text()
         results = [line for line in self.text().splitlines() if "right " in line]
         assert results and all("right True once True" in line for line in results), self.text()
-        until(lambda: not self.pids(b""), f"processes are left: {self.pids(b'')}")
+        self.until(lambda: not self.pids(b""), "no process is left", after_the_end=True)
         return results
 
 
@@ -124,11 +123,11 @@ def test_a_rank_of_another_host_is_started_again_there(start: Start, tmp_path: P
     trace = tmp_path / "t.json"
     options = "--min-np", "1", "--restart-delay-s", "0.1", "--backend", "auto", "--timeline", str(trace)
     job = start("-H", "localhost:1,other:2", *options)
-    until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
+    job.until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
     stay = job.of_rank(0) + job.of_rank(1)
     for _ in range(2):
         job.kill(job.of_rank(2))
-        until(lambda: job.trains(2), "rank 2 is back")
+        job.until(lambda: job.trains(2), "rank 2 is back")
     assert job.of_rank(0) + job.of_rank(1) == stay
     assert len(job.end()) == 3
     assert "rank 2 killed by signal 9 (SIGKILL); it is started again\n" in job.text()
@@ -147,10 +146,10 @@ def test_a_rank_of_another_host_is_started_again_there(start: Start, tmp_path: P
 def test_a_host_is_lost(start: Start) -> None:
     """Its agent dies, and its ranks with it. The others go on, and the job has succeeded."""
     job = start("-H", "localhost:2,other:2", "--min-np", "2")
-    until(lambda: all(job.trains(rank) for rank in range(4)), "all ranks train")
+    job.until(lambda: all(job.trains(rank) for rank in range(4)), "all ranks train")
     stay = job.of_rank(0) + job.of_rank(1)
     job.kill(job.agents())
-    until(lambda: not job.of_rank(2) + job.of_rank(3), "the ranks of the lost host have ended")
+    job.until(lambda: not job.of_rank(2) + job.of_rank(3), "the ranks of the lost host have ended")
     assert job.of_rank(0) + job.of_rank(1) == stay
     assert len(job.end()) == 2
     assert "rank 2: its host other is gone" in job.text()
@@ -159,11 +158,11 @@ def test_a_host_is_lost(start: Start) -> None:
 def test_spare_slots_take_the_place_of_a_lost_host(start: Start) -> None:
     """Hosts that -H names beyond -np are called when they are needed."""
     job = start("-np", "3", "-H", "localhost:1,other:2,spare:2", "--min-np", "1")
-    until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
+    job.until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
     stay = job.of_rank(0)
     (agent,) = job.agents()
     job.kill([agent])
-    until(lambda: job.trains(1) and job.trains(2) and job.agents() not in ([], [agent]), "they are back elsewhere")
+    job.until(lambda: job.trains(1) and job.trains(2) and job.agents() not in ([], [agent]), "they are back elsewhere")
     assert job.of_rank(0) == stay
     assert len(job.end()) == 3
     assert "rank 1 is started on spare" in job.text() and "rank 2 is started on spare" in job.text()
@@ -172,10 +171,10 @@ def test_spare_slots_take_the_place_of_a_lost_host(start: Start) -> None:
 def test_a_lost_host_comes_back(start: Start) -> None:
     """After its cool-down it is called again."""
     job = start("-H", "localhost:1,other:1", "--min-np", "1", "--host-cooldown-s", "0.5 2")
-    until(lambda: job.trains(0) and job.trains(1), "all ranks train")
+    job.until(lambda: job.trains(0) and job.trains(1), "all ranks train")
     before = job.of_rank(1)
     job.kill(job.agents())
-    until(lambda: job.trains(1) and job.of_rank(1) != before, "rank 1 is back")
+    job.until(lambda: job.trains(1) and job.of_rank(1) != before, "rank 1 is back")
     assert len(job.end()) == 2
     assert "rank 1: its host other is gone" in job.text()
     assert "it is started again when a host has room for it" in job.text()
@@ -187,16 +186,16 @@ def test_growing_and_shrinking_by_a_script(start: Start, tmp_path: Path) -> None
     hosts.write_text("localhost:2\n")
     script = ["--host-discovery-script", f"cat {hosts}"]
     job = start("-np", "2", "--min-np", "1", "--max-np", "4", *script)
-    until(lambda: job.trains(0) and job.trains(1), "the first ranks train")
+    job.until(lambda: job.trains(0) and job.trains(1), "the first ranks train")
     stay = job.of_rank(0) + job.of_rank(1)
     hosts.write_text("localhost:4\n")
-    until(lambda: job.trains(2) and job.trains(3), "two more train")
+    job.until(lambda: job.trains(2) and job.trains(3), "two more train")
     local = job.of_rank(2) + job.of_rank(3)
     hosts.write_text("localhost:2\nother:2\n")
-    until(lambda: not any(os.path.exists(f"/proc/{pid}/environ") and pid in job.pids(b"") for pid in local), "left")
-    until(lambda: len([rank for rank in range(8) if job.trains(rank)]) == 4, "two train on the other host")
+    job.until(lambda: not set(local) & set(job.pids(b"")), "left")
+    job.until(lambda: len([rank for rank in range(8) if job.trains(rank)]) == 4, "two train on the other host")
     hosts.write_text("localhost:2\n")
-    until(lambda: len([rank for rank in range(8) if job.of_rank(rank)]) == 2, "they have left")
+    job.until(lambda: len([rank for rank in range(8) if job.of_rank(rank)]) == 2, "they have left")
     assert job.of_rank(0) + job.of_rank(1) == stay
     assert len(job.end()) == 2
     text = job.text()
@@ -207,10 +206,10 @@ def test_growing_and_shrinking_by_a_script(start: Start, tmp_path: Path) -> None
 def test_a_host_is_told_to_leave(start: Start) -> None:
     """SIGTERM to its agent: its ranks leave at the next commit, and nothing is computed twice."""
     job = start("-H", "localhost:1,other:2", "--min-np", "1")
-    until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
+    job.until(lambda: all(job.trains(rank) for rank in range(3)), "all ranks train")
     (agent,) = job.agents()
     os.kill(agent, signal.SIGTERM)
-    until(lambda: not job.of_rank(1) + job.of_rank(2), "its ranks have left")
+    job.until(lambda: not job.of_rank(1) + job.of_rank(2), "its ranks have left")
     assert len(job.end()) == 1
     assert "other leaves the job: ranks 1-2 will leave the training" in job.text()
 

@@ -232,12 +232,14 @@ def test_an_elastic_job_tells_its_history(tmp_path: Path) -> None:
     with open(output, "w") as file:
         job = subprocess.Popen(command, env=environ, stdout=file, stderr=file)
     try:
-        wait_for(lambda: len(list(folder.iterdir())) == 3, "the first world")
+        wait_for(lambda: len(list(folder.iterdir())) == 3, "the first world", job, output)
         os.kill(max(int(entry.name) for entry in folder.iterdir()), signal.SIGKILL)
-        wait_for(lambda: "world 3: " in output.read_text(), "the rank to come back")
+        wait_for(lambda: "world 3: " in output.read_text(), "the rank to come back", job, output)
         page = output.read_text().partition("live page: ")[2].split()[0]
         # The page shows a state that is up to a second old.
-        wait_for(lambda: [rank["state"] for rank in shown(page)["ranks"]] == ["running"] * 3, "all rows to live")
+        wait_for(
+            lambda: [rank["state"] for rank in shown(page)["ranks"]] == ["running"] * 3, "all rows to live", job, output
+        )
         now = shown(page)
         told = [event["text"] for event in now["events"] if event["text"].startswith("world ")]
         assert [text.partition(":")[0] for text in told] == ["world 2", "world 3"]
@@ -271,8 +273,8 @@ def shown(url: str) -> dict[str, Any]:
     return now
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], what: str, job: subprocess.Popen[bytes], output: Path) -> None:
     until_s = time.monotonic() + 60.0
     while not condition():
-        assert time.monotonic() < until_s, what
+        assert job.poll() is None and time.monotonic() < until_s, f"{what}\n{output.read_text()}"
         time.sleep(0.05)

@@ -40,7 +40,8 @@ SECONDS = 30.0
 def until(path: Path, job: subprocess.Popen[str]) -> None:
     deadline_s = time.monotonic() + SECONDS
     while not path.exists():
-        assert job.poll() is None and time.monotonic() < deadline_s, path
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < deadline_s, path
         time.sleep(0.01)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ class Site:
     def install(self, name: str, code: str, version: str = "1.0", entry: str = "") -> None:
         """Installs distribution ``name``; its one module bears its name, underscored, and has the hooks in ``code``."""
         module = name.replace("-", "_")
+        assert module not in sys.modules, f"another test has left the module {module}: {sys.modules[module]}"
         preamble = "from ddlcore.hooks import *\n"
         (self.folder / f"{module}.py").write_text(preamble + textwrap.dedent(code))
         self.announce(name, version, f"{entry or module} = {module}")
@@ -42,7 +45,16 @@ class Site:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (info / "entry_points.txt").write_text(f"[{group}]\n{line}\n")
+        # Python keeps what it has read of a folder until the folder's time changes, and two changes within one tick of
+        # the file system's clock have the same time.
+        importlib.invalidate_caches()
         self.installed.append(name)
+
+    def problems(self) -> str:
+        """Return what keeps a distribution of this site from being used, for the message of a failed assertion."""
+        registry = load_plugins(load_settings({}))
+        variables = {name: value for name, value in os.environ.items() if name.startswith("DDL_")}
+        return f"problems {registry.problems}, refusals {registry.refusals}, {variables}, sys.path {sys.path}"
 
     def load(self, **settings: str) -> Registry:
         """The registry with the distributions of this site and no others, or as ``settings`` say."""
@@ -51,7 +63,11 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield Site(tmp_path)
-    for name in [name for name, module in sys.modules.items() if str(tmp_path) in str(getattr(module, "__file__", ""))]:
-        del sys.modules[name]
+    """A folder on sys.path that fake distributions are installed into. Their modules are forgotten after the test."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    yield Site(folder)
+    for name, module in list(sys.modules.items()):
+        if str(folder) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]

@@ -1,6 +1,6 @@
-"""What Gloo lacks or does wrong, and this transport provides.
+"""Tests of properties that this transport has and Gloo alone lacks.
 
-Types, rounding order, patience, addresses, and a clean end.
+They are the types, the order of rounding, long waits for slow ranks, the choice of the address, and a clean end.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_bool(op: ReduceOp, count: int) -> None:
 
 
 def test_sizes_that_do_not_fit_are_told() -> None:
-    """Wrong sizes raise an error before Gloo sees them, which would kill the process."""
+    """A tensor of a wrong size raises an error before Gloo gets it, because Gloo would kill the process."""
     with open_group(2) as group:
         transport = group.transports[0]
         four, five = buffer(ones(4)), buffer(ones(5))
@@ -110,7 +110,7 @@ CALLS: dict[str, Callable[[Transport, Any, Any], Work]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_slow_peer_is_not_a_dead_one(name: str) -> None:
-    """A call waits for a peer that comes long after the time limit of opening."""
+    """A collective waits for a slow rank, even for longer than the timeout of ``open``."""
 
     def play(rank: int, transport: Transport) -> Work:
         if rank:
@@ -123,14 +123,20 @@ def test_a_slow_peer_is_not_a_dead_one(name: str) -> None:
 
 @pytest.mark.parametrize("barrier", [1, 8])
 def test_a_barrier_of_gloos_own_is_as_patient(monkeypatch: pytest.MonkeyPatch, barrier: int) -> None:
-    """The barrier waits for a slow peer too, both Gloo's own (many ranks) and the direct one (few ranks)."""
+    """A barrier waits for a slow rank, even for longer than the timeout of ``open``.
+
+    This holds for Gloo's barrier, which is used for many ranks, and for this transport's own barrier for few ranks.
+    """
     monkeypatch.setattr(module, "DIRECT_BARRIER", barrier)
     come: list[int] = []
+    first = threading.Event()
 
     def play(rank: int, transport: Transport) -> Work:
         if rank:
+            assert first.wait(15.0)  # else a rank 0 that gets no CPU core for a second would come later
             time.sleep(1.0)
         come.append(rank)
+        first.set()
         return transport.barrier()
 
     def passed(rank: int, transport: Transport) -> None:
@@ -143,7 +149,7 @@ def test_a_barrier_of_gloos_own_is_as_patient(monkeypatch: pytest.MonkeyPatch, b
 
 
 def test_works_overlap() -> None:
-    """A large call returns immediately and runs while its caller does something else; calls complete in order."""
+    """A large collective returns at once and runs in the background. Collectives complete in the order of the calls."""
     with open_group(2) as group:
         halves, whole = [np.ones(LARGE, np.float16) for _ in range(2)], [ones(LARGE) for _ in range(2)]
 
@@ -192,7 +198,10 @@ def test_where_it_listens(wanted: str) -> None:
     ],
 )
 def test_no_such_address(settings: dict[str, str], address: str, told: str) -> None:
-    """A wrong address gives one line on every rank: what is wrong, and which addresses there are."""
+    """If this host lacks the interface or the address, ``open`` raises an error of one line on every rank.
+
+    For an interface, the error lists the interfaces that exist.
+    """
     group = unopened(2, settings=settings)
 
     def play(rank: int, transport: Transport) -> None:
@@ -209,7 +218,7 @@ def test_no_such_address(settings: dict[str, str], address: str, told: str) -> N
 
 
 class Losing(Store):
-    """A store that reports a dead rank while others wait for it."""
+    """A store in which every wait reports that a rank has died."""
 
     def __init__(self, base: Store) -> None:
         self._base = base
@@ -231,7 +240,7 @@ class Losing(Store):
 
 
 def test_a_loss_while_ranks_meet_is_told_as_it_is() -> None:
-    """A loss while ranks meet passes through Gloo: the error says which rank died, and how."""
+    """If a rank dies while Gloo connects the ranks, ``open`` raises the store's PeerLost, which names the rank."""
     group = unopened(2)
 
     def play(rank: int, transport: Transport) -> None:
@@ -246,7 +255,7 @@ def test_a_loss_while_ranks_meet_is_told_as_it_is() -> None:
 
 
 def test_abort_ends_open() -> None:
-    """abort() ends ``open`` at once, although a peer never comes."""
+    """``abort`` soon ends ``open`` on a rank that waits for another rank."""
     group = unopened(2)
     threading.Timer(0.2, group.transports[0].abort).start()
 
@@ -264,9 +273,10 @@ def test_abort_ends_open() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_closed_peer_is_noticed(name: str) -> None:
-    """When a peer closes, the calls of all ranks fail soon, also on ranks that do not talk to it in this call.
+    """If one rank closes its transport, the collective fails soon on all other ranks.
 
-    After that every call fails.
+    This also holds for ranks that exchange no data with the closed rank in this collective. After that, every call
+    fails.
     """
     gone_s: list[float] = []
 
@@ -308,9 +318,9 @@ def test_what_comes_after_close() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["allreduce", "alltoallv"])
 def test_abort_in_mid_message(name: str) -> None:
-    """After an abort in the middle of a message, neither the caller waits forever, nor the process at its end.
+    """After an abort in the middle of a message, neither the collective nor the end of the process hangs.
 
-    Gloo itself waits forever for a message that was half sent or received when its connection was cut.
+    Gloo itself waits forever for the rest of a message if its connection was cut in the middle.
     """
     program = str(Path(__file__).parent / "programs" / "midway.py")
     done = subprocess.run([sys.executable, program, name], capture_output=True, text=True, timeout=220, check=False)

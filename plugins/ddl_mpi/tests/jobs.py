@@ -88,9 +88,14 @@ class Job:
         os.kill(int((self._folder / f"{rank}.pid").read_text()), signal.SIGKILL)
 
     def await_word(self, rank: int, word: str, timeout_s: float = 120.0) -> None:
-        """Wait until ``rank`` has printed ``word``."""
+        """Wait until ``rank`` has printed ``word``. Fail at once if it has ended without."""
         until_s = time.monotonic() + timeout_s
-        while not (self._folder / f"{rank}.out").exists() or word not in self.output(rank):
+        output = self._folder / f"{rank}.out"
+        while True:
+            over = self._ended[rank].is_set() or self._process.poll() is not None  # first: the word may be its last
+            if output.exists() and word in self.output(rank):
+                return
+            assert not over, f"rank {rank} ended without {word!r}\n{self.told()}"
             assert time.monotonic() < until_s, f"rank {rank} did not say {word!r}\n{self.told()}"
             time.sleep(0.01)
 

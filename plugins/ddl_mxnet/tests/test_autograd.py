@@ -162,6 +162,7 @@ def test_nothing_is_recorded_outside() -> None:
 
 def test_backward_passes_in_another_order_on_each_rank() -> None:
     """Gradients of calls without names are paired correctly, even if ranks run backward passes in different orders."""
+    both_run_one = threading.Barrier(2)
 
     def play(rank: int, job: Any) -> list[float]:
         traffic = job.companion(Traffic)
@@ -178,7 +179,8 @@ def test_backward_passes_in_another_order_on_each_rank() -> None:
             array.wait_to_read()
         mx.autograd.backward(losses)
         with traffic._changed:
-            assert traffic._changed.wait_for(lambda: traffic._running == 1, 10.0)
+            assert traffic._changed.wait_for(lambda: traffic._running == 1, 60.0)
+        both_run_one.wait(60.0)  # the rank that goes on first would end the call that the other rank looks for
         after = ddl.allreduce(mx.nd.full((4,), 500.0), op=ddl.Sum)
         late.end()
         return [float(array.asnumpy()[0]) for array in (inputs[0].grad, inputs[1].grad, after)]

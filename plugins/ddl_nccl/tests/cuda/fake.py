@@ -1,6 +1,6 @@
-"""A driver without a device: host memory, streams that are threads, and kernels in numba's simulator.
+"""A simulated CUDA driver for tests. It uses host memory, a thread for each stream, and numba's simulator for kernels.
 
-Streams run their calls later than the call that queued them, and only as far as a test lets them.
+A stream runs its calls later than the thread that has queued them. A test can hold streams back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def fake_code(name: Name, capability: tuple[int, int]) -> bytes:
 
 
 def settled(condition: Callable[[], bool]) -> bool:
-    """Collect garbage until ``condition`` holds: while another thread collects, a call of gc.collect does nothing."""
+    """Collect garbage until ``condition()`` is true, at most 20 s. Return whether it is true.
+
+    One call of ``gc.collect`` is not enough: it does nothing while another thread collects.
+    """
     deadline_s = time.monotonic() + 20.0
     while not condition() and time.monotonic() < deadline_s:
         gc.collect()
@@ -47,19 +50,28 @@ class _Stream:
         self.changed = threading.Condition()
         self.held = 0
         self.closed = False
+        self.ended = False  # whether the thread will look for no more calls
         self.thread = threading.Thread(target=self._loop, name="fake-stream", daemon=True)
         self.thread.start()
 
     def put(self, call: Callable[[], object]) -> None:
+        """Queue ``call``, or make the call now if the thread of this stream has ended.
+
+        The thread may have ended because one rank closes its stream while another rank synchronizes with all streams.
+        """
         with self.changed:
-            self.calls.append(call)
-            self.changed.notify()
+            if not self.ended:
+                self.calls.append(call)
+                self.changed.notify()
+                return
+        call()
 
     def _loop(self) -> None:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: not self.held and (self.calls or self.closed))
                 if not self.calls:
+                    self.ended = True
                     return
                 call = self.calls.popleft()
             call()
@@ -71,9 +83,10 @@ def _when_all(before: Sequence[threading.Event], moment: threading.Event) -> Non
 
 
 class FakeDriver(Driver):
-    """A driver whose calls can fail: ``fail`` maps a call's name to the CUresult of its next call.
+    """A simulated driver whose calls can fail.
 
-    ``asked`` counts the calls by name.
+    ``fail`` maps the name of a call to the CUresult that its next call returns. ``asked`` has the number of calls by
+    name.
     """
 
     def __init__(self) -> None:
@@ -94,7 +107,7 @@ class FakeDriver(Driver):
 
     @contextmanager
     def held(self, *only: int) -> Iterator[None]:
-        """Keep all streams, or those in ``only``, from running anything until the end of this context."""
+        """Return a context manager inside which streams begin no calls: those in ``only``, or else all streams."""
         held = [self.streams[handle] for handle in only or self.streams]
         for stream in held:
             stream.held += 1
