@@ -11,8 +11,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-import pytest
-
 from tests.architecture.source import Source, every
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -70,27 +68,38 @@ def imported(source: Source) -> set[str]:
     return {alias.asname or alias.name.partition(".")[0] for alias in aliases}
 
 
-@pytest.mark.parametrize("source", every(), ids=str)
-def test_all_says_what_is_public(source: Source) -> None:
+def test_all_says_what_is_public() -> None:
     """``__all__`` of a public module holds each name that is public by its form, once, and none that does not exist.
 
     Other modules have none: nobody would be told anything by it.
     """
+    assert [f"{source}: {wrong}" for source in every() for wrong in _wrong_with_all(source)] == []
+
+
+def _wrong_with_all(source: Source) -> Iterator[str]:
     listed = exported(source)
     if not is_public(source):
-        assert listed is None, f"{source} is not public: remove its __all__"
+        if listed is not None:
+            yield "is not public: remove its __all__"
         return
     public = listed or []
     lazy = "__getattr__" in defined(source)  # names that are imported when first used
-    assert listed is not None or not public_by_form(source), f"{source} has no __all__"
-    assert len(public) == len(set(public))
-    assert sorted(public_by_form(source) - set(public)) == [], "neither in __all__ nor named with an underscore"
-    assert lazy or sorted(set(public) - defined(source) - imported(source)) == [], "in __all__ and not defined"
+    if listed is None and public_by_form(source):
+        yield "has no __all__"
+    if len(public) != len(set(public)):
+        yield "a name is twice in __all__"
+    if missing := sorted(public_by_form(source) - set(public)):
+        yield f"neither in __all__ nor named with an underscore: {missing}"
+    if not lazy and (undefined := sorted(set(public) - defined(source) - imported(source))):
+        yield f"in __all__ and not defined: {undefined}"
 
 
-@pytest.mark.parametrize("source", every(), ids=str)
-def test_public_is_documented(source: Source) -> None:
+def test_public_is_documented() -> None:
     """Modules, public classes and functions have docstrings; in rooms that others read, so have methods."""
+    assert {str(source): bare for source in every() if (bare := _undocumented(source))} == {}, "no docstring"
+
+
+def _undocumented(source: Source) -> list[str]:
     public = (exported(source) or ()) if is_public(source) else public_by_form(source)
     bare = [] if ast.get_docstring(source.tree) else ["the module itself"]
     for node in source.tree.body:
@@ -98,7 +107,7 @@ def test_public_is_documented(source: Source) -> None:
             bare += [] if ast.get_docstring(node) else [node.name]
             if isinstance(node, ast.ClassDef) and source.module.startswith(OUTSIDE):
                 bare += undocumented_methods(node)
-    assert bare == [], f"{source}: no docstring"
+    return bare
 
 
 def undocumented_methods(node: ast.ClassDef) -> list[str]:
