@@ -1,8 +1,9 @@
 """Know ddl's own threads, from the moment at which they are started.
 
 The garbage collector runs finalizers on any thread, at any moment: also on a thread of ddl, even before the thread's
-function has begun. A finalizer there must not wait for a lock whose holder waits for that
-thread, for example for its start. So a public function that takes such a lock refuses calls on these threads.
+function has begun. Another thread may hold a lock of ddl while it waits for that thread, for example for its start. If
+the finalizer waited for this lock, both threads would wait for ever. So the public functions that take such a lock
+refuse calls on ddl's own threads.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
 
     Raises PeerLost if a rank dies during the call, DeadlineExceeded if ranks are missing after ``DDL_START_TIMEOUT_S``,
     ValueError for invalid arguments, and ReentrantCall if a signal handler calls this in the middle of ``init`` or
-    ``shutdown``.
+    ``shutdown``, or a finalizer on one of ddl's own threads.
     """
     if is_initialized():
         return
@@ -385,8 +385,8 @@ def shutdown() -> None:
     The call has no effect before ``init`` or if the job has already ended. Unfinished operations raise Closed in the
     threads that wait for them. Any thread may call this while other threads wait. A signal handler may call this, too.
     But if the signal has interrupted another call of ddl in the same thread, ReentrantCall is raised and nothing
-    changes. If the setting ``verify_every`` is not 0, the call waits for the last comparison of the parameters, and
-    raises ReplicasDiffer if the parameters differ.
+    changes. The same holds for a finalizer on one of ddl's own threads. If the setting ``verify_every`` is not 0, the
+    call waits for the last comparison of the parameters, and raises ReplicasDiffer if the parameters differ.
     """
     job = getattr(_process.thread, "job", None) or _process.job
     changing = _changing()
@@ -585,6 +585,7 @@ def stop_timeline() -> None:
 
     The call has no effect if no timeline is being recorded. Rank 0 waits at most 10 s for the parts of the other ranks,
     and merges all parts into the file. A warning in the log names the ranks whose parts are missing. Raises
-    NotInitialized (a ValueError) before ``init``.
+    NotInitialized (a ValueError) before ``init``, and ReentrantCall in a signal handler or a finalizer that has
+    interrupted another call of ddl, or that runs on one of ddl's own threads.
     """
     current_job().stop_timeline()

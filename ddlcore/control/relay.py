@@ -107,8 +107,9 @@ class Relay:
     def join(self, access: Access, first: bytes) -> None:
         """Connect to a successor of the launcher by ``access``, and send ``first`` before anything else.
 
-        Connects again and again until the successor has sent something; what ranks have sent is passed on then. Any
-        thread may call this, after ``hold``; it returns at once. A further call takes the place of the one before.
+        Connects again and again until the successor has sent something. What ranks have sent is passed on when the
+        successor has answered with more than a heartbeat. Any thread may call this, after ``hold``; it returns at once.
+        A further call takes the place of the one before.
         """
         self._wishes.append(lambda: self._join(access, first))
         self._wake.set()
@@ -207,7 +208,8 @@ class Relay:
                 frames = self._upstream.recv_multipart(zmq.NOBLOCK)
                 self._beats.heard("launcher", time.monotonic())
                 self._patient = False
-                self._let_go()
+                if frames[0] != OWN or frames[-1]:  # a successor's heartbeat does not say that it takes this agent over
+                    self._let_go()
                 if frames[0] != OWN:
                     self._listener.send(frames)
                 elif frames[-1]:

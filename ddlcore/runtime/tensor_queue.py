@@ -143,6 +143,7 @@ class TensorQueue:
             if wake:
                 self._wake()
         except BaseException:
+            self.behind = True  # here, because a second interrupt may raise at the beginning of the next call
             self._interrupted()
             raise
 
@@ -225,6 +226,7 @@ class TensorQueue:
             if wake:
                 self._wake()
         except BaseException:
+            self.behind = True  # here, because a second interrupt may raise at the beginning of the next call
             self._interrupted()
             raise
         if refusal is not None:
@@ -293,8 +295,7 @@ class TensorQueue:
         self.behind = False
 
     def _interrupted(self) -> None:
-        """Record that an exception ended a call, and wake the control thread, which finishes the work of that call."""
-        self.behind = True  # first: if the thread is interrupted again after this line, the flag is already set
+        """Wake the control thread, which finishes the work of a call that an exception has ended (see ``behind``)."""
         if self._refusal is None:  # otherwise this may be a forked child, which has no control thread
             self._wake()
 
@@ -677,6 +678,10 @@ class TensorQueue:
         starts the request on the tensor at ``address``, whose memory ``owner`` keeps alive, and launches the bucket.
         ``at_ns`` is the present time; it is only used with ``alone``.
         """
+        # Before the launch: of the entries of an interrupted call, ``catch_up`` places those that are in no slot. Those
+        # that this launch takes are in no slot afterwards, and would be placed and run a second time.
+        if self.behind:
+            self.catch_up()
         replay = self._replay
         if replay is None:
             return None

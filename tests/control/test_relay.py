@@ -429,7 +429,12 @@ def test_a_successor_takes_over_the_ranks_of_an_agent(tcp: Side) -> None:
         relay.join(heir.server.agent_access(heir.server.agents_endpoint), b"adopt me")
         heir.until(lambda: (0, b"adopt me") in heir.told)
         assert heir.told[0] == (0, b"adopt me"), "before what was said earlier"
-        assert heir.coordinator.heard == []
+        until_s = time.monotonic() + PATIENCE_S
+        while relay._patient and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert not relay._patient, "a heartbeat has come"
+        time.sleep(0.1)
+        assert heir.coordinator.heard == [], "a heartbeat is no answer"
         heir.server.tell(0, b"adopted")
         assert again.receive(PATIENCE_S) == [Welcome("for 1")]
         assert heir.coordinator.heard == [(1, hello(1))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer, DType, Kind
-from tests.runtime.strikes import each_place, strike
+from tests.runtime.strikes import Strike, each_place, strike
 from tests.runtime.waiting import Alone
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
@@ -82,9 +83,10 @@ class Rank:
         self.tensor_queue.stuck()
         return self.tensor_queue.take_request()
 
-    def work(self) -> None:
-        """What the engine's thread does until there is nothing to do."""
-        self.look()
+    def work(self, looks: bool = True) -> None:
+        """What the engine's thread does until there is nothing to do, after the control thread if this ``looks``."""
+        if looks:
+            self.look()
         self.engine._stopped = True  # it does not wait
         self.engine._me = 7
         while (todo := self.engine._next()) is not None:
@@ -95,9 +97,10 @@ class Rank:
         self.tensor_queue.running = 0
         self.engine._stopped = False
         assert self.broken == []
-        assert self.tensor_queue.launches == {}
-        assert self.tensor_queue.own is None
-        assert not self.tensor_queue.behind
+        if looks:
+            assert self.tensor_queue.launches == {}
+            assert self.tensor_queue.own is None
+            assert not self.tensor_queue.behind
 
 
 class Run:
@@ -183,6 +186,65 @@ def test_calls_of_a_replayed_step_run_once(names: tuple[str, str]) -> None:
         return struck
 
     assert each_place(scene) > 10
+
+
+def test_nothing_runs_twice_if_the_engine_comes_before_the_control_thread() -> None:
+    """The engine launches what an interrupted call has placed; nobody places it again behind the launch."""
+
+    def scene(at: int) -> bool:
+        rank = Rank(("x",), ("g[0]", "g[1]"))
+        x, struck = rank.request("x"), False
+        for step in range(3):
+            start = partial(rank.tensor_queue.start_request, x, 64, None, True)
+            struck = _call(start, at if step == 0 else -1) or struck  # the first start has no slot yet
+            rank.work(looks=False)
+            if x.starts == step:
+                start()
+            rank.work()
+            handle, entries = rank.entries("g[0]", "g[1]")
+            submit = partial(rank.tensor_queue.submit, entries, True)
+            struck = _call(submit, at if step == 1 else -1) or struck
+            rank.work(looks=False)
+            if not handle.submitted:
+                submit()
+            rank.work()
+            assert not handle.pending
+            assert rank.ran == [["x"], ["g[0]", "g[1]"]] * (step + 1)
+        return struck
+
+    assert each_place(scene) > 10
+
+
+def _call(call: Callable[[], None], at: int) -> bool:
+    """Call, with a strike at place ``at``; without one if that is negative. Return whether it was struck."""
+    if at >= 0:
+        return strike(at, call)
+    call()
+    return False
+
+
+def test_a_second_interrupt_at_once_loses_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler may raise again before the first statement of what handles the first one's error."""
+    interrupted = TensorQueue._interrupted
+
+    def scene(at: int) -> bool:
+        rank = Rank(("a", "b"))
+        a, b = rank.request("a"), rank.request("b")
+        for _ in range(2):
+            rank.tensor_queue.start_all([(a, 64, None), (b, 64, None)])
+            rank.work()
+        monkeypatch.setattr(TensorQueue, "_interrupted", _raise)
+        struck = strike(at, lambda: rank.tensor_queue.start_all([(a, 64, None)]))
+        monkeypatch.setattr(TensorQueue, "_interrupted", interrupted)
+        rank.work()
+        assert a.starts == 2 or rank.tensor_queue._waits_since_s is not None, "nobody would leave replay"
+        return struck
+
+    assert each_place(scene) >= 4
+
+
+def _raise(queue: TensorQueue) -> None:
+    raise Strike
 
 
 def test_starts_tells_which_of_many_have_been_started() -> None:
