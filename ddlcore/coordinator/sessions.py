@@ -203,6 +203,7 @@ class Sessions:
         world.watch.spoke(world.inward[rank])
         if isinstance(message, Done):
             world.active.discard(rank)
+            world.watch.gone(world.inward[rank])
             del self._worlds[rank]
             return []
         if isinstance(message, (Stack, Alive)):
@@ -273,6 +274,7 @@ class Sessions:
         world = self._worlds.pop(rank, None)
         if world is not None:
             world.active.discard(rank)
+            world.watch.gone(world.inward[rank])
             outgoing += world.agree(rank, None) + world.point(rank, None)
             outgoing += world.outward(world.coordinator.lost(world.inward[rank], reason))
         return outgoing

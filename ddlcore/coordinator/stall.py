@@ -49,6 +49,7 @@ class StallWatch:
         self._told_silent: dict[int, float] = {}  # ranks that a report called silent, and since when they are
         self._shown_s: dict[int, float] = {}  # when the rank was asked for its stack
         self._stacks: dict[int, str] = {}
+        self._gone: set[int] = set()  # ranks that have left the world or have ended
         self._sought_s = float("-inf")  # when the ranks of waits with ``only_silent`` were last asked
         self.over = False  # whether the job must end
 
@@ -64,6 +65,13 @@ class StallWatch:
             self._states[rank] = message.text
         elif rank in self._shown_s:
             self._stacks[rank] = message.text
+
+    def gone(self, rank: int) -> None:
+        """Record that ``rank`` has left the world, or has ended. It cannot answer here any more, so it is not silent."""
+        self._gone.add(rank)
+        self._probed_s.pop(rank, None)
+        self._told_silent.pop(rank, None)
+        self.dead.pop(rank, None)
 
     # --- what follows
 
@@ -84,7 +92,7 @@ class StallWatch:
             due = self._due(wait.key, waits_s)
             if not due:
                 continue
-            details = wait.details()
+            details = self._details(wait)
             self._probe(wait.key, due, details.ranks, now_s, outgoing)
             if not self._is_known(details.ranks, now_s):
                 continue
@@ -104,7 +112,7 @@ class StallWatch:
         message of a rank that does not answer. If the wait must be reported, it is added to ``late``.
         """
         warning_s, shutdown_s = self._patience.warning_s, self._patience.shutdown_s
-        details = wait.details()
+        details = self._details(wait)
         outgoing: Outgoing = []
         if now_s - self._sought_s >= self._patience.answer_s:
             self._sought_s = now_s
@@ -122,6 +130,10 @@ class StallWatch:
         if 0 < shutdown_s <= silence_s and wait.ends and not self.over:
             outgoing += self._end(wait, found, now_s)
         return outgoing
+
+    def _details(self, wait: Awaited) -> Details:
+        details = wait.details()
+        return replace(details, ranks=tuple(rank for rank in details.ranks if rank not in self._gone))
 
     def _remember(self, waits: Sequence[Awaited], now_s: float) -> None:
         """Record when each of ``waits`` has begun, and forget all other waits.

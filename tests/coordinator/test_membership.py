@@ -12,6 +12,7 @@ from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages import (
     COMMIT,
     PROTOCOL,
+    Ask,
     Complete,
     CountCalls,
     Dismissed,
@@ -21,10 +22,15 @@ from ddlcore.messages import (
     Lost,
     Refused,
     Register,
+    Request,
+    Spec,
     Welcome,
     World,
     WorldReport,
+    encode,
 )
+from ddlcore.runtime.patience import Patience
+from ddlcore.types import DType, Kind
 
 Outgoing = list[tuple[int, FromCoordinator]]
 PATIENCE = MemberPatience(5.0, 20.0, 3.0, 8.0)
@@ -50,6 +56,55 @@ def world_of(told: Outgoing) -> World:
     assert isinstance(world, World)
     assert [place for place, _ in told] == list(world.members)
     return world
+
+
+def world_of_three() -> Sessions:
+    """A world whose ranks have called ``init``; a rank that does not answer for 6 s is evicted."""
+    membership = Membership((0, 0, 0), 1, 3, MemberPatience(600.0, 60.0, 1.0, 6.0))
+    one = Sessions(3, ThresholdFusion(), Patience(1.0, 6.0, evicts=True), membership=membership)
+    for rank in range(3):
+        one.handle(rank, register())
+    for rank in range(3):
+        one.handle(rank, Hello(rank, (), 1, PROTOCOL, "0.1.0", 1 << 20))
+    one.overdue(0.0)
+    return one
+
+
+def asks(number: int) -> Request:
+    return Request(0, number, (Ask(0, "gradient", encode(Spec(Kind.ALLREDUCE, DType.F64, (40,)))),))
+
+
+@pytest.mark.parametrize("asked", [(), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("deaf", [False, True])
+def test_only_who_stands_still_is_evicted(asked: tuple[int, ...], deaf: bool) -> None:
+    """Rank 0 stops and rank 1 is killed, wherever they are in a step, and also while rank 2 hears no Probe."""
+    one = world_of_three()
+    for rank in asked:
+        one.handle(rank, asks(1))
+    one.rank_ended(1, "killed by signal 9 (SIGKILL)")
+    one.rank_started(1)
+    if deaf:  # rank 2 has left the world, and has not registered yet
+        one.overdue(0.5)
+    one.handle(2, register(1, 1, "rank 1 lost"))
+    for tick in range(2, 40):
+        one.overdue(tick / 2)
+        assert one.dead().keys() <= {0}
+    assert one.dead().keys() == {0}
+
+
+def test_the_next_process_of_an_evicted_rank_is_not_killed() -> None:
+    """Although a member is slow to leave the old world."""
+    one = world_of_three()
+    for rank in (1, 2):
+        one.handle(rank, asks(1))
+    for tick in range(1, 14):
+        one.overdue(tick / 2)
+    assert one.dead().keys() == {0}
+    one.rank_ended(0, "killed by signal 9 (SIGKILL) by the launcher")
+    one.rank_started(0)
+    one.handle(1, register(1, 1, "stalled"))
+    one.overdue(7.0)
+    assert one.dead() == {}
 
 
 def test_the_most_advanced_survivor_is_root() -> None:
