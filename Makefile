@@ -18,12 +18,13 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; 
 NEED_PYTHON = @test -n "$(PYTHON)" || { \
 	echo "no Python >= 3.10 with venv found; on Debian: apt-get install python3-venv; or: make PYTHON=/path/to/python"; exit 1; }
 
-.PHONY: help venv demo test soak check docs bench release-check clean
+.PHONY: help venv demo test test-long soak check docs bench release-check clean
 
 help:
 	@echo "make venv          creates $(VENV): core and plugins editable, everything tests and examples need"
 	@echo "make demo          trains on two ranks; installs only what that needs"
-	@echo "make test          all tests, quick ones first; a test that fails runs once more, alone"
+	@echo "make test          the tests that every change must pass; a test that fails runs once more, alone"
+	@echo "make test-long     the other tests: they start many processes and hosts, or repeat a claim in other ways"
 	@echo "make soak          long runs: thousands of generated programs, floods, stalls; not part of CI"
 	@echo "make check         ruff, mypy --strict, architecture tests"
 	@echo "make docs          the documentation as a site in build/site; fails for a broken link or a page without a place in it"
@@ -57,6 +58,9 @@ demo: $(DEMO)/.made
 # TESTS are further arguments, such as: make test TESTS="tests/control --max-unstable 0"
 test: venv
 	$(BIN)/python tools/run_tests.py $(TESTS)
+
+test-long: venv
+	$(BIN)/python tools/run_tests.py --tier long $(TESTS)
 
 # One test after the other: each loads the machine as much as it can. Pytest ends with 5 where no test has the mark.
 soak: venv

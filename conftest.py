@@ -1,7 +1,8 @@
 """What holds for every test of the tree: quick ones first, and nothing left behind.
 
-A test that leaves a process, a thread of ours, a shared-memory file, a listening socket of ours or a
-changed DDL_* variable fails, and so does a session at whose end a process that it started still runs.
+A test that leaves a process, a thread of ours, a shared-memory file, a listening socket of ours, a changed DDL_*
+variable, a signal handler, a changed sys.path or a module from its temporary folder fails, and so does a session at
+whose end a process that it started still runs.
 Of two sessions that share the work (`pytest -n 2`) neither can tell whose a shared-memory file is, but
 at their end.
 """
@@ -10,14 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
+import random
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,7 @@ __all__: list[str] = []
 pytest_plugins = ("tests.cluster.fixtures", "ddlcore.testing.collecting")
 
 _MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
+_SHARE_S = 600.0  # of tests, which run three at a time
 _GRACE_S = 10.0  # for what is ending by itself
 _SERVANTS = (
     "multiprocessing.resource_tracker",
@@ -41,6 +46,8 @@ _AT_LEISURE: dict[str, Any] = {"deadline": None, "suppress_health_check": [Healt
 settings.register_profile("usual", **_AT_LEISURE)
 settings.register_profile("long", **_AT_LEISURE)  # for --hypothesis-profile=long; see tests/runtime/effort.py
 settings.load_profile("usual")
+# Without SIGALRM, which pytest-timeout uses, and gives back when a test fails.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 _TOLD_BY = (
     "DDL_",
     "HOROVOD_",
@@ -59,10 +66,11 @@ _KTHREADD = 2  # the parent of the kernel's threads, which have no environment
 _HAS_PROC = Path("/proc/self/environ").exists()
 # Whether other processes run tests of this session, so that nobody can tell whose a shared-memory file is.
 _HAS_NEIGHBOURS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
-_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 _LEFT_BEHIND = 13  # a session's exit code of its own: tests that fail must not hide it
 _there_before: set[str] = set()  # shared-memory files
 _strangers: set[int] = set()  # processes that were there at the last look and are not ours
+_not_of_tests: set[str] = set()  # what has been started for several tests, or is known to be left behind
+_left_by_workers: list[str] = []  # what the workers of this session have reported
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,44 +86,108 @@ def pytest_collection_finish() -> None:
     """What thousands of collected tests are made of lives as long as we: the garbage collector need not look at it."""
     gc.collect()
     gc.freeze()
+    _not_of_tests.update(_own())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", metavar="WORD", help="run ten minutes' worth of the tests, others for another WORD")
+
+
+@pytest.hookimpl(trylast=True)  # after -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Pure logic before processes: a mistake shows in seconds. Then the longest files, so that no worker ends alone.
 
-    tests/seconds.json has what files took that take long (`pytest --durations=0`); nothing but the order depends on it.
+    tests/seconds.json has what tests took that take long (`tools/run_tests.py --seconds`); nothing depends on it but the
+    order, and what fits into a share.
     """
-    seconds: dict[str, int] = json.loads((Path(__file__).parent / "tests" / "seconds.json").read_text())
-    items.sort(key=lambda item: (slow := _is_slow(item), -seconds.get(item.nodeid.partition("::")[0], 0) * slow))
+    if unsaid := [item.nodeid for item in items if (mark := item.get_closest_marker("slow")) and not mark.args]:
+        raise pytest.UsageError(f"the mark slow needs a reason: {', '.join(unsaid)}")
+    seconds: dict[str, float] = json.loads((Path(__file__).parent / "tests" / "seconds.json").read_text())
+    if (word := config.getoption("share")) is not None:
+        chosen = _share(word, items, seconds)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid.partition("[")[0] not in chosen])
+        items[:] = [item for item in items if item.nodeid.partition("[")[0] in chosen]
+    files: defaultdict[str, float] = defaultdict(float)
+    for item in items:
+        files[item.nodeid.partition("::")[0]] += seconds.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: (slow := _is_slow(item), -files[item.nodeid.partition("::")[0]] * slow))
+
+
+def _share(word: str, items: list[pytest.Item], seconds: dict[str, float]) -> set[str]:
+    """Return functions that are drawn by chance, but the same for the same word, until they take ten minutes together.
+
+    All parameters of a function stay together, because they may share what takes long.
+    """
+    taken: defaultdict[str, float] = defaultdict(float)
+    for item in items:
+        taken[item.nodeid.partition("[")[0]] += seconds.get(item.nodeid, 0.1)
+    functions = sorted(taken)
+    random.Random(word).shuffle(functions)
+    total_s = itertools.accumulate(taken[function] for function in functions)
+    return {function for function, until_s in zip(functions, total_s) if until_s <= _SHARE_S}
 
 
 def _is_slow(item: pytest.Item) -> bool:
     in_slow_room = item.nodeid.startswith(_SLOW_ROOMS)
-    return in_slow_room or any(item.get_closest_marker(mark) for mark in ("processes", "slow"))
+    return in_slow_room or any(item.get_closest_marker(mark) for mark in ("processes", "long", "slow"))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    _left_by_workers.extend(getattr(node, "workeroutput", {}).get("left", ()))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     _strangers.clear()  # the last look is at all
-    shares_out = not _IS_WORKER and session.config.getoption("dist", "no") != "no"  # its children are the workers
+    is_worker = hasattr(session.config, "workeroutput")
+    shares_out = not is_worker and session.config.getoption("dist", "no") != "no"  # its children are the workers
     left = _after_grace(_segments if shares_out else _processes) - _there_before
+    if is_worker:  # its controller fails
+        session.config.workeroutput["left"] = sorted(left)  # type: ignore[attr-defined]
+        return
+    left.update(_left_by_workers)
     if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         session.exitstatus = _LEFT_BEHIND
     for line in sorted(left):
         print(f"\nleft behind by the session: {line}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    """What the fixture of a class, a module or a session starts is left by no test."""
+    before = set() if fixturedef.scope == "function" else _own()
+    try:
+        return (yield)
+    finally:
+        if fixturedef.scope != "function":
+            _not_of_tests.update(_own() - before)
+
+
 @pytest.fixture(autouse=True)
-def _leaves_nothing() -> Iterator[None]:
-    before = _own()
-    variables = _variables()
+def _leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    variables, path, handlers, modules = _variables(), sys.path.copy(), _handlers(), set(sys.modules)
     yield
-    left = _after_grace(lambda: _own() - before)
+    left = _after_grace(lambda: _own() - _not_of_tests)
+    _not_of_tests.update(left)  # it fails this test, and not the next one
     assert not left, f"the test left behind: {'; '.join(sorted(left))}"
     assert _variables() == variables, "the test changed variables of ddl or of launchers; use monkeypatch.setenv"
+    assert sys.path == path, "the test changed sys.path; use monkeypatch.syspath_prepend"
+    assert _handlers() == handlers, "the test left a signal handler"
+    forgotten = _modules_in(str(tmp_path_factory.getbasetemp()), set(sys.modules) - modules)
+    assert not forgotten, f"the test left modules that its successors would find: {', '.join(forgotten)}"
+
+
+def _handlers() -> dict[int, Any]:
+    return {number: signal.getsignal(number) for number in _SIGNALS}
+
+
+def _modules_in(folder: str, names: set[str]) -> list[str]:
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
+    return sorted(name for name, file in files.items() if (file or "").startswith(folder))
 
 
 def _own() -> set[str]:
-    """Of what may be left behind, all that is there and is surely this session's."""
+    """Return what may be left behind, of all that is there and is surely this session's."""
     return _processes() | _threads() | _sockets() | (set() if _HAS_NEIGHBOURS else _segments())
 
 

@@ -1,6 +1,6 @@
 """Run the tests, and run each test that has failed once more: alone, in a new process.
 
-    python tools/run_tests.py [--max-unstable N] [--workers N] [arguments of pytest …]
+    python tools/run_tests.py [--tier long] [--max-unstable N] [--most-s S] [--seconds FILE] [arguments of pytest …]
 
 A test that fails again fails the run. A test that passes the second time is unstable: the run lists it at the end with
 its first error. Such a test is a bug, in the test or in what it tests, but it says nothing about the last change. The
@@ -27,10 +27,11 @@ import pytest
 
 __all__ = ["Outcomes", "main", "run_session", "verdict"]
 
+# Marks of the tests of each tier.
+TIERS = {"quick": "not long and not soak", "long": "long and not soak"}
 # Tests that measure times have the machine for themselves. One worker, not none: if a test ends its process, pytest
 # reports that test, and continues with the others in a new worker.
-SHARED = ("-m", "not alone and not soak")
-ALONE = ("-m", "alone and not soak")
+SHARED, ALONE = "not alone", "alone"
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 ANY_MARK = ("-m", "")  # the mark expression of the first run has chosen the test already
 MOST_AGAIN = 20  # failures that are looked at twice; if there are more, something is wrong with all of them
@@ -48,6 +49,8 @@ class Outcomes:
     failed: dict[str, str] = field(default_factory=dict)
     unstable: dict[str, str] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)  # what no single test has done; each line fails the run
+    seconds: dict[str, float] = field(default_factory=dict)  # of each test, from its setup to its teardown
+    excused: set[str] = field(default_factory=set)  # tests with the mark `slow`, which states a reason
 
     def read(self, log: Path) -> None:
         """Add the reports in ``log``, which pytest-reportlog has written, one JSON object in a line."""
@@ -62,9 +65,12 @@ class Outcomes:
         test, outcome = report.get("nodeid", ""), report.get("outcome")
         if report["$report_type"] == "CollectReport" and outcome == "failed":
             self.broken.append(f"{test} cannot be collected: {_error(report)}")
-        elif report["$report_type"] != "TestReport":
+        if report["$report_type"] != "TestReport":
             return
-        elif outcome == "failed":  # in its setup, its call or its teardown
+        self.seconds[test] = self.seconds.get(test, 0.0) + report["duration"]
+        if "slow" in report["keywords"]:
+            self.excused.add(test)
+        if outcome == "failed":  # in its setup, its call or its teardown
             self.failed.setdefault(test, _error(report))
         elif outcome == "skipped":
             self.skipped.add(test)
@@ -107,6 +113,9 @@ def run_session(arguments: Sequence[str], outcomes: Outcomes, limit_s: float = S
     outcomes.passed |= found.passed - found.failed.keys()
     outcomes.skipped |= found.skipped - found.failed.keys()
     outcomes.failed |= found.failed
+    outcomes.excused |= found.excused
+    for test, seconds in found.seconds.items():  # of a test that runs twice, the quicker run counts
+        outcomes.seconds[test] = min(seconds, outcomes.seconds.get(test, seconds))
     return code
 
 
@@ -135,6 +144,33 @@ def look_again(outcomes: Outcomes, limit_s: float = AGAIN_LIMIT_S) -> None:
             outcomes.passed.add(test)
 
 
+def too_slow(outcomes: Outcomes, most_s: float) -> list[str]:
+    """Run each test that has taken more than ``most_s`` seconds once more, alone; return a line for each that does again.
+
+    A test with the mark ``slow`` may take longer.
+    """
+    tests = sorted(outcomes.passed & outcomes.seconds.keys() - outcomes.excused)
+    for test in [test for test in tests if outcomes.seconds[test] > most_s]:
+        print(f"\nrun_tests: {test} has taken {outcomes.seconds[test]:.1f} s; it runs again, alone:", flush=True)
+        run_session([test, *ANY_MARK], outcomes, AGAIN_LIMIT_S)
+    return [
+        f"{test} takes {outcomes.seconds[test]:.1f} s: mark it `long`, or `slow` with the reason"
+        for test in tests
+        if outcomes.seconds[test] > most_s
+    ]
+
+
+def note(outcomes: Outcomes, file: Path, least_s: float = 1.0) -> None:
+    """Write what the tests of this run have taken into ``file``, unless it is less than ``least_s`` seconds.
+
+    The file keeps what it has of other tests.
+    """
+    known: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known |= {test: round(seconds, 1) for test, seconds in outcomes.seconds.items() if test in outcomes.passed}
+    kept = {test: seconds for test, seconds in sorted(known.items()) if seconds >= least_s}
+    file.write_text(json.dumps(kept, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def verdict(outcomes: Outcomes, most_unstable: int | None) -> tuple[int, list[str]]:
     """Return the exit code of the run, and the lines that end its output. ``most_unstable`` None is no limit."""
     lines = []
@@ -160,8 +196,13 @@ def _listed(tests: dict[str, str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tests as the command line says, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )  # no abbreviations: options of pytest may begin alike
+    parser.add_argument("--tier", choices=TIERS, default="quick", help="which tests run; default quick")
     parser.add_argument("--max-unstable", type=int, metavar="N", help="fail if more tests than N are unstable")
+    parser.add_argument("--most-s", type=float, metavar="S", help="fail for a test that takes longer, also alone")
+    parser.add_argument("--seconds", type=Path, metavar="FILE", help="note in this JSON file what tests have taken")
     parser.add_argument(
         "--workers", type=int, default=3, metavar="N", help="tests that run at the same time; default 3"
     )
@@ -169,8 +210,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     since_s = time.monotonic()
     outcomes = Outcomes()
     for marks, workers in ((SHARED, given.workers), (ALONE, 1)):
-        run_session([*marks, "-n", str(workers), *BY_FILE, *rest], outcomes)
+        run_session(["-m", f"{marks} and {TIERS[given.tier]}", "-n", str(workers), *BY_FILE, *rest], outcomes)
     look_again(outcomes)
+    if given.most_s is not None:
+        outcomes.broken += too_slow(outcomes, given.most_s)
+    if given.seconds is not None:
+        note(outcomes, given.seconds)
     code, lines = verdict(outcomes, given.max_unstable)
     print(f"\nrun_tests: {time.monotonic() - since_s:.0f} s")
     print("\n".join(lines), flush=True)

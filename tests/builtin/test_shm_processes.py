@@ -15,6 +15,7 @@ import pytest
 
 from ddlcore.kernels.code import obtain
 from tests.builtin import shm_rank
+from tests.tiers import long
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux"),
@@ -52,7 +53,7 @@ def _output(process: subprocess.Popen[str], line: str = "") -> str:
     return out.strip()
 
 
-@pytest.mark.parametrize("size", [2, 3, 6])
+@pytest.mark.parametrize("size", [2, 3, *long(6)])
 def test_processes_agree(tmp_path: Path, size: int) -> None:
     """Allreduce, allgatherv and broadcast over several chunks; no key is left in the store."""
     with _ranks(tmp_path, size, "check") as processes:
@@ -61,6 +62,7 @@ def test_processes_agree(tmp_path: Path, size: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3])
 def test_killed_at_any_moment(tmp_path: Path, size: int) -> None:
     """kill -9 in the middle of the ring: the others wait quietly, and raise soon after their abort."""

@@ -97,6 +97,7 @@ def test_a_bed_that_is_left_is_gone(new_cluster: NewCluster) -> None:
     assert of_cluster(cluster.directory) == {} and not cluster.directory.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_the_death_of_the_owner_ends_its_bed(owner: subprocess.Popen[str], number: signal.Signals) -> None:
     """By the kernel's doing alone: no other test cluster has to come and clear away."""
@@ -109,6 +110,7 @@ def test_the_death_of_the_owner_ends_its_bed(owner: subprocess.Popen[str], numbe
     assert until(lambda: not own & namespaces(everyone()))
 
 
+@pytest.mark.long
 def test_what_a_killed_switch_leaves_the_next_bed_removes(
     owner: subprocess.Popen[str], new_cluster: NewCluster
 ) -> None:
@@ -125,6 +127,7 @@ def test_what_a_killed_switch_leaves_the_next_bed_removes(
     assert mine.run("server1", ["hostname"]).stdout == "server1\n"
 
 
+@pytest.mark.long
 def test_two_beds_at_once_do_not_meet(new_cluster: NewCluster) -> None:
     """The same names and addresses lead to each test cluster's own hosts; a power cut in one is none in the other."""
     first, second = new_cluster(2), new_cluster(2)

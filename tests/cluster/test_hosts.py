@@ -129,6 +129,7 @@ def test_a_deadline_ends_the_command(cluster: TestCluster) -> None:
     assert cluster.leftovers("server1") == []
 
 
+@pytest.mark.long
 def test_a_power_cut_is_silent(cluster: TestCluster) -> None:
     """Everything on the host is gone, and a connection to it hears nothing at all: no reset, no end."""
     with cluster.popen("server1", ["ssh", "server2", "echo up; exec sleep 60"]) as ssh:

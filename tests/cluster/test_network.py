@@ -24,6 +24,7 @@ def poured(cluster: TestCluster, sender: str, receiver: str, family: int = 4) ->
         return float(receiving.communicate(timeout=80)[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mbit", [100, 1000])
 @pytest.mark.parametrize("family", [4, 6])
 def test_the_rate_is_what_was_asked_for(new_cluster: NewCluster, mbit: int, family: int) -> None:
@@ -32,6 +33,7 @@ def test_the_rate_is_what_was_asked_for(new_cluster: NewCluster, mbit: int, fami
     assert 0.80 * mbit < poured(cluster, "server1", "server2", family) < 1.05 * mbit
 
 
+@pytest.mark.long
 def test_a_rate_holds_for_one_host_in_both_directions(new_cluster: NewCluster) -> None:
     """What a slow host sends and what it receives is slow; the others are as fast as before."""
     cluster = new_cluster(3, rate_mbit=500)
@@ -51,6 +53,7 @@ def test_without_a_rate_the_network_is_fast(cluster: TestCluster) -> None:
     assert poured(cluster, "server1", "server2") > 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", [4, 6])
 def test_a_cable_can_be_pulled_and_put_back(cluster: TestCluster, family: int) -> None:
     """While it is out nothing arrives; a connection outlives it."""

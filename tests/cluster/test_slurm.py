@@ -34,6 +34,7 @@ def test_a_batch_job_writes_where_it_was_told(slurm: Slurm, tmp_path: Path) -> N
     assert sorted((tmp_path / "out.txt").read_text().splitlines()) == ["server1", "server2"]
 
 
+@pytest.mark.long
 def test_a_cancelled_job_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     """Neither its batch script nor its step's tasks are left on a node."""
     script = tmp_path / "job.sh"

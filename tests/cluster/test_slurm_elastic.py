@@ -15,7 +15,7 @@ from tools.test_cluster import Slurm
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(240),
     pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed"),
 ]

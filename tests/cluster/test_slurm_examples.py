@@ -11,7 +11,7 @@ import pytest
 from tests.docs.blocks import blocks
 from tools.test_cluster import Slurm
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(450)]
+pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(450)]
 ROOT = Path(__file__).resolve().parents[2]
 JOB_S = 120.0
 ACCURACY = 95.0  # percent

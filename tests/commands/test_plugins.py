@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ from ddlcore.commands.cli import main
 from ddlcore.commands.plugins.package import KINDS
 from ddlcore.config import read_toml
 from tests.plug.conftest import Site, site
+from tests.tiers import long
 
 __all__ = ["site"]
 
+LARGE = ("transport", "adapter")  # the kinds whose packages have many tests
 GOOD = "@hookimpl\ndef ddl_transports(): return [TransportProvider('pigeon', 'coop:Pigeon'{more})]"
 FAULTS = {  # distribution -> its code, what its row says
     "ddl-elsewhen": (
@@ -110,6 +111,7 @@ def __getattr__(name):
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_trial_of_three_elements(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -147,7 +149,7 @@ def run_pytest(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind not in LARGE), *long(*LARGE)])
 def test_a_new_package_fails_only_for_what_is_to_be_written(kind: str, tmp_path: Path) -> None:
     """Each failure is a NotImplementedError with the name of a method; its metadata name the module with the hooks."""
     assert main(["plugins", "new", kind, "my-own", "--into", str(tmp_path)]) == 0
@@ -170,12 +172,11 @@ def test_conform_lists_what_is_to_be_written(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1, and each method with its place."""
-    name = f"mine{uuid.uuid4().hex[:8]}"  # no other test of this process has imported a module of this name
-    main(["plugins", "new", "compressor", name, "--into", str(tmp_path)])
-    monkeypatch.syspath_prepend(str(tmp_path / f"ddl-{name}/src"))
-    site.announce(f"ddl-{name}", "0.1.0", f"{name} = ddl_{name}.plugin")
+    main(["plugins", "new", "compressor", "mine", "--into", str(tmp_path)])
+    monkeypatch.syspath_prepend(str(tmp_path / "ddl-mine/src"))
+    site.announce("ddl-mine", "0.1.0", "mine = ddl_mine.plugin")
     capsys.readouterr()
-    assert main(["conform", name]) == 1
+    assert main(["conform", "mine"]) == 1
     text = capsys.readouterr().out
     assert "wire_dtype() is still to be written" in text
     methods = re.findall(r"^    Mine\w*Compressor\.(\w+)  \(.*/compressor.py:\d+\)$", text, re.MULTILINE)

@@ -31,6 +31,7 @@ from ddlcore.tune.driver import SearchDriver
 from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import CORE
 from ddlcore.types import Value
+from tests.tiers import long
 
 DEFAULT: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_bucket_bytes": 1 << 20, "overlap": "off"}
 
@@ -98,6 +99,7 @@ def test_sizes_say_what_an_auto_overlap_was(tmp_path: Path) -> None:
     assert read_toml(tmp_path / "tuned.toml") == base
 
 
+@pytest.mark.long
 def test_any_command_and_any_value_can_be_written(tmp_path: Path) -> None:
     """A comment ends with its line, a file holds no half characters, and TOML's strings are not quite JSON's."""
     about = about_text(["python", "-c", "a = 1\nbackend = 'shm'", "caf\xe9", "\udcff", "$\\foo$"], 2, 1)
@@ -138,6 +140,7 @@ def test_an_unfinished_search_writes_no_setting(tmp_path: Path) -> None:
     assert "the best so far: fusion_bytes" in (tmp_path / "tuned.toml").read_text()
 
 
+@pytest.mark.long
 def test_the_report_is_one_file_and_a_picture(tmp_path: Path) -> None:
     """Everything in it is there without another file, text is escaped, and the picture is a PNG."""
     pytest.importorskip("matplotlib", reason="pip install 'ddlcore[tune]': pictures need matplotlib")
@@ -151,6 +154,7 @@ def test_the_report_is_one_file_and_a_picture(tmp_path: Path) -> None:
     assert not re.search(r'(src|href)="(?!data:)', text)
 
 
+@pytest.mark.long
 def test_a_report_of_what_has_just_begun(tmp_path: Path) -> None:
     """One sample is enough to draw, and no matplotlib to write."""
     session = Session(CORE, DEFAULT, GridTuner, 9)
@@ -296,6 +300,7 @@ def test_what_is_refused_leaves_an_earlier_log_alone(tmp_path: Path) -> None:
     assert (tmp_path / "log.csv").read_text() == "sample\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("error", "code"), [(NotStarted("no room", 7), 7), (KeyboardInterrupt(), 130)])
 def test_what_was_measured_before_a_run_that_does_not_start(
     error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,6 +321,7 @@ def test_what_was_measured_before_a_run_that_does_not_start(
     assert (tmp_path / "tuned.html").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "runs"), [([], 12), (["--runs", "3"], 3)])
 def test_a_short_training_is_run_until_the_search_has_ended(
     words: list[str], runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -338,7 +344,7 @@ def test_a_short_training_is_run_until_the_search_has_ended(
 
 
 @pytest.mark.parametrize("measured", [0, 1])
-@pytest.mark.parametrize("left", ["t.toml", "t.html", "t.png"])
+@pytest.mark.parametrize("left", ["t.html", *long("t.toml", "t.png")])
 def test_a_search_that_fails_leaves_what_an_earlier_one_has_written(
     left: str,
     measured: int,
@@ -437,6 +443,7 @@ def test_the_axes_of_the_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(float(tick).is_integer() for tick in first.get_xticks())
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_training_is_tuned_and_run_with_the_result(tmp_path: Path) -> None:
     """The command, of 60 steps, ends before the search; it is run again until the search has ended, and all is written."""

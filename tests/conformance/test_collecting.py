@@ -43,6 +43,7 @@ def counts(directory: Path, offers: str) -> dict[str, int]:
     return {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|deselected|failed)", told)}
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_as_many_as_would_be_skipped(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ from ddlcore.testing.levels import LEVELS, Result, reached
 from ddlcore.text.installing import pip_install
 from tests.conformance.shm_mutants import MUTANTS
 from tests.plug.conftest import Site, site
+from tests.tiers import long
 
 __all__ = ["site"]
 
 pytestmark = pytest.mark.processes
+WAITS = ("hangs-in-abort", "leaks-a-segment", "unequal-tails", "swaps-collectives")  # for a limit in seconds
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
 
 ENDS = """
@@ -135,7 +137,7 @@ def failed(run: Any) -> dict[str, str]:
 
 @LINUX
 @pytest.mark.timeout(270)
-@pytest.mark.slow
+@pytest.mark.long
 def test_shared_memory_is_fault_tolerant(capsys: pytest.CaptureFixture[str]) -> None:
     """The whole suite passes, on ranks that are threads."""
     code, (run,) = conform(capsys, "shm")
@@ -144,7 +146,7 @@ def test_shared_memory_is_fault_tolerant(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @LINUX
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [*(name for name in MUTANTS if name not in WAITS), *long(*WAITS)])
 def test_a_mutant_fails_at_the_test_that_is_named(name: str, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """With words that tell the fault; the exit code is 1."""
     site.install("ddl-mutants", "from tests.conformance.shm_mutants import *")
@@ -167,6 +169,7 @@ def test_the_same_tests_pass_without_the_faults(site: Site, capsys: pytest.Captu
     assert {test.partition("[")[0] for test in tests} == {name.partition("[")[0] for name in ran}
 
 
+@pytest.mark.long
 def test_what_passes_reaches_its_level(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 0; for people a line a test and the level, which for some kinds is full at the most."""
     assert main(["conform", "threshold"]) == 0
@@ -176,6 +179,7 @@ def test_what_passes_reaches_its_level(capsys: pytest.CaptureFixture[str]) -> No
     assert "level: full\n" in text
 
 
+@pytest.mark.long
 def test_a_crash_and_a_hang_are_failures_of_their_tests(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """The other tests run all the same."""
     site.install("ddl-ends", ENDS)
@@ -188,6 +192,7 @@ def test_a_crash_and_a_hang_are_failures_of_their_tests(site: Site, capsys: pyte
     assert sum(test["outcome"] == "passed" for test in run["tests"]) == 5
 
 
+@pytest.mark.long
 def test_what_comes_after_too_many_crashes_is_not_run(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """It has not failed, and is told apart for people and for machines; the level is not reached."""
     site.install("ddl-often", HANGS_OFTEN)
@@ -218,6 +223,7 @@ def test_an_error_is_told_with_its_place(site: Site, capsys: pytest.CaptureFixtu
     )
 
 
+@pytest.mark.long
 def test_standard_tests_that_are_missing_fail(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Removed or overridden without a reason; with one the suite is honest, but the level is not reached for nothing."""
     site.install("ddl-lax", LAX)
@@ -229,6 +235,7 @@ def test_standard_tests_that_are_missing_fail(site: Site, capsys: pytest.Capture
     assert honest == ""
 
 
+@pytest.mark.long
 def test_a_suite_that_stands_by_itself_runs_without_the_part(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """And says first over what, and what is missing; another suite is refused as the part is."""
     site.install("ddl-absent", ABSENT)

@@ -27,12 +27,14 @@ class TestUneven(OverThreads):
     layouts: ClassVar[Mapping[int, Sequence[int]]] = {3: (0, 0, 1), 5: (4, 4, 4, 2, 2)}
 
 
+@pytest.mark.long
 class TestInterleaved(OverThreads):
     """Ranks that lie across the hosts, whose first is not the lowest index; a share for as many as the smallest has."""
 
     layouts: ClassVar[Mapping[int, Sequence[int]]] = {5: (1, 0, 0, 1, 0)}
 
 
+@pytest.mark.long
 class TestThreeHosts(OverThreads):
     """More than two, where sums cross by shards; two shares, and the last host has three ranks."""
 
@@ -52,6 +54,7 @@ class TestSharedMemory(OverThreads):
         return ShmTransport()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
 class TestSharedMemoryByShares(TestSharedMemory):
     """The same, where every rank crosses that can."""

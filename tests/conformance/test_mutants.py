@@ -23,6 +23,7 @@ from ddlcore.testing.builtin import NumpySuite
 from ddlcore.testing.transport_life import CALLS
 from ddlcore.types import Buffer, DType, ReduceOp
 from tests.conformance.plain import Meeting, PlainTransport
+from tests.tiers import long
 
 # --- transports
 
@@ -202,7 +203,9 @@ def _abort_of_barrier(suite: TransportSuite) -> None:
             lambda suite: suite.test_abort_ends_a_pending_open("last"),
             "open went on 1 s after its abort",
         ),
-        (DeafWhileOpening, lambda suite: suite.test_abort_ends_a_pending_open("first"), "open went on 1 s after"),
+        *long(
+            (DeafWhileOpening, lambda suite: suite.test_abort_ends_a_pending_open("first"), "open went on 1 s after")
+        ),
         (DummyTaken, lambda suite: suite.test_a_dummy_makes_a_bucket_void("few"), "written to|was told True with 1"),
         (BoundOnce, lambda suite: suite.test_bound_memory_is_entered_again("few"), "a sum is wrong"),
         (FileLeft, lambda suite: suite.test_nothing_stays(), "left behind after close: {'descriptors'"),

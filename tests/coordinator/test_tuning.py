@@ -121,6 +121,7 @@ def steady(steps: int, size: int = 3) -> Loop:
     return loop
 
 
+@pytest.mark.long
 @examples(30)
 @given(st.integers(0, 1 << 30), st.booleans())
 def test_a_steady_loop_is_never_left(seed: int, prioritized: bool) -> None:

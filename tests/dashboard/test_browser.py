@@ -31,7 +31,7 @@ if CHROMIUM is None:
     pytest.skip("no Chromium is installed (Debian: apt-get install chromium)", allow_module_level=True)
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes]
 PHONE = {"width": 360, "height": 740}
 PULSE_S = 1.0
 
@@ -140,6 +140,7 @@ def test_what_is_on_the_page(told: Callable[..., Told], opened: Callable[..., An
     assert tab.locator("#waits").is_hidden()
 
 
+@pytest.mark.long
 def test_it_goes_on_without_a_reload(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """Figures and charts change in the page that was loaded once."""
     one = told()
@@ -156,6 +157,7 @@ def test_it_goes_on_without_a_reload(told: Callable[..., Told], opened: Callable
     assert tab.evaluate("window.loadedOnce") is True
 
 
+@pytest.mark.long
 def test_a_rank_that_stalls_appears_within_3_s(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """With what waits, on whom, and for how long; and it goes when the rank goes on."""
     one = told()
@@ -196,6 +198,7 @@ for step in range(100000):
 """
 
 
+@pytest.mark.long
 def test_a_rank_of_a_real_job_that_stalls(tmp_path: Path, begin: Begin, opened: Callable[..., Any]) -> None:
     """From its own loop to the browser in seconds; when the job has failed, the page says so and stays."""
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -215,6 +218,7 @@ def test_a_rank_of_a_real_job_that_stalls(tmp_path: Path, begin: Begin, opened: 
     assert tab.locator("#ranks tr[data-rank]").count() == 3
 
 
+@pytest.mark.long
 def test_the_world_of_an_elastic_job(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """One more figure, which only an elastic job has."""
     one = told()
@@ -228,6 +232,7 @@ def test_the_world_of_an_elastic_job(told: Callable[..., Told], opened: Callable
     assert re.search(r"World\s+3\s+4 ranks; lost: 2, joined: 1; stood still for 1\.25 s", tiles), tiles
 
 
+@pytest.mark.long
 def test_hostile_texts_do_nothing(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """Names of tensors and hosts, the command, and what ranks raise are shown as what they are."""
     job = PretendJob((HOSTILE, HOSTILE + "2"), title=f"python {HOSTILE}", names=(HOSTILE, "<a href='javascript:1'>"))
@@ -254,6 +259,7 @@ BEYOND = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [("node1", "node1", "node2"), ("n" * 120, HOSTILE)], ids=["usual", "hostile"])
 def test_on_a_phone(hosts: tuple[str, ...], told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """Nothing is wider than the screen, and every figure of a rank can be seen."""
@@ -287,6 +293,7 @@ CONTRAST = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_the_dark(scheme: str, told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """The page follows the system, charts included, and everything has enough contrast."""
@@ -314,6 +321,7 @@ def test_in_the_dark(scheme: str, told: Callable[..., Told], opened: Callable[..
     until(tab, f"{fill} !== '{before}'")
 
 
+@pytest.mark.long
 def test_without_colour(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """States have symbols and words, lines have dashes, areas have patterns, and bars have figures."""
     one = told()
@@ -336,6 +344,7 @@ def test_without_colour(told: Callable[..., Told], opened: Callable[..., Any]) -
     assert tab.inner_text("#ranks tr[data-rank='0'] .bar-text") == "70 % · 20 % · 10 %"
 
 
+@pytest.mark.long
 def test_the_end_of_the_job(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """The page says how it ended, keeps what it shows, and asks no more."""
     one = told()
@@ -350,6 +359,7 @@ def test_the_end_of_the_job(told: Callable[..., Told], opened: Callable[..., Any
     assert tab.inner_text("#events").endswith("the job has ended: exit code 0")
 
 
+@pytest.mark.long
 def test_the_token_in_a_browser(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """The address that is printed leads to the page; the token is then no longer in the address."""
     one = told(dashboard="0.0.0.0:0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,15 @@ from ddlcore.config import load_settings, read_toml
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 from tests.docs.commands import commands, objection
 from tests.docs.workshop import Workshop, imports, smaller
+from tests.plug.conftest import forget
+from tests.tiers import long
 from tools.test_cluster import Slurm, TestCluster
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = ("sh", "bash", "console")
 FRAMEWORKS = ("torch", "tensorflow", "mxnet", "mpi4py", "jax", "prometheus_client", "skopt")
 JOB_S = 60.0
+FIRST = ("README.md", "docs/getting-started.md")
 
 
 def pages(wanted: Callable[[Block], bool]) -> list[str]:
@@ -104,9 +107,22 @@ def test_whoever_runs_it_is_there(block: Block) -> None:
     assert asks or name.removeprefix("ddl_") in text, f"{block.run_by} says nothing of {block.page}"
 
 
+def with_tiers(all_pages: list[str]) -> list[Any]:
+    """The two pages that everybody reads first are tried by `make test`, the others by `make test-long`."""
+    return [*(page for page in all_pages if page in FIRST), *long(*(page for page in all_pages if page not in FIRST))]
+
+
+@pytest.fixture(autouse=True)
+def _forgets(tmp_path: Path) -> Iterator[None]:
+    """Plugins that a page writes and imports are not there for other tests."""
+    yield
+    forget(tmp_path)
+
+
 @pytest.mark.processes
+@pytest.mark.slow("a page is run as its reader runs it")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", pages(run_here))
+@pytest.mark.parametrize("page", with_tiers(pages(run_here)))
 def test_a_page_does_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in turn, in one folder: a later one may use what an earlier one has left."""
     chosen = [block for block in blocks(page) if run_here(block)]
@@ -136,6 +152,7 @@ def run_shell(block: Block, run: Callable[[str], str]) -> None:
             run(command)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages(lambda block: block.place == "on hosts"))
@@ -156,6 +173,7 @@ def test_on_hosts(
     assert [cluster.leftovers(name) for name in cluster.names] == [[], []]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages(lambda block: block.place == "on Slurm"))

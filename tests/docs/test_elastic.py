@@ -13,7 +13,7 @@ from tests.docs.blocks import PAGES, ROOT, blocks
 
 (BLOCK,) = [block for page in PAGES for block in blocks(page) if block.run_by == "tests/docs/test_elastic.py"]
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
 @pytest.mark.parametrize("elastic", [True, False])

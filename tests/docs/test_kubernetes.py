@@ -33,6 +33,7 @@ def test_what_is_mounted_is_there(manifest: Any) -> None:
         assert all(isinstance(row["value"], str) for row in container.get("env", ()))
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_jobs_pods_are_ranks(new_cluster: Callable[..., TestCluster], tmp_path: Path) -> None:
     """Hosts in the place of pods; the volume is a folder that both see."""

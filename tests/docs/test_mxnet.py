@@ -37,7 +37,7 @@ def ran(command: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", [0, 2], ids=["gluon", "module"])
 def test_digits(first: int, tmp_path: Path) -> None:
     """Two ranks learn, agree to the last bit, and a checkpoint goes on with three."""

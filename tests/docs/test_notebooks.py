@@ -35,6 +35,7 @@ def printed(cell: Any) -> list[str]:
     return [line for line in lines if line and not line.startswith(("ddl run: ", "ddlcore.run: "))]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_the_cells_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,10 @@ def test_a_link_to_nothing_is_named(tree: Path) -> None:
         rewritten("[lost](../lost.py)", "docs/index.md", tree)
 
 
-def test_nothing_is_loaded_from_another_server() -> None:
+def test_nothing_is_loaded_from_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page with such a tag is refused; a link that a reader may follow is not."""
     pytest.importorskip("mkdocs", reason="the hook is one of MkDocs")
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # the hook adds to it, for MkDocs
     from mkdocs.exceptions import PluginError
 
     from tools.docs_site.hooks import on_post_page

@@ -16,7 +16,7 @@ from tests.docs.blocks import PAGES, ROOT, blocks
 
 (BLOCK,) = [block for page in PAGES for block in blocks(page) if block.run_by == "tests/docs/test_stopping.py"]
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
 def test_it_saves_and_the_job_ends_with_85(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def ran(argv: list[str], folder: Path) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(360)
 def test_the_code_prints_what_it_says(tmp_path: Path) -> None:
     """All in one job, for TensorFlow takes seconds to import; a session's last, as it turns eager execution off.

@@ -13,7 +13,7 @@ from tests.docs.blocks import PAGES, ROOT, blocks
 
 (BLOCK,) = [block for page in PAGES for block in blocks(page) if block.run_by == "tests/docs/test_trainer.py"]
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def launched(folder: Path, *words: str) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from ddlcore.job import Job
 from ddlcore.testing import run_world
 from tests.architecture.source import ROOT
 from tests.plug.conftest import Site, site
+from tests.tiers import long
 
 __all__ = ["site"]
 
@@ -50,7 +51,9 @@ def conform(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("name", "level"), [("int8", "fault-tolerant"), ("bysize", "full"), ("randomsearch", "full")])
+@pytest.mark.parametrize(
+    ("name", "level"), [("int8", "fault-tolerant"), *long(("bysize", "full")), ("randomsearch", "full")]
+)
 def test_they_reach_the_highest_level(name: str, level: str, outside: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Of their kinds."""
     assert conform(capsys, name)["level"] == level
@@ -58,7 +61,8 @@ def test_they_reach_the_highest_level(name: str, level: str, outside: Site, caps
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "test", ["test_allreduce", "test_programs", "test_abort_ends_a_pending_call", "test_abort_ends_a_pending_open"]
+    "test",
+    ["test_allreduce", *long("test_programs", "test_abort_ends_a_pending_call", "test_abort_ends_a_pending_open")],
 )
 def test_zmq_passes_what_is_tried_here(test: str, outside: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole suite takes half a minute: `ddl conform zmq` runs it."""

@@ -23,7 +23,6 @@ from tools.test_cluster import TestCluster
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.slow,
     pytest.mark.timeout(240),
     pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed"),
 ]
@@ -130,6 +129,7 @@ class HostChaos:
             assert self.cluster.leftovers(name, 20.0) == []
 
 
+@pytest.mark.long
 def test_ranks_and_the_host_of_the_launcher(new_cluster: NewCluster, tmp_path: Path) -> None:
     chaos = HostChaos(new_cluster(4), tmp_path, 400, 1, 200.0)
     chaos.await_all()

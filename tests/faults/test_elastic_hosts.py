@@ -23,7 +23,7 @@ from tests.launch.standin import STAND_IN_WORKS, install_ssh
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("elastic_chaos.py")
-pytestmark = [pytest.mark.processes, pytest.mark.slow, STAND_IN_WORKS]
+pytestmark = [pytest.mark.processes, STAND_IN_WORKS]
 
 
 class Job:
@@ -115,6 +115,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         job.process.wait(10.0)
 
 
+@pytest.mark.long
 def test_a_rank_of_another_host_is_started_again_there(start: Start, tmp_path: Path) -> None:
     """Twice: the second time after a delay. The ranks that live go on with the same processes.
 
@@ -143,6 +144,7 @@ def test_a_rank_of_another_host_is_started_again_there(start: Start, tmp_path: P
     assert len(metadata["ranks"]) == sum(one.size for one in worlds)
 
 
+@pytest.mark.slow("of elastic jobs on several hosts, `make test` has this one")
 def test_a_host_is_lost(start: Start) -> None:
     """Its agent dies, and its ranks with it. The others go on, and the job has succeeded."""
     job = start("-H", "localhost:2,other:2", "--min-np", "2")
@@ -155,6 +157,7 @@ def test_a_host_is_lost(start: Start) -> None:
     assert "rank 2: its host other is gone" in job.text()
 
 
+@pytest.mark.long
 def test_spare_slots_take_the_place_of_a_lost_host(start: Start) -> None:
     """Hosts that -H names beyond -np are called when they are needed."""
     job = start("-np", "3", "-H", "localhost:1,other:2,spare:2", "--min-np", "1")
@@ -168,6 +171,7 @@ def test_spare_slots_take_the_place_of_a_lost_host(start: Start) -> None:
     assert "rank 1 is started on spare" in job.text() and "rank 2 is started on spare" in job.text()
 
 
+@pytest.mark.long
 def test_a_lost_host_comes_back(start: Start) -> None:
     """After its cool-down it is called again."""
     job = start("-H", "localhost:1,other:1", "--min-np", "1", "--host-cooldown-s", "0.5 2")
@@ -180,6 +184,7 @@ def test_a_lost_host_comes_back(start: Start) -> None:
     assert "it is started again when a host has room for it" in job.text()
 
 
+@pytest.mark.long
 def test_growing_and_shrinking_by_a_script(start: Start, tmp_path: Path) -> None:
     """From 2 to 4 on one host, to another host, and back to 2: the first processes are never started again."""
     hosts = tmp_path / "hosts"
@@ -203,6 +208,7 @@ def test_growing_and_shrinking_by_a_script(start: Start, tmp_path: Path) -> None
     assert "other leaves the job: ranks " in text and "killed" not in text
 
 
+@pytest.mark.long
 def test_a_host_is_told_to_leave(start: Start) -> None:
     """SIGTERM to its agent: its ranks leave at the next commit, and nothing is computed twice."""
     job = start("-H", "localhost:1,other:2", "--min-np", "1")
@@ -237,6 +243,7 @@ def test_what_cannot_be_done(options: list[str], words: str) -> None:
     assert done.returncode != 0 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+@pytest.mark.long
 def test_they_need_an_elastic_job() -> None:
     for option in (["--max-np", "3"], ["--host-discovery-script", "echo localhost"]):
         run = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "1", *option, "python", "-c", "1"]

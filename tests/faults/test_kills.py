@@ -77,6 +77,7 @@ def _one_kill(victim: int, phase: str, rng: random.Random) -> float:
         assert hung == [], [report.said for report in launch.reports]
 
 
+@pytest.mark.long
 def test_every_survivor_learns_who_died(capsys: pytest.CaptureFixture[str]) -> None:
     """A table of victim × phase: half of the PeerLosts come within 2 s, the slowest soon, and 0 things are left."""
     _kill_all(KILLS, capsys)

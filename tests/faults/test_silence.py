@@ -88,6 +88,7 @@ def play_all(cases: Sequence[Case], folder: Path) -> list[Result]:
         return list(pool.map(one, range(len(cases)), cases))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(6 * DEADLINE_S)
 def test_a_silent_rank_is_reported_and_ended_and_one_that_wakes_up_goes_on(tmp_path: Path) -> None:
     """Stopped or in C; in negotiation, replay, init and shutdown; rank 0, all but one, one of a ring, one of another host.

@@ -112,7 +112,7 @@ def train_under_a_flood(tmp_path: Path, address: str, seconds: float) -> dict[st
     return dict(told)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("address", ["", "tcp://127.0.0.1:0"], ids=["unix", "tcp"])
 def test_a_job_outlives_a_flood(tmp_path: Path, address: str) -> None:
@@ -139,6 +139,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     served.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_ranks_get_in_during_a_flood(server: Server) -> None:
     """One rank after the other comes, is answered and goes, whatever strangers do; the server keeps few files of theirs."""

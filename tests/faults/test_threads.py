@@ -70,6 +70,7 @@ def test_an_exception_ends_the_rank_though_a_thread_waits() -> None:
     assert "raised KeyError" in out, out
 
 
+@pytest.mark.long
 def test_the_end_of_the_script_ends_the_rank_when_its_thread_comes_no_further() -> None:
     out = run("pass")
     assert "THREAD Closed" in out, out
@@ -77,6 +78,7 @@ def test_the_end_of_the_script_ends_the_rank_when_its_thread_comes_no_further() 
     assert "ended its main thread while another one waited for 'allreduce.nobody else asks'" in out, out
 
 
+@pytest.mark.long
 def test_a_thread_that_comes_on_goes_on() -> None:
     """A script may leave its training to a thread, and end: nothing is cut off, whatever it takes."""
     program = """

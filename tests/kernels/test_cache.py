@@ -254,7 +254,7 @@ def test_read_only_site_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(360)
 def test_no_writable_directory_at_all() -> None:
     """No home, no cache directory: the kernels are compiled in memory, and work."""

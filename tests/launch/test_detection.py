@@ -24,6 +24,7 @@ from tests.launch.foreign import (
     why_no_mpich,
     why_no_torchrun,
 )
+from tests.tiers import long
 
 pytestmark = pytest.mark.processes
 Until = Callable[[Callable[[], bool]], None]
@@ -72,6 +73,7 @@ def wait_for_file(home: Path, until: Until) -> Path:
     return next(path for path in (home / ".ddl").iterdir() if path.name.startswith("ddl-"))
 
 
+@pytest.mark.long
 def test_one_rank_warns_of_a_misspelt_variable(starter: Starter, home: Path) -> None:
     """No launcher of ddl does it before, and the other ranks have the same environment."""
     done = starter.run(2, "where", env={"DDL_FUSION_BITES": "1"})
@@ -93,6 +95,7 @@ def test_they_know_who_they_are(starter: Starter, home: Path) -> None:
     assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_they_may_begin_again(starter: Starter, home: Path) -> None:
     """shutdown and init, several times."""
     done = starter.run(2, "again")
@@ -101,6 +104,7 @@ def test_they_may_begin_again(starter: Starter, home: Path) -> None:
     assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_worlds_of_some_of_them(starter: Starter) -> None:
     """The even ranks and the odd ones, also where rank 0 is not among them, and then all again."""
     done = starter.run(3, "parts")
@@ -109,6 +113,7 @@ def test_worlds_of_some_of_them(starter: Starter) -> None:
     assert sorted(line for line in done.lines if line.startswith("launched")) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", [0, 1])
 def test_one_leaves_before_the_others(starter: Starter, home: Path, who: int) -> None:
     """Rank 0, in whose process the coordinator lives, too: the others end their scripts, with code 0."""
@@ -118,8 +123,8 @@ def test_one_leaves_before_the_others(starter: Starter, home: Path, who: int) ->
     assert left_in(home) == []
 
 
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("how", ["kill", "raise", "term"])
+@pytest.mark.parametrize("who", [1, *long(0)])
+@pytest.mark.parametrize("how", ["kill", *long("raise", "term")])
 def test_one_ends_in_the_middle(starter: Starter, home: Path, how: str, who: int) -> None:
     """The others hear of it within 2 s; under a launcher the job ends soon, not with 0, and nothing is left."""
     done = starter.run(2, how, str(who))
@@ -140,6 +145,7 @@ def test_one_ends_in_the_middle(starter: Starter, home: Path, how: str, who: int
     assert left_in(home) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launcher_is_interrupted(starter: Starter, home: Path, number: int, until: Until) -> None:
     """Ctrl-C and SIGTERM: it ends soon, not with 0, and nothing is left."""
@@ -155,6 +161,7 @@ def test_the_launcher_is_interrupted(starter: Starter, home: Path, number: int, 
     assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_what_a_rank_starts_is_no_rank(starter: Starter) -> None:
     """Although it inherits what the launcher has set; and a forked child's end ends nothing."""
     done = starter.run(2, "child")
@@ -167,6 +174,7 @@ def test_what_a_rank_starts_is_no_rank(starter: Starter) -> None:
     assert done.text.count("child 5") == 2, done.text
 
 
+@pytest.mark.long
 def test_two_jobs_at_once(starter: Starter, home: Path) -> None:
     """Of the same launcher, side by side: each has ranks of its own."""
     jobs = [starter.begin(2, "where") for _ in range(2)]
@@ -201,6 +209,7 @@ def test_the_file_is_the_users_alone_while_they_meet(home: Path, until: Until) -
     assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_a_stale_file_is_never_taken(home: Path, until: Until) -> None:
     """Rank 0 was killed before anybody came: a rank of the next launch of that name passes its file by, in either order."""
     for late in (0, 1):
@@ -216,6 +225,7 @@ def test_a_stale_file_is_never_taken(home: Path, until: Until) -> None:
         assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_two_launches_of_one_name_take_turns(home: Path, until: Until) -> None:
     """A rank 0 that meets another's file waits until that launch is complete; no rank ends up with strangers."""
     first = alone(0, "where")
@@ -228,6 +238,7 @@ def test_two_launches_of_one_name_take_turns(home: Path, until: Until) -> None:
     assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_the_directory_can_be_chosen(home: Path, tmp_path: Path, until: Until) -> None:
     """DDL_RENDEZVOUS_DIR before SLURM_SUBMIT_DIR before the home; it is made where it is missing."""
     chosen, submitted = tmp_path / "chosen" / "here", tmp_path / "submitted"
@@ -247,6 +258,7 @@ def last_line(done: Started) -> str:
     return done.lines[-1]
 
 
+@pytest.mark.long
 def test_a_part_that_comes_when_rank_0_s_has_ended(home: Path) -> None:
     """Rank 0, in which the coordinator is, stays for it: it may come as long as start_timeout_s."""
     done = finish([alone(rank, "apart", env={"WORLD_SIZE": "2"}) for rank in (0, 1)])
@@ -255,6 +267,7 @@ def test_a_part_that_comes_when_rank_0_s_has_ended(home: Path) -> None:
     assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_rank_0_does_not_stay_longer_than_others_may_come(home: Path) -> None:
     """Who has not called init within start_timeout_s would be told that it is late."""
     begun_s = time.monotonic()
@@ -264,6 +277,7 @@ def test_rank_0_does_not_stay_longer_than_others_may_come(home: Path) -> None:
     assert left_in(home) == []
 
 
+@pytest.mark.long
 def test_who_does_not_come_is_named(home: Path) -> None:
     """After start_timeout_s, by rank 0 and by the others; and where rank 0 itself does not."""
     env = {"DDL_START_TIMEOUT_S": "3", "WORLD_SIZE": "3"}
@@ -284,6 +298,7 @@ def test_who_does_not_come_is_named(home: Path) -> None:
     assert left_in(home) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_holds_the_interpreter_lock_is_not_lost(home: Path, who: int) -> None:
     """Rank 0 forwards the connections of all by a thread of Python, which then cannot run, as while it imports torch."""

@@ -15,7 +15,7 @@ from tests.launch.foreign import PROGRAM, Started, finish, mpich, why_no_mpich
 from tests.launch.starting import environment
 from tools.test_cluster import Slurm, TestCluster
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
 needs_gloo = pytest.mark.skipif(
     importlib.util.find_spec("ddl_gloo") is None or importlib.util.find_spec("torch") is None,
     reason="no transport across hosts that works without MPI: ddl-gloo or torch is not installed",
@@ -51,6 +51,7 @@ def left(cluster: TestCluster, home: Path) -> list[object]:
     ]
 
 
+@pytest.mark.long
 @needs_gloo
 def test_uneven_hosts_by_hand(cluster: TestCluster, home: Path) -> None:
     """Three ranks here, one there: ranks, sizes, one address for rank 0 that all are told."""
@@ -72,6 +73,7 @@ def lost(done: Started, who: int) -> dict[int, float]:
     return {int(rank): float(at) for rank, at in found}
 
 
+@pytest.mark.long
 @needs_gloo
 @pytest.mark.parametrize("who", [0, 3])
 def test_a_rank_is_killed_on_one_host(cluster: TestCluster, home: Path, who: int) -> None:
@@ -86,6 +88,7 @@ def test_a_rank_is_killed_on_one_host(cluster: TestCluster, home: Path, who: int
     assert left(cluster, home) == []
 
 
+@pytest.mark.long
 @needs_gloo
 @pytest.mark.parametrize("how", ["link", "host"])
 def test_a_host_is_gone(cluster: TestCluster, home: Path, tmp_path: Path, how: str) -> None:
@@ -139,6 +142,7 @@ def test_tasks_of_a_step_on_one_node(slurm: Slurm, home: Path) -> None:
     assert left(slurm.cluster, home) == []
 
 
+@pytest.mark.long
 @needs_gloo
 def test_tasks_of_a_step_on_two_nodes(slurm: Slurm, home: Path) -> None:
     """Two here and one there."""
@@ -150,6 +154,7 @@ def test_tasks_of_a_step_on_two_nodes(slurm: Slurm, home: Path) -> None:
     assert left(slurm.cluster, home) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", ["0", "1"])
 def test_a_task_is_killed(slurm: Slurm, home: Path, who: str) -> None:
     """The step ends soon, not with 0, and leaves nothing."""
@@ -176,6 +181,7 @@ srun -n 2 {ddl} run {python} {external_rank} where
 """
 
 
+@pytest.mark.long
 @needs_gloo
 def test_ddl_run_in_a_batch_script(slurm: Slurm, home: Path, tmp_path: Path) -> None:
     """It finds nodes and slots by itself and starts agents by srun; what cannot work is one line."""

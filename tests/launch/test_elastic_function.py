@@ -54,6 +54,7 @@ def test_a_rank_is_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert "rank 1 killed by signal 9 (SIGKILL); it is started again" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_ranks_are_added_by_a_script(tmp_path: Path) -> None:
     script = f"test -e {tmp_path}/waits && echo localhost:3 || echo localhost:1"
     call = {"min_num_proc": 1, "max_num_proc": 3, "host_discovery_script": script}

@@ -52,6 +52,7 @@ def test_one_error_of_all_ranks(ddl: Ddl, tmp_path: Path, script: str) -> None:
         assert "Traceback" in (tmp_path / f"out/rank.{rank}/stderr").read_text()
 
 
+@pytest.mark.long
 def test_the_same_error_later(ddl: Ddl, script: str) -> None:
     """It refers to the rank whose traceback stands above."""
     done = ddl("run", "-np", "2", "sh", "-c", f"{script} late")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch.starting import Ddl
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "foreign" / "tf_multiworker.py"
 
 

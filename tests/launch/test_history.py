@@ -205,7 +205,7 @@ def test_a_long_history_shows_its_end() -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(bool(missing()), reason="the packages that serve the page are not installed")
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_elastic_job_tells_its_history(tmp_path: Path) -> None:
     """A rank of three is killed: the others go on, it comes back, and each of that is said once, and in the summary.
 

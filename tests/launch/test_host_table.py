@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlcore.contracts.launcher import HostSlots
 from ddlcore.launch.job.host_table import Call, Dismiss, HostTable, Start
+from tests.runtime.effort import examples
 
 
 def slots(**hosts: int) -> list[HostSlots]:
@@ -90,7 +91,7 @@ def test_an_agent_says_that_its_host_leaves() -> None:
     assert table.decide(0.0) == [Dismiss((1,), "b leaves the job")]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(20)
 @given(st.data())
 def test_no_host_and_no_job_has_too_many(data: st.DataObject) -> None:
     """Whatever happens: places are used by one process at a time, hosts within their slots, the job within its limit."""

@@ -62,6 +62,7 @@ def test_ranks_of_two_hosts(cluster: TestCluster, tmp_path: Path) -> None:
     assert all(cluster.leftovers(name) == [] for name in cluster.names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", [4, 6])
 def test_addresses_of_either_family(family: int, new_cluster: NewCluster, tmp_path: Path) -> None:
     """A test cluster that has one family alone, hosts named by address: the launcher's own is recognised."""
@@ -74,6 +75,7 @@ def test_addresses_of_either_family(family: int, new_cluster: NewCluster, tmp_pa
     assert sorted(done.stdout.splitlines()) == expected
 
 
+@pytest.mark.long
 def test_a_launcher_on_neither_host(new_cluster: NewCluster, tmp_path: Path) -> None:
     """From a third machine; rank 0 is elsewhere, and the port where ranks meet is free there."""
     cluster = new_cluster(3)
@@ -87,6 +89,7 @@ def test_a_launcher_on_neither_host(new_cluster: NewCluster, tmp_path: Path) -> 
     }
 
 
+@pytest.mark.long
 def test_a_chosen_interface(new_cluster: NewCluster, tmp_path: Path) -> None:
     """--network-interface: ranks and control network are on the second network, though ssh goes over the first."""
     cluster = new_cluster(networks=2)
@@ -97,6 +100,7 @@ def test_a_chosen_interface(new_cluster: NewCluster, tmp_path: Path) -> None:
     assert len(found) == 2 and all(found & addresses for addresses in second), done.stderr
 
 
+@pytest.mark.long
 def test_port_and_key_of_ssh(new_cluster: NewCluster, tmp_path: Path) -> None:
     """--ssh-port and --ssh-identity-file reach ssh; without them the host is named, with what to do."""
     cluster = new_cluster([Host(), Host(ssh_port=2222)], offer_key=False)
@@ -107,6 +111,7 @@ def test_port_and_key_of_ssh(new_cluster: NewCluster, tmp_path: Path) -> None:
     assert "server2: it does not accept our key" in done.stderr
 
 
+@pytest.mark.long
 def test_a_name_of_ssh_alone(new_cluster: NewCluster, tmp_path: Path) -> None:
     """A nickname from ssh's configuration that no resolver knows."""
     cluster = new_cluster(ssh_config="Host big\n HostName server2\n")
@@ -114,6 +119,7 @@ def test_a_name_of_ssh_alone(new_cluster: NewCluster, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server2"], done.stderr
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_hosts(new_cluster: NewCluster, tmp_path: Path) -> None:
     """Refused key, nothing listening, no such host, no Python there, no script there: a row each, in one go."""
     for name in ("empty", "empty/bin"):
@@ -144,6 +150,7 @@ def test_what_is_wrong_with_hosts(new_cluster: NewCluster, tmp_path: Path) -> No
     assert not (here / "started").exists()
 
 
+@pytest.mark.long
 def test_another_python_and_another_ddl(new_cluster: NewCluster, tmp_path: Path) -> None:
     """What stands at the interpreter's path there is another version; a ddlcore of another version; none at all."""
     wrong = tmp_path / "python"
@@ -199,6 +206,7 @@ def clean(cluster: TestCluster) -> None:
     assert left == {name: [] for name in cluster.names}
 
 
+@pytest.mark.long
 @NEEDS_GLOO
 def test_a_rank_killed_on_another_host(cluster: TestCluster, tmp_path: Path) -> None:
     """PeerLost on all others soon; exit code, host and summary are right; nothing stays on either host."""
@@ -215,6 +223,7 @@ def test_a_rank_killed_on_another_host(cluster: TestCluster, tmp_path: Path) -> 
     clean(cluster)
 
 
+@pytest.mark.long
 @NEEDS_GLOO
 @pytest.mark.parametrize("how", ["link", "power"])
 def test_a_host_that_falls_silent(how: str, cluster: TestCluster, tmp_path: Path) -> None:
@@ -237,6 +246,7 @@ def test_a_host_that_falls_silent(how: str, cluster: TestCluster, tmp_path: Path
         assert cluster.leftovers("server1", patience_s=32.0) == []
 
 
+@pytest.mark.long
 @NEEDS_GLOO
 def test_agent_and_sshd_killed(cluster: TestCluster, tmp_path: Path) -> None:
     """The connection ends at once; what the agent had started goes with it."""
@@ -253,6 +263,7 @@ def test_agent_and_sshd_killed(cluster: TestCluster, tmp_path: Path) -> None:
     clean(cluster)
 
 
+@pytest.mark.long
 @NEEDS_GLOO
 def test_the_launcher_killed(cluster: TestCluster, tmp_path: Path) -> None:
     """kill -9 of `ddl run`: every rank on every host ends, and so do the agents."""
@@ -263,6 +274,7 @@ def test_the_launcher_killed(cluster: TestCluster, tmp_path: Path) -> None:
     clean(cluster)
 
 
+@pytest.mark.long
 @NEEDS_GLOO
 def test_ctrl_c(cluster: TestCluster, tmp_path: Path) -> None:
     """Every rank gets it."""
@@ -294,7 +306,7 @@ def test_a_function_on_two_hosts(cluster: TestCluster, tmp_path: Path) -> None:
 FOREIGN = ROOT / "examples" / "foreign"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_torchs_own_data_parallel_across_hosts(cluster: TestCluster, tmp_path: Path) -> None:
     """By MASTER_ADDR and its kin; parameters end alike on all four ranks."""
@@ -306,7 +318,7 @@ def test_torchs_own_data_parallel_across_hosts(cluster: TestCluster, tmp_path: P
     clean(cluster)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
 def test_tensorflows_own_workers_across_hosts(cluster: TestCluster, tmp_path: Path) -> None:
     """By TF_CONFIG: worker i at its host's address and a port that is free there."""

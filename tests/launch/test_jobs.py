@@ -21,6 +21,7 @@ pytestmark = [
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.mark.long
 def test_the_numpy_example(ddl: Ddl) -> None:
     """Four ranks agree on a sum, and rank 0 says so."""
     done = ddl("run", "-np", "4", "python", str(EXAMPLES / "numpy_allreduce.py"), "--elements", "1000")

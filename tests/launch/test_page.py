@@ -58,6 +58,7 @@ def told(output: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_job_on_this_host(ddl: Ddl, tmp_path: Path, port: int) -> None:
     """Its address is printed first; the page knows command, ranks, steps, bytes and memory."""
     (tmp_path / "train.py").write_text(READS)
@@ -76,6 +77,7 @@ def test_a_job_on_this_host(ddl: Ddl, tmp_path: Path, port: int) -> None:
     assert any("run them from memory" in event["text"] for event in now["events"])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed")
 def test_a_job_on_two_hosts(cluster: TestCluster, tmp_path: Path) -> None:
     """Each host's interface is a link beside the tensors, and the bytes between the hosts have gone over it."""
@@ -104,6 +106,7 @@ def test_a_port_that_is_taken(ddl: Ddl) -> None:
     assert re.fullmatch(expected, done.stderr)
 
 
+@pytest.mark.long
 def test_two_jobs_at_once(ddl: Ddl, tmp_path: Path) -> None:
     """The second takes the next port; here it is started by a rank of the first."""
     inner = " ".join([*DDL, "run", "-np", "1", "--dashboard", "true"])
@@ -113,6 +116,7 @@ def test_two_jobs_at_once(ddl: Ddl, tmp_path: Path) -> None:
     assert len(set(ports)) == 2
 
 
+@pytest.mark.long
 def test_a_job_that_does_not_use_ddl(ddl: Ddl) -> None:
     """The page is served all the same, and ends with it."""
     done = ddl("run", "-np", "2", "--dashboard", "sh", "-c", "exit 3")
@@ -131,6 +135,7 @@ def _where(number: int) -> int:
     return size
 
 
+@pytest.mark.long
 def test_from_python(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The page is served while the call blocks."""
     assert ddlcore.run(_where, (port,), num_proc=2, dashboard=port) == [2, 2]

@@ -21,6 +21,7 @@ from ddlcore.errors import DdlInternalError, RankFailed
 from tests.launch.standin import LOOPBACK, STAND_IN_WORKS, install_shell, install_ssh
 from tests.launch.starting import DDL, Begin, Ddl, environment
 from tests.launch.test_run import lines_of, said
+from tests.tiers import long
 
 pytestmark = [pytest.mark.processes, STAND_IN_WORKS]
 Until = Callable[[Callable[[], bool]], None]
@@ -32,6 +33,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
     return install_ssh(tmp_path / "bin")
 
 
+@pytest.mark.long
 def test_every_rank_says_who_it_is(ddl: Ddl, ssh: dict[str, str], tmp_path: Path) -> None:
     """Rank, local rank, host index, sizes; one environment, one meeting point, a port of its own for each rank."""
     code = "import json, os; json.dump(dict(os.environ), open(os.environ['RANK'], 'w'))"
@@ -68,6 +70,7 @@ def test_output_is_whole_and_carries_its_rank(ddl: Ddl, ssh: dict[str, str]) -> 
     assert errors == [f"[1] {i}" for i in range(1, 20001)]
 
 
+@pytest.mark.long
 def test_files_of_each_rank_lie_with_the_launcher(ddl: Ddl, ssh: dict[str, str], tmp_path: Path) -> None:
     """--output-dir holds what every rank wrote, wherever it ran."""
     done = ddl("run", "-H", "h1:1,h2:1", "--output-dir", "out", "sh", "-c", "echo $RANK; echo e >&2", env=ssh)
@@ -76,10 +79,10 @@ def test_files_of_each_rank_lie_with_the_launcher(ddl: Ddl, ssh: dict[str, str],
     assert found == {f"rank.{r}/std{s}": t for r in (0, 1) for s, t in (("out", f"{r}\n"), ("err", "e\n"))}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1, *long(0)])
 @pytest.mark.parametrize(
     ("script", "code", "how"),
-    [("exit 3", 3, "exited with code 3"), ("kill -9 $$", 137, r"was killed by signal 9 \(SIGKILL\)")],
+    [("exit 3", 3, "exited with code 3"), *long(("kill -9 $$", 137, r"was killed by signal 9 \(SIGKILL\)"))],
 )
 def test_the_first_failure_names_its_host(
     rank: int, script: str, code: int, how: str, ddl: Ddl, ssh: dict[str, str]
@@ -96,6 +99,7 @@ def test_the_first_failure_names_its_host(
     assert f"rank {1 - rank}: was ended by the launcher" in text
 
 
+@pytest.mark.long
 def test_rank_0_elsewhere_reads_stdin(ssh: dict[str, str], tmp_path: Path) -> None:
     """More than a pipe holds; the other ranks have none."""
     text = "".join(f"{i}\n" for i in range(60000))
@@ -125,6 +129,7 @@ def test_no_secret_is_on_a_command_line(ddl: Ddl, ssh: dict[str, str], tmp_path:
     )
 
 
+@pytest.mark.long
 def test_a_remote_shell_without_standard_input(ddl: Ddl, tmp_path: Path) -> None:
     """As Kubeflow's: the agent makes its own keys, tells the public one, and all the rest is as ever."""
     shell = install_shell(tmp_path / "bin")
@@ -142,7 +147,7 @@ def test_a_remote_shell_without_standard_input(ddl: Ddl, tmp_path: Path) -> None
         ("refuses", "refuses: it does not accept our key; try `ssh refuses true`"),
         ("unknown", "unknown: no such host"),
         ("down", "down: no route leads to it"),
-        ("silent", "silent: its agent does not answer"),
+        *long(("silent", "silent: its agent does not answer")),
         ("bare", "bare: there is no /no/such/python"),
         ("older", "older: its agent ended with code 1: Python"),
         ("former", "former: its agent ended with code 1: ddlcore"),
@@ -160,6 +165,7 @@ def test_one_bad_host_is_named_and_nothing_starts(
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.long
 def test_several_bad_hosts_are_a_table(ddl: Ddl, ssh: dict[str, str], tmp_path: Path) -> None:
     """A row for each host, good ones too, and what is missing there: a script that only this host could see, say."""
     done = ddl("run", "-H", "h1:1,refuses:1,h2:1,unknown:1", "touch", "started", env=ssh)
@@ -171,6 +177,7 @@ def test_several_bad_hosts_are_a_table(ddl: Ddl, ssh: dict[str, str], tmp_path: 
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.long
 def test_an_interface_that_does_not_exist(ddl: Ddl, ssh: dict[str, str], tmp_path: Path) -> None:
     """It is named with those that there are, whether it is missing here or there."""
     done = ddl("run", "-H", "h1:1", "--network-interface", "eth77", "touch", "started", env=ssh)
@@ -180,6 +187,7 @@ def test_an_interface_that_does_not_exist(ddl: Ddl, ssh: dict[str, str], tmp_pat
     assert "lo (127.0.0.1)" in done.stderr
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_elsewhere(ddl: Ddl, ssh: dict[str, str]) -> None:
     """MASTER_PORT is looked after on the host where rank 0 is to listen."""
     import socket
@@ -198,6 +206,7 @@ def test_no_ssh_at_all(ddl: Ddl, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "ddl run: no agent can be started: there is no program ssh here\n")
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_where_nobody_meets(ddl: Ddl, ssh: dict[str, str]) -> None:
     """MASTER_PORT matters on rank 0's host alone: here both are one machine, so only one host is blamed."""
     import socket
@@ -237,6 +246,7 @@ def test_a_killed_launcher_leaves_nothing(begin: Begin, until: Until, ssh: dict[
     until(lambda: processes_of(f"sleep\0{LONG_S}") == [])
 
 
+@pytest.mark.long
 def test_a_stopped_launcher_is_a_lost_one(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
     """Silence of about 3 s: the agents kill their ranks."""
     process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", f"touch up.$RANK; sleep {LONG_S} & wait", env=ssh)
@@ -249,7 +259,7 @@ def test_a_stopped_launcher_is_a_lost_one(begin: Begin, until: Until, ssh: dict[
     process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *long(signal.SIGSTOP)])
 def test_a_lost_agent_is_a_lost_host(
     number: signal.Signals, begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path
 ) -> None:
@@ -324,6 +334,7 @@ def test_an_interrupt_before_the_start(begin: Begin, until: Until, ssh: dict[str
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.long
 def test_a_reader_that_stalls_holds_up_the_rank_and_no_verdict(
     ssh: dict[str, str], tmp_path: Path, until: Until
 ) -> None:
@@ -384,6 +395,7 @@ def ssh_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ssh_here")
 def test_a_function_across_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     """Results come in rank order, from here and there, large ones too; what ranks print is seen."""
@@ -397,6 +409,7 @@ def test_a_function_across_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     assert ddlcore.run(lambda data: data + b"y", (large,), hosts="h1:2") == [large + b"y"] * 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ssh_here")
 def test_a_function_that_fails_elsewhere() -> None:
     """What was raised there is the cause here."""
@@ -446,6 +459,7 @@ def bytes_of(pid: int) -> tuple[int, int]:
     return int(sent[1]), int(received[1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed")
 @pytest.mark.skipif(shutil.which("ss") is None, reason="ss of iproute2 is not installed")
 def test_steady_steps_cross_no_network(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:

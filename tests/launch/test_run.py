@@ -44,6 +44,7 @@ def test_every_line_carries_its_rank_and_is_whole(ddl: Ddl) -> None:
     assert lines_of(errors) == {rank: [f"e{rank}"] * 9 for rank in range(4)}
 
 
+@pytest.mark.long
 def test_torchruns_variables_can_be_left_out(ddl: Ddl) -> None:
     """Also for one that the user has set; --dry-run shows it."""
     words = ("run", "-np", "2", "--no-torch-env")
@@ -136,6 +137,7 @@ def test_who_ignores_sigterm_is_killed(ddl: Ddl) -> None:
     assert time.monotonic() - begun_s < 100.0
 
 
+@pytest.mark.long
 def test_a_child_that_holds_the_pipes_delays_nothing(ddl: Ddl) -> None:
     """Neither the verdict about its parent's death nor the end of the run: it is ended with its parent's group."""
     script = 'if [ $RANK = 1 ]; then sleep 300 & kill -9 $$; fi; trap "" TERM; sleep 300 & wait'
@@ -182,6 +184,7 @@ def test_threads_are_said_once(ddl: Ddl) -> None:
     assert "OMP_NUM_THREADS" not in told[0]
 
 
+@pytest.mark.long
 def test_python_is_the_environments_own(ddl: Ddl, tmp_path: Path) -> None:
     """With ddl's environment not on PATH, `python`, a script and -m all run by its interpreter."""
     (tmp_path / "show.py").write_text("import sys; print(sys.prefix)")

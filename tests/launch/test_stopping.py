@@ -64,6 +64,7 @@ def check_stopped(job: subprocess.Popen[str], size: int, reason: str) -> None:
     assert "failed" not in err and "Traceback" not in err, err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_launcher(number: signal.Signals, begin: Begin, tmp_path: Path) -> None:
     """As Slurm sends it to a job step before its time is over."""
@@ -78,6 +79,7 @@ def test_a_signal_to_one_rank(begin: Begin, tmp_path: Path) -> None:
     check_stopped(job, 3, "SIGTERM on rank 2")
 
 
+@pytest.mark.long
 def test_a_script_that_fails_after_the_stop(begin: Begin, tmp_path: Path) -> None:
     """The exit code is the script's: a checkpoint may be missing."""
     job = train(begin, tmp_path, 2, {"ENDS_WITH": "7"})
@@ -86,6 +88,7 @@ def test_a_script_that_fails_after_the_stop(begin: Begin, tmp_path: Path) -> Non
     assert job.returncode == 7 and "failed first: it exited with code 7" in err, err
 
 
+@pytest.mark.long
 def test_no_signals_are_wanted(begin: Begin, tmp_path: Path) -> None:
     """SIGTERM ends the ranks, as it does without should_stop()."""
     job = train(begin, tmp_path, 2, {"DDL_STOP_SIGNALS": ""})

@@ -87,7 +87,6 @@ train(ObjectState())
 
 
 @processes
-@pytest.mark.slow
 def test_the_timeline_of_an_elastic_job(ddl: Ddl, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A mark of each world on each of its ranks; the records of the process that was killed; all in the row of their rank."""
     (tmp_path / "loop.py").write_text(ELASTIC)
@@ -139,6 +138,7 @@ def test_the_ends_of_a_bucket_agree_within_the_clock_error_that_is_stated(ddl: D
     assert within > 0.75 * len(apart), sorted(one.us for one in apart)
 
 
+@pytest.mark.long
 @processes
 @STAND_IN_WORKS
 @pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed")

@@ -13,6 +13,7 @@ from tests.models.elastic_model import Elastic
 from tests.models.elastic_state import MUTANTS, Budget, Config
 from tests.models.elastic_traces import TRACES
 from tests.models.explore import explore, follow, walk
+from tests.tiers import long
 
 # Few enough states to visit all of them.
 SMALL = [
@@ -36,13 +37,15 @@ def test_every_state_of_small_worlds(config: Config) -> None:
     assert result.is_complete and not result.violation, str(result)
 
 
-@pytest.mark.parametrize("config", LARGE, ids=str)
+@pytest.mark.parametrize("config", [*LARGE[1:], *long(LARGE[0])], ids=str)
 def test_random_runs_of_larger_worlds(config: Config) -> None:
     result = walk(Elastic(config), 150, seed=20)
     assert result.ends >= 150 and not result.violation, str(result)
 
 
-@pytest.mark.parametrize("mutant", [one for one in MUTANTS if one not in TRACES])
+@pytest.mark.parametrize(
+    "mutant", [*(one for one in MUTANTS if one not in TRACES and one != "forgets accepted"), *long("forgets accepted")]
+)
 def test_a_planted_fault_is_found(mutant: str) -> None:
     """A model that finds none of these would prove nothing."""
     found = (walk(Elastic(replace(config, mutant=mutant)), 300, seed=20) for config in LARGE)

@@ -68,6 +68,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     yield Site(folder)
+    forget(tmp_path)
+
+
+def forget(folder: Path) -> None:
+    """Take the modules that are in ``folder`` out of ``sys.modules``."""
     for name, module in list(sys.modules.items()):
         if str(folder) in str(getattr(module, "__file__", "")):
             del sys.modules[name]

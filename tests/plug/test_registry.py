@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ddlcore.hooks import BenchPeerProvider, CheckProvider, CommandProvider, Tra
 from ddlcore.plug import ALIASES, Distribution, Registry
 from ddlcore.plug.registry import Refusal
 from ddlcore.text.installing import pip_install
+from tests.plug.conftest import forget
 
 ORIGIN = Distribution("ddl-pigeon", "2.5")
 
@@ -39,7 +41,7 @@ def probed(probe: str, library: str = "") -> tuple[Registry, TransportProvider]:
 
 
 @pytest.fixture
-def loft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def loft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A package that must not be imported, with a module whose functions are asked."""
     (tmp_path / "loft").mkdir()
     (tmp_path / "loft" / "__init__.py").write_text("raise AssertionError('imported')")
@@ -56,7 +58,8 @@ def loft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    def judge(self, seen): return ()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    return "loft.answers:"
+    yield "loft.answers:"
+    forget(tmp_path)
 
 
 def test_a_probe_says_what_else_is_missing(loft: str) -> None:

@@ -44,7 +44,7 @@ def compare(loop: Loop, order: Order, fusion_bytes: int, depth: int) -> Machines
     return replayed
 
 
-@examples(250)
+@examples(120)
 @given(st.integers(0, 1 << 30), orders())
 def test_a_step_that_waits_as_it_pleases(seed: int, order: Order) -> None:
     """A schedule of one to three buckets, then a step that waits anywhere: overlapping sets, meetings, three in flight."""
@@ -52,7 +52,7 @@ def test_a_step_that_waits_as_it_pleases(seed: int, order: Order) -> None:
     compare(loop, order, 1 << 20, depth)
 
 
-@examples(100)
+@examples(60)
 @given(
     st.integers(0, 1 << 30), st.integers(2, 5), st.integers(8, 25), orders(), st.sampled_from(BYTES), st.integers(1, 3)
 )

@@ -31,6 +31,7 @@ from ddlcore.messages import (
 from ddlcore.runtime import periods
 from ddlcore.runtime.schedule import MOST_KNOWN
 from ddlcore.types import DType, Kind
+from tests.tiers import long
 
 SIZE = 2
 STEPS, WARM_STEPS = 5_000, 1_500
@@ -120,12 +121,8 @@ def new_insertions(loop: Loop) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("steps", "replay"),
     [
-        (one_period, False),
         (new_names, True),
-        (new_shapes, True),
-        (no_names, True),
-        (new_schedules, True),
-        (new_insertions, True),
+        *long((one_period, False), (new_shapes, True), (no_names, True), (new_schedules, True), (new_insertions, True)),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

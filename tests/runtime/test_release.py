@@ -31,6 +31,7 @@ from ddlcore.testing.pretend_tensors import PretendAdapter, PretendTensor, curre
 from ddlcore.testing.pretend_world import PRETEND, PretendWorld
 from ddlcore.testing.ranks import DeadlinePassed
 from tests.runtime.effort import examples
+from tests.tiers import long
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -162,7 +163,7 @@ def on_host(seed: int, size: int) -> list[list[bytes]]:
         return [bits for bits, _ in world.on_streams(partial(train, seed=seed, size=size))]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(way))
+@pytest.mark.parametrize("way", [WAYS[0], *long(*((one,) for one in WAYS[1:]))], ids=lambda way: "-".join(way))
 @examples(8)
 @given(seed=st.integers(0, 1 << 30), size=st.integers(2, 3), fusion_bytes=st.sampled_from([0, 100, 1 << 20]))
 def test_what_the_stream_sees_is_what_negotiation_gives(
@@ -176,6 +177,7 @@ def test_what_the_stream_sees_is_what_negotiation_gives(
     assert [bits for bits, _ in played] == on_host(seed, size)
 
 
+@pytest.mark.long
 @examples(8)
 @given(
     seed=st.integers(0, 1 << 30),
@@ -271,8 +273,7 @@ def _nobody_listens(patch: pytest.MonkeyPatch) -> None:
         (COMMITTED, _with_nothing_kept),
         (COMMITTED, _before_the_verdict),
         (BY_EVENT, _before_the_verdict),
-        (COMMITTED, _a_dummy_says_it_is_real),
-        (COMMITTED, _nobody_listens),
+        *long((COMMITTED, _a_dummy_says_it_is_real), (COMMITTED, _nobody_listens)),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "-".join(value),
 )

@@ -250,7 +250,7 @@ def _step(rank: int, order: list[tuple[str, ddl.ProcessSet, str, int]], step: in
         np.testing.assert_array_equal(result, expected, err_msg=f"{name} ({kind}) in step {step} on rank {rank}")
 
 
-@examples(60)
+@examples(25)
 @given(programs(), st.sampled_from(["threads", "shm"]))
 def test_what_negotiation_finishes_replay_finishes_with_equal_values(shape: dict[str, int], backend: str) -> None:
     """Shuffled orders, several sets, unused parameters, metrics now and then, meetings outside, joins: no wrong value, no hang."""

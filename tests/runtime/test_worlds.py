@@ -99,7 +99,7 @@ def _step(
     return [done[name] for name in sorted(done)]
 
 
-@examples(25)
+@examples(12)
 @given(
     st.integers(2, 4), st.integers(0, 1 << 30), st.sampled_from(["threads", "shm"]), st.sampled_from([0, 100, 1 << 20])
 )

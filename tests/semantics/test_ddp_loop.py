@@ -11,7 +11,7 @@ from tests.semantics.running import WORLDS_NEED, run_module
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason=WORLDS_NEED),
 ]

@@ -54,11 +54,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @given(st.sampled_from(THREADS), st.data())
 @settings(
-    max_examples=40,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,
@@ -83,7 +82,7 @@ def reports() -> tuple[dict[str, dict[str, Any]], str]:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 @forks
 @pytest.mark.timeout(ALL_S + 60)  # the first waits for all
 @pytest.mark.parametrize("world", PROCESSES)

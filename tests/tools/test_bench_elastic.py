@@ -82,7 +82,7 @@ def test_steady_steps_and_their_messages() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_measures() -> None:
     """Two ranks, one kill of each kind: every row is there. A short run says nothing about times, so none is compared."""
     pytest.importorskip("torch", reason="torch is not installed")

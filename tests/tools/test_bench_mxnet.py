@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tiers import long
 from tools.training.contenders import Measured
 from tools.training.meeting import Meeting, room
 from tools.training.passes import CHUNK_BYTES, CHUNKS, Passes
@@ -15,7 +16,7 @@ from tools.training.report import missed, ratio_rows
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mxnet") is None, reason="MXNet is not installed")
-@pytest.mark.parametrize(("name", "tensors", "parameters"), [("wide", 8, 33_573_898), ("deep", 402, 832_650)])
+@pytest.mark.parametrize(("name", "tensors", "parameters"), [*long(("wide", 8, 33_573_898)), ("deep", 402, 832_650)])
 def test_models_are_what_the_targets_were_set_for(name: str, tensors: int, parameters: int) -> None:
     """As many tensors and parameters as torch's, and the same batch; every parameter gets a gradient that is not all 0."""
     import ddl_mxnet  # noqa: F401  # MXNet needs it in front

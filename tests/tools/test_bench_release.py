@@ -39,6 +39,7 @@ def test_bad_words() -> None:
     assert "--compute-ms 5,x: milliseconds" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_run(tmp_path: Path) -> None:
     """A message a step in one way of the three, a wait for the device in another."""

@@ -44,7 +44,7 @@ def test_what_cannot_be_run_is_refused(wrong: list[str], capsys: pytest.CaptureF
 
 @pytest.mark.alone
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_train_a_model_four_ways(tmp_path: Path) -> None:
     """The command as it stands: tables on stdout, all times in the JSON file, tables in the document, exit status 0.
 
@@ -78,7 +78,7 @@ def test_two_ranks_train_a_model_four_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_start_to_end_is_compared() -> None:
     """Each command runs once warm and once timed."""
     command = [sys.executable, "tools/bench_startup.py", "--rounds", "1", "--no-check"]

@@ -42,6 +42,7 @@ def test_bad_words(words: list[str], told: str) -> None:
     assert told in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_gloo_against_itself() -> None:
     """A table of the sizes that were asked for."""

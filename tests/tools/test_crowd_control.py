@@ -13,7 +13,7 @@ from tools.crowd_control import STEPS, Crowd
 CLIENTS, TENSORS = 256, 400
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("address", ["", "tcp://127.0.0.1:0"], ids=["ipc", "tcp"])
 def test_256_clients_enter_decide_and_leave(address: str) -> None:

@@ -121,6 +121,7 @@ def test_a_row_that_cannot_be_read_is_a_row() -> None:
     assert second.verdict == "passed"
 
 
+@pytest.mark.long
 def test_rows_are_told_as_they_come_and_the_rest_when_the_time_is_over(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +182,7 @@ def test_an_nccl_whose_ranks_share_no_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     assert (row.what, row.verdict, row.why) == ("nccl of two", "not measured", "too old")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_on_a_machine_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """Kernels in the simulator."""

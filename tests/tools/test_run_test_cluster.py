@@ -25,6 +25,7 @@ def here(new_cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+@pytest.mark.long
 @processes
 def test_where_every_rank_is(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """A table with a row a rank, hosts in the order of their names, over ssh."""
@@ -35,6 +36,7 @@ def test_where_every_rank_is(here: None, capfd: pytest.CaptureFixture[str]) -> N
     assert rows[2:] == [["0", "server1", "0", "1", "0", "2"], ["1", "server2", "0", "1", "1", "2"]]
 
 
+@pytest.mark.long
 @processes
 def test_a_command_of_ones_own(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """Its output comes as it is; the exit code is that of ddl run."""
@@ -44,6 +46,7 @@ def test_a_command_of_ones_own(here: None, capfd: pytest.CaptureFixture[str]) ->
     assert "server1" in told.out and "test cluster: ddl ended with 3" in told.err
 
 
+@pytest.mark.long
 @processes
 def test_a_shell_is_on_server1(here: None) -> None:
     """What it is told it does there, and it ends as the last command did."""

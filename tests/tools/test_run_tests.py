@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ SETTINGS = """
 [pytest]
 markers =
     alone: as in this repository
+    long: as in this repository
+    slow(reason): as in this repository
     soak: as in this repository
 timeout = 20
 faulthandler_timeout = 5
@@ -76,6 +79,7 @@ def ending(output: str) -> list[str]:
     return lines[at + 1 :]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_what_fails_again_fails_the_run(tmp_path: Path) -> None:
     """By an assertion, or by a time limit."""
@@ -93,6 +97,7 @@ def test_what_fails_again_fails_the_run(tmp_path: Path) -> None:
     assert output.count("def test_fails") == 2, "both runs show the failure"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_what_fails_once_is_unstable(tmp_path: Path) -> None:
     """By an assertion, by a time limit, by a hang in native code, and by the end of the process; the run passes."""
@@ -130,18 +135,62 @@ def test_shared():
 def test_soak():
     assert False
 
+@pytest.mark.long
+@pytest.mark.alone
+def test_long():
+    pass
+
 @pytest.mark.skip(reason="it may")
 def test_skipped():
     assert False
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_tests_that_measure_times_run_by_themselves(tmp_path: Path) -> None:
-    """Those of `make soak` do not run, and skipped tests are counted."""
-    code, output = run(project(tmp_path, more=MARKED))
+    """Those of `make soak` do not run, those of `make test-long` only there, and skipped tests are counted."""
+    code, output = run(project(tmp_path, more=MARKED), "--seconds", "seconds.json")
     assert code == 0, output
     assert ending(output) == ["2 passed, 0 failed, 1 skipped"]
+    assert json.loads((tmp_path / "seconds.json").read_text()) == {}, "none has taken a second"
+    code, output = run(tmp_path, "--tier", "long")
+    assert code == 0, output
+    assert ending(output) == ["1 passed, 0 failed"]
+
+
+SLOW = """
+import time, pytest
+
+def test_always():
+    time.sleep(1.5)
+
+def test_once():
+    from pathlib import Path
+    mark = Path(__file__).with_name("mark")
+    time.sleep(0.0 if mark.exists() else 1.5)
+    mark.touch()
+
+@pytest.mark.slow("it has a reason")
+def test_excused():
+    time.sleep(1.5)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_what_takes_too_long_twice_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is marked with a reason; the time counts that it takes alone, if that is less."""
+    monkeypatch.chdir(project(tmp_path, more=SLOW))
+    outcomes = Outcomes()
+    run_session(["-p", "no:cacheprovider"], outcomes)
+    (line,) = run_tests.too_slow(outcomes, 1.0)
+    assert line.startswith("test_more.py::test_always takes 1.5 s: mark it `long`")
+    run_tests.note(outcomes, tmp_path / "seconds.json")
+    assert json.loads((tmp_path / "seconds.json").read_text()) == {
+        "test_more.py::test_always": 1.5,
+        "test_more.py::test_excused": 1.5,
+    }
 
 
 def test_a_run_without_tests_fails() -> None:
@@ -181,6 +230,7 @@ def test_a_session_that_fails_without_a_test_fails_the_run(
     assert verdict(outcomes, None)[0] == 1
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_pytest_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its children."""

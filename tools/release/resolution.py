@@ -29,7 +29,7 @@ def requirements(recipe: str) -> list[str]:
 
 
 def resolve(uv: Path, folder: Path) -> str:
-    """Resolve the requirements of each command for each Python, and return the commands and Pythons in words.
+    """Check for each command and each Python that PyPI has a set of versions. Return what was checked, in words.
 
     ``uv`` is the program. ``folder`` is created; no package is installed into it. Raises Failed with the conflict if
     there is no solution.

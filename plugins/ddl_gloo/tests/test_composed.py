@@ -31,6 +31,7 @@ class TestTwoHosts(OverGloo):
     layouts: ClassVar[Mapping[int, Sequence[int]]] = {4: (0, 0, 1, 1)}
 
 
+@pytest.mark.long
 class TestThreeHosts(OverGloo):
     """Three hosts, with interleaved ranks and uneven sizes."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from ddl_gloo.transport import GlooTransport
 
 from ddlcore.contracts.transport import Transport
@@ -20,6 +21,7 @@ class TestOneHost(TransportSuite):
         return [GlooTransport() for _ in range(size)]
 
 
+@pytest.mark.long
 class TestManyHosts(TransportSuite):
     """Hosts as the launcher reports them, with more ranks than the direct barrier supports."""
 

@@ -40,7 +40,7 @@ def told(word: str, shown: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in re.findall(rf"^\[\d+\] {word} (\{{.*\}})$", shown, re.MULTILINE)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_digits() -> None:
     """Two ranks learn, and end with equal parameters to the last bit."""
     pytest.importorskip("ddl_torch", reason="the example is ddl_torch's")
@@ -69,6 +69,7 @@ def test_steady_steps_send_nothing_and_a_death_is_told(tmp_path: Path) -> None:
     assert code == 128 + 9
 
 
+@pytest.mark.long
 def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong interface gives one line that lists the existing ones, and no rank hangs."""
     monkeypatch.setenv("DDL_NETWORK_INTERFACE", "nothing0")

@@ -315,6 +315,7 @@ def test_what_comes_after_close() -> None:
         fresh.barrier()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["allreduce", "alltoallv"])
 def test_abort_in_mid_message(name: str) -> None:

@@ -15,6 +15,7 @@ class TestMpi(MpiSuite):
     """The transport suite as `ddl conform mpi` runs it."""
 
 
+@pytest.mark.long
 @pytest.mark.processes
 class TestAcrossHosts(MpiSuite):
     """The suite with MPI between hosts and shared memory within them.

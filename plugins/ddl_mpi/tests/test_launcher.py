@@ -132,6 +132,7 @@ def test_ranks_are_mpis_own() -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize(("how", "code", "words"), [("exit", 3, "exited with code 3"), ("kill", 137, "signal 9")])
 def test_the_end_is_told_as_over_ssh(how: str, code: int, words: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plugins.ddl_mpi.tests.jobs import PROGRAMS, Job
+from tests.tiers import long
 
 pytestmark = pytest.mark.processes
 
@@ -15,7 +16,7 @@ ENDS = {"raise": 1, "exit": 3, "go on": 0}  # exit codes
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("first", ["ddl", "program"])
+@pytest.mark.parametrize("first", ["ddl", *long("program")])
 def test_a_killed_peer(tmp_path: Path, first: str, end: str) -> None:
     """When one rank is killed, the others raise PeerLost and then end with their own exit codes."""
     job = Job(tmp_path, 3, PROGRAMS / "lose_a_peer.py", first, end)
@@ -33,8 +34,8 @@ def test_a_killed_peer(tmp_path: Path, first: str, end: str) -> None:
         job.close()
 
 
-@pytest.mark.parametrize(("end", "code"), [("raise", 1), ("exit", 3)])
-@pytest.mark.parametrize("first", ["ddl", "program"])
+@pytest.mark.parametrize(("end", "code"), [("raise", 1), *long(("exit", 3))])
+@pytest.mark.parametrize("first", ["ddl", *long("program")])
 def test_a_rank_that_leaves(tmp_path: Path, first: str, end: str, code: int) -> None:
     """A rank that leaves does not wait in MPI for the others; they raise PeerLost and end with code 1."""
     job = Job(tmp_path, 3, PROGRAMS / "leave.py", first, end)

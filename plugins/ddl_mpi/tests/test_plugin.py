@@ -46,6 +46,7 @@ def test_a_world_that_mpi_has_not_started() -> None:
     assert "mpi4py.MPI" not in sys.modules
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_benchmark_starts_ranks_as_its_peer_wants_them() -> None:
     """`ddl bench --against mpi` starts ranks by MPI without any further option."""

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from plugins.ddl_mpi.tests.jobs import PROGRAMS, run
+from tests.tiers import long
 
 pytestmark = pytest.mark.processes
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
+@pytest.mark.long
 def test_memory_that_comes_again(tmp_path: Path) -> None:
     """Persistent requests give the right sums, whichever rank's memory changes, and touch no other memory."""
     assert run(tmp_path, 3, PROGRAMS / "persistent.py") == ["done\n"] * 3
@@ -24,7 +26,7 @@ def test_shared_memory_has_no_name(tmp_path: Path) -> None:
         assert (int(mapped) > 0, int(named)) == (True, 0)
 
 
-@pytest.mark.parametrize("own_calls", ["mixed", "none"])
+@pytest.mark.parametrize("own_calls", ["none", *long("mixed")])
 def test_a_steady_step_is_silent(tmp_path: Path, own_calls: str) -> None:
     """20 repeated steps send no control message, with persistent requests for large tensors.
 
@@ -40,6 +42,7 @@ def test_integers_are_averaged_exactly(tmp_path: Path) -> None:
     assert run(tmp_path, 3, PROGRAMS / "integers.py") == ["exact\n"] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["mpi", "auto"])
 def test_example_of_mixed_calls(tmp_path: Path, backend: str) -> None:
     """ddl and MPI agree about the ranks, whichever transport reduces the gradients."""
@@ -47,6 +50,7 @@ def test_example_of_mixed_calls(tmp_path: Path, backend: str) -> None:
     assert sorted(said) == ["", "", "", "4 ranks agree in ddl and in MPI\n"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["mpi", "auto"])
 def test_example_of_sub_communicators(tmp_path: Path, backend: str) -> None:
     """Four ranks form two jobs of two, in the order of the communicators."""
@@ -59,6 +63,7 @@ def test_example_of_sub_communicators(tmp_path: Path, backend: str) -> None:
     ]
 
 
+@pytest.mark.long
 def test_communicators_that_are_no_world(tmp_path: Path) -> None:
     """A wrong communicator gives one line on every rank, and the job can still begin afterwards."""
     assert run(tmp_path, 2, PROGRAMS / "wrong_comms.py") == ["done\n"] * 2

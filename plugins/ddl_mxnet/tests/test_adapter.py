@@ -35,6 +35,7 @@ class TestMxnetAdapter(MxnetSuite):
     """The standard suite, as `ddl conform mxnet` runs it."""
 
 
+@pytest.mark.long
 class TestEngineOperations(Arrays, AdapterVerbs):
     """The suite for collectives of MXNet's engine, which waits for the arrays while the calls do not."""
 

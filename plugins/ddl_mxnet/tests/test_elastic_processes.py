@@ -13,7 +13,7 @@ import pytest
 
 from plugins.ddl_mxnet.tests.launching import EXAMPLES, PROGRAMS
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 STEPS = 60
 
 

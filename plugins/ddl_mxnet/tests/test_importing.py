@@ -20,6 +20,7 @@ print("sum", ddl.allreduce(mx.np.array([True]).astype("int32"), op=ddl.Sum).asnu
 """
 
 
+@pytest.mark.long
 def test_a_script_that_begins_with_mxnet(tmp_path: Path) -> None:
     """A script that imports mxnet first runs unchanged if the wheel is installed, also under `ddl run`."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
@@ -40,6 +41,7 @@ def test_a_script_that_begins_with_mxnet(tmp_path: Path) -> None:
         assert line in done.stdout
 
 
+@pytest.mark.long
 def test_nothing_happens_before_mxnet_is_imported() -> None:
     """Neither the interpreter's start nor a search for MXNet imports or changes numpy; the import warns of nothing."""
     code = (
@@ -87,6 +89,7 @@ def test_what_is_wrong_is_said_with_the_line_that_helps(
     assert tail in last
 
 
+@pytest.mark.long
 def test_beside_torch() -> None:
     """MXNet and torch both compute in one process, although each brings its own threading and matrix libraries."""
     pytest.importorskip("torch", reason="PyTorch is not installed")

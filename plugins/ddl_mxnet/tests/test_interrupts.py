@@ -24,6 +24,7 @@ class Interrupted(Exception):
     """An exception as a signal's handler may raise it."""
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["trainer", "optimizer"])
 def test_a_signal_while_gradients_are_under_way(kind: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from plugins.ddl_mxnet.tests.launching import PROGRAMS, launch
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
+@pytest.mark.long
 def test_processes_agree_and_steady_steps_are_quiet() -> None:
     """1 and 2 ranks agree after ten steps of a network with deferred shapes, and then send no control message."""
     found = {

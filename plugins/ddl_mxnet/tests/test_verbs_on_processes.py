@@ -9,6 +9,7 @@ from plugins.ddl_mxnet.tests.launching import PROGRAMS, launch
 ENGINES = ("ThreadedEnginePerDevice", "NaiveEngine")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_verbs_under_each_engine(engine: str) -> None:
@@ -19,6 +20,7 @@ def test_all_verbs_under_each_engine(engine: str) -> None:
     assert "Traceback" not in output, output
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_lost_peer_is_named_by_a_wait_of_mxnets() -> None:
     """A wait of MXNet raises PeerLost itself with its ranks, although the error passed through MXNet's engine."""
@@ -27,6 +29,7 @@ def test_a_lost_peer_is_named_by_a_wait_of_mxnets() -> None:
     assert "Traceback" not in output, output
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_script_that_raises_ends_by_its_error() -> None:
     """If a script raises while MXNet's engine has work left, late callbacks do not abort the interpreter."""

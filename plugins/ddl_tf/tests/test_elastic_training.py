@@ -17,7 +17,7 @@ import pytest
 from plugins.ddl_tf.tests.launching import EXAMPLES, LEAN, PROGRAMS
 from tests.faults.chaos import chaos
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 SHAPES = [(30, 3), (12,), (12,), (12,), (12,), (12, 5), (5,), (5, 1), (1,)]  # the weights of the program's model
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
@@ -56,6 +56,7 @@ def results_in(text: str) -> list[Any]:
     return [json.loads(line) for line in re.findall(r"(?m)result (\{.*\})$", text)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "rollback", "size", "kills"),
     [("fit", "step", 3, 2), ("function", "step", 2, 2), ("tape", "step", 2, 1), ("eager", "commit", 2, 1)],
@@ -100,6 +101,7 @@ def test_ranks_are_killed_at_random_in_fit(
         assert one["log"] == list(range(20 * epochs)), text[-6000:]
 
 
+@pytest.mark.long
 def test_killed_ranks_change_nothing_with_legacy_keras(tmp_path: Path) -> None:
     """The same for tf_keras, where two ranks differ from one by 3e-10 also if nothing disturbs them."""
     pytest.importorskip("tf_keras", reason="legacy Keras is a package of its own")
@@ -110,6 +112,7 @@ def test_killed_ranks_change_nothing_with_legacy_keras(tmp_path: Path) -> None:
         np.testing.assert_allclose(one["values"], alone["values"], rtol=0, atol=1e-8, err_msg=shown)
 
 
+@pytest.mark.long
 def test_the_example_goes_on_without_a_rank_and_takes_it_back() -> None:
     """A rank of examples/keras_elastic_digits.py is killed in the training: 95 % on the test images are reached."""
     page = (EXAMPLES.parent / "docs" / "tensorflow.md").read_text()

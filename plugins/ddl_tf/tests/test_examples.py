@@ -72,7 +72,7 @@ def ran(command: str, folder: Path) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [0, 2, 4, 6], ids=["tf2", "keras", "slides", "session"])
 def test_an_example_learns_and_resumes(first: int, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_world import PretendWorld
 from plugins.ddl_tf.tests.late import CPU_0, LateGpu, late_gpu, on_ranks
 from plugins.ddl_tf.tests.launching import LEAN, PROGRAMS
+from tests.tiers import long
 
 pytestmark = pytest.mark.timeout(270)
 TYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
@@ -58,7 +59,7 @@ def of_sizes() -> list[Any]:
 
 
 @pytest.mark.parametrize("route", [KIND, "cpu"])
-@pytest.mark.parametrize("groups", [None, 3])
+@pytest.mark.parametrize("groups", [3, *long(None)])
 def test_a_function_in_replay(late: LateGpu, route: str, groups: int | None) -> None:
     """Values equal those of one rank, all tensors stay on the device, and repeated steps send no control message."""
     measured = threading.Barrier(2)  # a rank that ended would leave the world, and the other would count that message
@@ -302,6 +303,7 @@ def test_ranks_that_have_it_elsewhere(late: LateGpu, names: tuple[str, str]) -> 
             assert f"{len(name.split())} gradients, {name.count('gpu')} on a GPU" in text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(140)
 def test_one_thread_and_orders_of_their_own() -> None:
     """Ranks that run independent reductions in different orders never wait forever; see the program."""

@@ -34,6 +34,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.long
 def test_two_processes_reduce_as_one_would() -> None:
     """All checks of the program pass: values, no control message in replay, shuffled runs, errors, broadcasts.
 

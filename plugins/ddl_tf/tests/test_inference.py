@@ -18,7 +18,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(540)
 def test_what_is_left_predicts_without_ddl(tmp_path: Path) -> None:
     """SavedModels, .keras files, a frozen graph and a checkpoint predict without ddl.

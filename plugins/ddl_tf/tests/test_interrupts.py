@@ -24,6 +24,7 @@ class Interrupted(Exception):
     """An exception as a signal's handler may raise it."""
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_signals_in_every_way_to_train(tmp_path: Path) -> None:
     """Training with a tape, with Keras, in a function and in a session gives the same values as without signals.

@@ -16,18 +16,23 @@ import pytest
 
 from plugins.ddl_tf.tests.launching import LEAN, PROGRAMS
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 PROGRAM = PROGRAMS / "keras_checks.py"
 CHECKS = re.findall(r"^@check\((\w*)\)\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
 KERAS = {"keras3": {}, "legacy": {"TF_USE_LEGACY_KERAS": "1"}}
 
 
+# They take three seconds; all checks take two minutes.
+FEW = ("ten_steps_come_to_the_same", "all_ranks_begin_alike", "wrong_arguments_are_named")
+
+
 @cache
-def shown_by(keras: str) -> str:
-    """Return what two ranks print while they run all checks."""
+def shown_by(keras: str, *chosen: str) -> str:
+    """Return what two ranks print while they run the chosen checks; without any, all."""
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", sys.executable, str(PROGRAM), folder]
+        run = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2"]
+        command = [*run, sys.executable, str(PROGRAM), folder, *chosen]
         done = subprocess.run(
             command,
             stdout=subprocess.PIPE,
@@ -39,6 +44,14 @@ def shown_by(keras: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow("two ranks import TensorFlow")
+def test_a_few_checks() -> None:
+    """With Keras 3, which users have who change nothing."""
+    shown = shown_by("keras3", *FEW)
+    assert all(len(re.findall(rf"held {check} ", shown)) == 2 for check in FEW), shown
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keras", "check"),
     [
@@ -55,6 +68,7 @@ def test_check(keras: str, check: str) -> None:
     assert sorted(held) == ["0", "1"], f"{check} did not hold with {keras}:\n{shown[-6000:]}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_other_backends_are_refused(backend: str) -> None:
     """Other backends raise one line that says what to set, whether or not that framework is installed."""

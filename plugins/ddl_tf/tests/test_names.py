@@ -242,6 +242,7 @@ def test_a_reducer_keeps_its_name_apart_in_the_next_job() -> None:
     assert len(set(names)) == 3
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_minimize_where_version_2_is_turned_off() -> None:
     """Two ranks train by the mean gradient under ``tf.disable_v2_behavior()``.

@@ -8,7 +8,7 @@ import pytest
 
 from plugins.ddl_tf.tests.launching import PROGRAMS, launch
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(360), pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(360), pytest.mark.long]
 
 
 def test_independent_collectives_in_different_orders() -> None:

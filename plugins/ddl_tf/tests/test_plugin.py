@@ -106,6 +106,7 @@ def test_a_missing_tensorflow_is_said_in_one_line() -> None:
     assert last.startswith("ImportError: ddl_tf needs TensorFlow 2.16 to 2.21") and "pip install" in last
 
 
+@pytest.mark.long
 def test_a_world_of_one() -> None:
     """The five lines of a script run without a launcher, as a job of one rank."""
     assert shown(FIVE_LINES).stdout.split() == ["1", "0"]

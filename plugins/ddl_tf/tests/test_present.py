@@ -10,7 +10,7 @@ from plugins.ddl_tf.tests.launching import PROGRAMS, launch
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_graphs_of_another_world() -> None:
     """A graph gives what its function gives eagerly, with other ranks, with more of them, and with fewer."""

@@ -9,7 +9,7 @@ from ddl_torch.ddp import ADVICE
 
 from plugins.ddl_torch.tests.launching import PROGRAMS, launch
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(400)]
 
 BOTH = "ReducedTwice: parameters of this DistributedOptimizer ({}) are also in a torch DistributedDataParallel module"
 

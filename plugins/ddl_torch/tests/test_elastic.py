@@ -103,7 +103,7 @@ def test_ranks_that_die_and_come_again(seed: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kill", ["1:40", "0:90"])
 def test_a_killed_rank_is_started_again_and_joins(kill: str, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -24,7 +24,7 @@ from tests.faults.chaos import chaos  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "plugins/ddl_torch/tests/programs/elastic_uses.py"
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes]
 
 
 def expected(use: str, steps: int = uses.STEPS) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def expected(use: str, steps: int = uses.STEPS) -> dict[str, Any]:
     return uses.undisturbed(use, batches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("use", uses.USES)
 def test_a_killed_rank_changes_nothing(use: str, tmp_path: Path) -> None:
     """Weights in float64 agree to 1e-10, and each sample is used once an epoch.
@@ -122,6 +123,7 @@ def chaos_with_sparse_gradients(size: int, faults: int, seed: int, steps: int, f
             assert (result[name] - value).abs().max() <= 1e-10, (name, text)
 
 
+@pytest.mark.long
 def test_ranks_are_killed_at_random_with_sparse_gradients(tmp_path: Path) -> None:
     chaos_with_sparse_gradients(3, 4, 1, 160, tmp_path / "pids", 0.05)
 

@@ -47,6 +47,7 @@ def test_five_lines_make_the_difference() -> None:
     assert not [line for line in removed if not re.fullmatch(rf"{SAMPLING}|{PRINTING}|lr = args\.lr", line)]
 
 
+@pytest.mark.long
 def test_the_plain_example_learns() -> None:
     """The plain example classifies at least 95 % of the test images correctly."""
     done = subprocess.run(
@@ -61,7 +62,7 @@ def test_the_plain_example_learns() -> None:
     assert accuracy >= 95.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_digits(tmp_path: Path) -> None:
     """Two ranks learn and agree exactly, and training continues from a checkpoint with three ranks."""
     checkpoint = str(tmp_path / "digits.pt")
@@ -83,6 +84,7 @@ def counters(shown: str) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"\] +([a-z_]+) +(\d+)\n", shown)}
 
 
+@pytest.mark.long
 def test_a_loop_that_changes_its_ways_comes_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that freezes layers, evaluates, reduces metrics and ends early is replayed where it repeats."""
     shown = {}
@@ -108,6 +110,7 @@ def test_a_loop_that_changes_its_ways_comes_to_the_same_bits(monkeypatch: pytest
     assert [counts[False][key] for key in ("buckets_replayed", "buckets_void", "divergences")] == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_foreign_ddp_runs_unchanged() -> None:
     """torch's own DDP finds its ranks by the environment variables that `ddl run` sets."""
     for _ in range(3):
@@ -122,7 +125,7 @@ def test_foreign_ddp_runs_unchanged() -> None:
     assert "ddl" not in (EXAMPLES / "foreign" / "torch_ddp.py").read_text().split('"""')[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("options", [("--min-np", "1"), ()])
 def test_the_elastic_example(options: tuple[str, ...]) -> None:
     """It learns, and the ranks agree exactly; as an elastic job and as another one."""

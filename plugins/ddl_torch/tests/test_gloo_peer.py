@@ -65,6 +65,7 @@ def test_what_it_lacks(kind: Kind, dtype: str) -> None:
         GlooPeer().operation(kind, array, array)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_ddl_bench_against_gloo() -> None:
     """`ddl bench` prints a table with ratios to Gloo within a few seconds."""

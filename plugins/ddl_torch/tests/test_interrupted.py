@@ -11,6 +11,7 @@ from plugins.ddl_torch.tests.launching import PROGRAMS, launch
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", ["on", "off"])
 def test_an_interrupted_step_goes_on_or_is_computed_again(overlap: str) -> None:
     """Wherever the handler raises, nothing is sent twice, and every rank is told of gradients that will not come."""

@@ -178,6 +178,7 @@ def test_autocast_bfloat16() -> None:
     agree(train, tolerance=1e-6, kind=torch.float32)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(540)
 def test_compiled_model() -> None:
     """Gradients that come from compiled code (``torch.compile(model)``) are reduced."""

@@ -15,7 +15,7 @@ from plugins.ddl_torch.tests.training import differences
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_steps_come_to_the_same(tmp_path: Path) -> None:
     """1, 2 and 4 ranks of ddl and of torch's DDP agree to 1e-10 in float64, and the ranks of a job agree exactly."""
     sizes = (1, 2, 4)
@@ -33,6 +33,7 @@ def test_twenty_steps_come_to_the_same(tmp_path: Path) -> None:
     assert max(distances.values()) <= 1e-10
 
 
+@pytest.mark.long
 def test_a_hundred_lives() -> None:
     """init and shutdown with a collective in between run 100 times on two ranks, and none waits for a time limit."""
     seconds = [float(text) for text in re.findall(r"seconds ([\d.]+)", launch(2, PROGRAMS / "again.py"))]
@@ -50,11 +51,13 @@ def workers(request: pytest.FixtureRequest) -> str:
     return launch(2, PROGRAMS / "workers.py", request.param, check=False)
 
 
+@pytest.mark.long
 def test_loader_workers_are_no_ranks(workers: str) -> None:
     """A collective in a worker raises, and so does init; a worker's end does not count as the death of a rank."""
     assert len(re.findall(r"\] sum 2.0", workers)) == 2, workers
 
 
+@pytest.mark.long
 def test_loader_workers_delay_no_verdict(workers: str) -> None:
     """If a rank is killed and its workers live on with its sockets, the other rank still learns of it soon."""
     killed, lost = re.search(r"killed ([\d.]+)", workers), re.search(r"lost \(1,\) ([\d.]+)", workers)

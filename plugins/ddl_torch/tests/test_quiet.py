@@ -21,6 +21,7 @@ import pytest
 from plugins.ddl_torch.tests.launching import EXAMPLES, PROGRAMS, launch
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.processes,
     pytest.mark.alone,  # a rank that gets no core for a second leaves replay, as it should
     pytest.mark.timeout(600),

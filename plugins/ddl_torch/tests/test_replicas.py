@@ -227,6 +227,7 @@ def test_the_job_keeps_no_model() -> None:
     assert all(run_world(2, rank, settings={"verify_every": 1, **PATIENT}, deadline_s=100))
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_a_difference_behind_the_last_step_fails_the_run() -> None:
@@ -240,6 +241,7 @@ def test_a_difference_behind_the_last_step_fails_the_run() -> None:
     assert "bias (float32 2)" in line, shown
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_what_was_forgotten_is_a_warning_at_the_first_step() -> None:

@@ -12,7 +12,6 @@ PROGRAM = Path(__file__).with_name("programs") / "stopping.py"
 
 
 @pytest.mark.processes
-@pytest.mark.slow
 def test_a_signal_between_two_worlds() -> None:
     """It neither ends the process nor gets lost: all ranks stop at the same step, and the job ends as one that stopped."""
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", "--min-np", "1", sys.executable, str(PROGRAM)]

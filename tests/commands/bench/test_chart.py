@@ -41,6 +41,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         require_matplotlib(tmp_path / "chart.png")
 
 
+@pytest.mark.long
 def test_axes_have_titles_with_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every panel; five operations are in two rows, on one scale, and the legend has a peer that lacks the first."""
     pytest.importorskip("matplotlib", reason="matplotlib draws the chart")

@@ -10,6 +10,7 @@ import pytest
 
 from ddlcore.commands.cli import main
 from tests.launch.starting import Ddl
+from tests.tiers import long
 
 REFUSED = 2
 
@@ -20,15 +21,17 @@ REFUSED = 2
         (("--against", "pigeon"), "no bench peer is called 'pigeon'; there are "),
         (("--ops", "reduce"), "'reduce' is not one of allreduce, allgather, broadcast, reducescatter, alltoall"),
         (("--sizes", "4X"), "'4X' is no size"),
-        (("--dtype", "complex"), "--dtype complex is not one of"),
         (("-np", "1"), "a collective needs at least 2 ranks"),
-        (("--rounds", "0"), "'--rounds'"),
-        (("--backend", "pigeon"), "no transport is called 'pigeon'"),
         (("--backend", "threads"), "are threads of one process"),
-        (("--json", "nowhere/times.json"), "there is no directory nowhere"),
-        (("--plot", "nowhere/chart.png"), "there is no directory nowhere"),
-        (("--plot", "."), "--plot .: it is a directory; name a file in it"),
-        (("surplus",), "unexpected extra argument"),
+        *long(
+            (("--dtype", "complex"), "--dtype complex is not one of"),
+            (("--rounds", "0"), "'--rounds'"),
+            (("--backend", "pigeon"), "no transport is called 'pigeon'"),
+            (("--json", "nowhere/times.json"), "there is no directory nowhere"),
+            (("--plot", "nowhere/chart.png"), "there is no directory nowhere"),
+            (("--plot", "."), "--plot .: it is a directory; name a file in it"),
+            (("surplus",), "unexpected extra argument"),
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

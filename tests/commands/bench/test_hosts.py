@@ -54,6 +54,7 @@ def test_a_host_that_cannot_be_reached(ddl: Ddl, ssh: dict[str, str]) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.long
 @NEEDS_GLOO
 @STAND_IN_WORKS
 @pytest.mark.processes
@@ -69,6 +70,7 @@ def test_results_come_back(hosts: str, ddl: Ddl, ssh: dict[str, str], tmp_path: 
     assert [len(times) for times in found["rows"][0]["times_s"].values()] == [2, 2]
 
 
+@pytest.mark.long
 @NEEDS_GLOO
 @pytest.mark.processes
 @pytest.mark.timeout(360)

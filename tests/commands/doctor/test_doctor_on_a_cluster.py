@@ -14,6 +14,7 @@ from tests.launch.starting import DDL, ROOT
 from tools.test_cluster import Host, TestCluster
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.processes,
     pytest.mark.timeout(360),
     pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed"),

@@ -35,6 +35,7 @@ for x in batches():
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_an_input_that_waits_50_ms(tmp_path: Path) -> None:
     """Named with its line, its share and a fix; exit code 1; the program was ended and is gone."""

@@ -19,6 +19,7 @@ import ddlcore as ddl
 
 STEPS = 30
 VICTIM = 1
+CLOSES_S = 10.0  # Gloo closes the connections of an aborted group in a thread of its own
 
 
 def step() -> None:
@@ -63,6 +64,9 @@ def die(died: Path) -> None:
         print("lost", json.dumps({"ranks": lost.ranks, "late_s": late_s}), flush=True)
         ddl.shutdown()
         threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("ddl-")]
+        until_s = time.monotonic() + CLOSES_S
+        while connections() and time.monotonic() < until_s:
+            time.sleep(0.01)
         print("left", json.dumps({"threads": threads, "sockets": connections()}), flush=True)
         raise
 

@@ -24,7 +24,7 @@ from ddlcore.contracts import pip_install
 from ddlcore.types import DType
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(540)
 def test_kernels_compile_and_access_sixteen_bytes() -> None:

@@ -1,0 +1,14 @@
+"""What runs in `make test`, and what only in `make test-long`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+__all__ = ["long"]
+
+
+def long(*values: Any) -> list[Any]:
+    """Return parameters whose tests run only in `make test-long`; a tuple has the values of several parameters."""
+    return [pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.long) for one in values]
