@@ -1,10 +1,9 @@
 """What holds for every test of the tree: quick ones first, and nothing left behind.
 
-A test that leaves a process, a thread of ours, a shared-memory file, a listening socket of ours, a changed DDL_*
-variable, a signal handler, a changed sys.path or a module from its temporary folder fails, and so does a session at
-whose end a process that it started still runs.
-Of two sessions that share the work (`pytest -n 2`) neither can tell whose a shared-memory file is, but
-at their end.
+A test fails if it leaves a process, a thread of ours, a shared-memory file, a listening socket of ours, a changed DDL_*
+variable, a signal handler, a changed sys.path or a module from its temporary folder. A session fails if a process that
+it has started still runs at its end. Of two sessions that share the work (`pytest -n 2`), neither can tell which of them
+has made a shared-memory file, so these files are only looked at when both have ended.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__: list[str] = []
 pytest_plugins = ("tests.cluster.fixtures", "ddlcore.testing.collecting")
 
 _MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
-_SHARE_S = 600.0  # of tests, which run three at a time
+_SHARE_S = 600.0  # the sum over the tests of a share; three run at a time, so the share takes less
 _GRACE_S = 10.0  # for what is ending by itself
 _SERVANTS = (
     "multiprocessing.resource_tracker",
@@ -46,7 +45,7 @@ _AT_LEISURE: dict[str, Any] = {"deadline": None, "suppress_health_check": [Healt
 settings.register_profile("usual", **_AT_LEISURE)
 settings.register_profile("long", **_AT_LEISURE)  # for --hypothesis-profile=long; see tests/runtime/effort.py
 settings.load_profile("usual")
-# Without SIGALRM, which pytest-timeout uses, and gives back when a test fails.
+# SIGALRM is not among them: pytest-timeout sets its handler, and removes it when a test fails.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 _TOLD_BY = (
     "DDL_",
@@ -90,15 +89,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", metavar="WORD", help="run ten minutes' worth of the tests, others for another WORD")
+    parser.addoption("--share", metavar="WORD", help="run ten minutes' worth of the tests; another WORD chooses others")
 
 
 @pytest.hookimpl(trylast=True)  # after -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Pure logic before processes: a mistake shows in seconds. Then the longest files, so that no worker ends alone.
 
-    tests/seconds.json has what tests took that take long (`tools/run_tests.py --seconds`); nothing depends on it but the
-    order, and what fits into a share.
+    tests/seconds.json says how long the slower tests have taken (`tools/run_tests.py --seconds` writes it). Only the order
+    of the tests and the size of a share depend on it.
     """
     if unsaid := [item.nodeid for item in items if (mark := item.get_closest_marker("slow")) and not mark.args]:
         raise pytest.UsageError(f"the mark slow needs a reason: {', '.join(unsaid)}")
@@ -114,9 +113,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _share(word: str, items: list[pytest.Item], seconds: dict[str, float]) -> set[str]:
-    """Return functions that are drawn by chance, but the same for the same word, until they take ten minutes together.
+    """Choose test functions at random until they take ten minutes together. The same word gives the same choice.
 
-    All parameters of a function stay together, because they may share what takes long.
+    All tests of a function are chosen together, because they may share a job that takes long.
     """
     taken: defaultdict[str, float] = defaultdict(float)
     for item in items:

@@ -10,5 +10,8 @@ __all__ = ["long"]
 
 
 def long(*values: Any) -> list[Any]:
-    """Return parameters whose tests run only in `make test-long`; a tuple has the values of several parameters."""
+    """Return ``values`` as parameters whose tests run only in `make test-long`.
+
+    If a test has several parameters, each value is a tuple with one value for each of them.
+    """
     return [pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.long) for one in values]

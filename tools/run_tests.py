@@ -27,7 +27,7 @@ import pytest
 
 __all__ = ["Outcomes", "main", "run_session", "verdict"]
 
-# Marks of the tests of each tier.
+# The mark expression of pytest that selects the tests of each tier.
 TIERS = {"quick": "not long and not soak", "long": "long and not soak"}
 # Tests that measure times have the machine for themselves. One worker, not none: if a test ends its process, pytest
 # reports that test, and continues with the others in a new worker.
@@ -145,9 +145,9 @@ def look_again(outcomes: Outcomes, limit_s: float = AGAIN_LIMIT_S) -> None:
 
 
 def too_slow(outcomes: Outcomes, most_s: float) -> list[str]:
-    """Run each test that has taken more than ``most_s`` seconds once more, alone; return a line for each that does again.
+    """Run each test that has taken more than ``most_s`` seconds once more, alone.
 
-    A test with the mark ``slow`` may take longer.
+    Return a line for each test that takes too long again. A test with the mark ``slow`` may take longer.
     """
     tests = sorted(outcomes.passed & outcomes.seconds.keys() - outcomes.excused)
     for test in [test for test in tests if outcomes.seconds[test] > most_s]:
@@ -161,9 +161,9 @@ def too_slow(outcomes: Outcomes, most_s: float) -> list[str]:
 
 
 def note(outcomes: Outcomes, file: Path, least_s: float = 1.0) -> None:
-    """Write what the tests of this run have taken into ``file``, unless it is less than ``least_s`` seconds.
+    """Write into ``file`` how many seconds each test of this run has taken, if at least ``least_s`` seconds.
 
-    The file keeps what it has of other tests.
+    Lines about tests that have not run stay in the file.
     """
     known: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     known |= {test: round(seconds, 1) for test, seconds in outcomes.seconds.items() if test in outcomes.passed}
@@ -202,7 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tier", choices=TIERS, default="quick", help="which tests run; default quick")
     parser.add_argument("--max-unstable", type=int, metavar="N", help="fail if more tests than N are unstable")
     parser.add_argument("--most-s", type=float, metavar="S", help="fail for a test that takes longer, also alone")
-    parser.add_argument("--seconds", type=Path, metavar="FILE", help="note in this JSON file what tests have taken")
+    parser.add_argument(
+        "--seconds", type=Path, metavar="FILE", help="write into this JSON file how long tests have taken"
+    )
     parser.add_argument(
         "--workers", type=int, default=3, metavar="N", help="tests that run at the same time; default 3"
     )

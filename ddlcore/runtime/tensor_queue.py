@@ -678,8 +678,9 @@ class TensorQueue:
         starts the request on the tensor at ``address``, whose memory ``owner`` keeps alive, and launches the bucket.
         ``at_ns`` is the present time; it is only used with ``alone``.
         """
-        # Before the launch: of the entries of an interrupted call, ``catch_up`` places those that are in no slot. Those
-        # that this launch takes are in no slot afterwards, and would be placed and run a second time.
+        # Finish interrupted calls before the launch. ``catch_up`` puts each of their entries into a slot, unless the
+        # entry is in its slot already. If the launch came first, the entries that it takes would have left their
+        # slots: ``catch_up`` would then put them into slots again, and they would run twice.
         if self.behind:
             self.catch_up()
         replay = self._replay

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import ROOT
+from tests.architecture.inner import project, run
 
 LEAKS = {
     "process": "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)'])",
@@ -24,28 +21,16 @@ LEAKS = {
     "nothing": "subprocess.run([sys.executable, '-c', ''])",
 }
 
-
 HEAD = "import os, pytest, signal, socket, subprocess, sys, threading, time\nkept = []\n"
+GRACE_S = 0.2
 LINUX = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-
-
-def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run ``tests`` in a folder of their own, with the conftest.py of this repository and less patience."""
-    rules = (ROOT / "conftest.py").read_text()
-    (folder / "tests").mkdir()
-    (folder / "tests" / "seconds.json").write_text("{}")
-    assert "_GRACE_S = 10.0" in rules
-    (folder / "conftest.py").write_text(rules.replace("_GRACE_S = 10.0", "_GRACE_S = 0.2"))
-    (folder / "test_leaky.py").write_text(HEAD + tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-rE", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
-    return subprocess.run([*command, str(folder), *options], capture_output=True, text=True, timeout=200, env=environ)
 
 
 @LINUX
 def test_each_kind_of_leak_fails_the_test_that_leaves_it(tmp_path: Path) -> None:
     """What stays is an error at its test, whatever it is; where nothing does, there is none."""
-    done = run(tmp_path, "\n".join(f"def test_{name}(tmp_path):\n    {leak}\n" for name, leak in LEAKS.items()))
+    tests = [f"def test_{name}(tmp_path):\n    {leak}\n" for name, leak in LEAKS.items()]
+    done = run(project(tmp_path, HEAD + "\n".join(tests), grace_s=GRACE_S))
     Path("/dev/shm/ddl-leak").unlink()
     failed = {line.partition("::test_")[2].split()[0] for line in done.stdout.splitlines() if line.startswith("ERROR ")}
     assert failed == set(LEAKS) - {"nothing"}, done.stdout
@@ -62,5 +47,5 @@ def stays():
 
 def test_one(): pass
 """
-    done = run(tmp_path, stays, "-n", str(workers))
+    done = run(project(tmp_path, HEAD + stays, grace_s=GRACE_S), "-n", str(workers))
     assert done.returncode == 13 and "left behind by the session: process" in done.stdout, done.stdout

@@ -118,6 +118,7 @@ def drawn(tab: Any) -> None:
     until(tab, "document.querySelectorAll('.chart .main-svg').length >= 4")
 
 
+@pytest.mark.slow("a browser starts")
 def test_what_is_on_the_page(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
     """Head, figures, four charts, ranks by host, links and events, without a request to anybody else."""
     one = told()

@@ -41,6 +41,7 @@ def test_a_hundred_kills(size: int, seed: int, tmp_path: Path) -> None:
     assert done == 120, text[-6000:]
 
 
+@pytest.mark.timeout(330)
 @pytest.mark.processes
 @pytest.mark.long
 @pytest.mark.parametrize("another_dies", [False, True])
@@ -51,7 +52,7 @@ def test_a_rank_that_stands_still_is_evicted(another_dies: bool, tmp_path: Path)
     """
     folder = tmp_path / "pids"
     folder.mkdir()
-    environ = {**os.environ, "STEPS": "300", "FOLDER": str(folder), "PAUSE_S": "0.03", "PATIENCE_S": "100"}
+    environ = {**os.environ, "STEPS": "300", "FOLDER": str(folder), "PAUSE_S": "0.03", "PATIENCE_S": "220"}
     environ.pop(CHILD_MARK, None)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     options = ["-np", "3", "--min-np", "1", "--evict-after-s", "6", "--stall-warning-s", "1"]
@@ -64,12 +65,14 @@ def test_a_rank_that_stands_still_is_evicted(another_dies: bool, tmp_path: Path)
                 assert time.monotonic() < until_s, "not all ranks train"
                 time.sleep(0.05)
             first, second, _ = before = sorted(ranks_of(job.pid))
+            until_s = time.monotonic() + 100.0
             os.kill(first, signal.SIGSTOP)
             if another_dies:
                 os.kill(second, signal.SIGKILL)
             while len(living(folder)) < 3 or first in living(folder):
-                in_time = time.monotonic() < until_s and job.poll() is None
-                assert in_time, f"the stopped rank was not replaced:\n{(tmp_path / 'out').read_text()[-6000:]}"
+                text = (tmp_path / "out").read_text()[-6000:]
+                assert job.poll() is None, f"the job has ended with code {job.returncode}:\n{text}"
+                assert time.monotonic() < until_s, f"the stopped rank was not replaced:\n{text}"
                 time.sleep(0.05)
             assert len(set(before) & set(ranks_of(job.pid))) == (1 if another_dies else 2)
             (folder / "enough").touch()
@@ -80,4 +83,7 @@ def test_a_rank_that_stands_still_is_evicted(another_dies: bool, tmp_path: Path)
         output.seek(0)
         text = output.read()
     check(text)
-    assert "(SIGKILL) by the launcher: " in text and "it is started again" in text, text
+    assert text.count("(SIGKILL) by the launcher: ") == 1, (
+        f"the launcher ends who stands still, and nobody else: {text}"
+    )
+    assert "it is started again" in text, text

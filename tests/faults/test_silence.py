@@ -88,6 +88,13 @@ def play_all(cases: Sequence[Case], folder: Path) -> list[Result]:
         return list(pool.map(one, range(len(cases)), cases))
 
 
+@pytest.mark.slow("the limits that it waits for are seconds")
+def test_a_stopped_rank_is_reported_and_ended(tmp_path: Path) -> None:
+    """In replay, on one host: what `make test` has of the cases below."""
+    case = Case("stop", "replay", warning_s=2.0, shutdown_s=4.0)
+    check(case, play(case, tmp_path / "job"))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(6 * DEADLINE_S)
 def test_a_silent_rank_is_reported_and_ended_and_one_that_wakes_up_goes_on(tmp_path: Path) -> None:

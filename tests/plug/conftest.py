@@ -72,7 +72,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def forget(folder: Path) -> None:
-    """Take the modules that are in ``folder`` out of ``sys.modules``."""
+    """Remove all modules whose files are in ``folder`` from ``sys.modules``."""
     for name, module in list(sys.modules.items()):
         if str(folder) in str(getattr(module, "__file__", "")):
             del sys.modules[name]

@@ -189,7 +189,7 @@ def test_calls_of_a_replayed_step_run_once(names: tuple[str, str]) -> None:
 
 
 def test_nothing_runs_twice_if_the_engine_comes_before_the_control_thread() -> None:
-    """The engine launches what an interrupted call has placed; nobody places it again behind the launch."""
+    """The engine launches the entries that an interrupted call has put into slots. They are not put there again."""
 
     def scene(at: int) -> bool:
         rank = Rank(("x",), ("g[0]", "g[1]"))
@@ -216,7 +216,10 @@ def test_nothing_runs_twice_if_the_engine_comes_before_the_control_thread() -> N
 
 
 def _call(call: Callable[[], None], at: int) -> bool:
-    """Call, with a strike at place ``at``; without one if that is negative. Return whether it was struck."""
+    """Call ``call`` with a strike at place ``at``, or without a strike if ``at`` is negative.
+
+    Return whether the strike has come.
+    """
     if at >= 0:
         return strike(at, call)
     call()

@@ -51,6 +51,7 @@ def test_digits() -> None:
     assert len(set(re.findall(r"parameters (\w{12})", shown))) == 1, shown
 
 
+@pytest.mark.slow("three ranks train, and one is killed")
 def test_steady_steps_send_nothing_and_a_death_is_told(tmp_path: Path) -> None:
     """Repeated steps send no control message in replay.
 

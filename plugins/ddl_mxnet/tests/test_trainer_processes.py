@@ -30,6 +30,7 @@ def test_processes_agree_and_steady_steps_are_quiet() -> None:
         assert [rank["control_messages"], rank["buckets_negotiated"]] == [0, 0]
 
 
+@pytest.mark.slow("ranks import MXNet, and one is killed")
 def test_a_trainer_outlives_its_world_and_hears_of_a_death() -> None:
     """After shutdown and init a trainer continues in the new world; if a rank is killed, ``step`` raises PeerLost."""
     shown = launch(2, PROGRAMS / "lives.py", check=False)

@@ -23,13 +23,13 @@ CHECKS = re.findall(r"^@check\((\w*)\)\ndef (\w+)", PROGRAM.read_text(), re.MULT
 KERAS = {"keras3": {}, "legacy": {"TF_USE_LEGACY_KERAS": "1"}}
 
 
-# They take three seconds; all checks take two minutes.
+# The others repeat the work of these with other arguments, or concern single options; all together take two minutes.
 FEW = ("ten_steps_come_to_the_same", "all_ranks_begin_alike", "wrong_arguments_are_named")
 
 
 @cache
 def shown_by(keras: str, *chosen: str) -> str:
-    """Return what two ranks print while they run the chosen checks; without any, all."""
+    """Return what two ranks print while they run the checks ``chosen``, or all checks if none is chosen."""
     with TemporaryDirectory() as folder:
         run = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2"]
         command = [*run, sys.executable, str(PROGRAM), folder, *chosen]
@@ -46,7 +46,7 @@ def shown_by(keras: str, *chosen: str) -> str:
 
 @pytest.mark.slow("two ranks import TensorFlow")
 def test_a_few_checks() -> None:
-    """With Keras 3, which users have who change nothing."""
+    """With Keras 3, which TensorFlow uses unless the user chooses the older Keras."""
     shown = shown_by("keras3", *FEW)
     assert all(len(re.findall(rf"held {check} ", shown)) == 2 for check in FEW), shown
 

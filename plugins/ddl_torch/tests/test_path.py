@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 MOST = 20
 
 
+@pytest.mark.slow("two ranks import torch")
 def test_the_path_of_a_gradient() -> None:
     """On a thread that runs the bucket itself, at most 20 functions of ddl call each other on the way there and back."""
     text = launch(2, PROGRAMS / "path.py", env={"DDL_OVERLAP": "off"})
