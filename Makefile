@@ -7,7 +7,8 @@ PLUGINS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.t
 # Many machines for tests forbid Python to keep compiled files. Hundreds of tests start processes, and each of these would
 # compile ddl again, which takes as long as all its other imports.
 export PYTHONDONTWRITEBYTECODE :=
-PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+ENVIRONMENT := tools/environment.py
+PINNED := --constraint constraints.txt
 
 # The demo uses the full environment where there is one, else a small one of its own.
 DEMO := $(if $(wildcard $(VENV)/.made),$(VENV),.venv-demo)
@@ -37,24 +38,26 @@ venv: $(VENV)/.made
 $(VENV)/.made: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(NEED_PYTHON)
 	@echo "creating $(VENV) with $$($(PYTHON) --version); the first time takes some minutes"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP_INSTALL) $(TORCH) -e '.[test,docs]' $(addprefix -e ,$(PLUGINS))
+	$(PYTHON) $(ENVIRONMENT) $(VENV) $(PINNED) $(TORCH) -e '.[test,docs]' $(addprefix -e ,$(PLUGINS))
 	@# legacy Keras asks for the distribution "tensorflow"; what is installed is its CPU build, under another name
-	! $(BIN)/python -c 'import tensorflow' 2>/dev/null || $(BIN)/python $(PIP_INSTALL) --no-deps tf_keras
+	$(BIN)/python -c 'import sys, importlib.util as i; sys.exit(i.find_spec("tensorflow") is not None)' || \
+		$(PYTHON) $(ENVIRONMENT) $(VENV) $(PINNED) --no-deps tf_keras
+	@# uv compiles nothing: the first import does it here, where several processes of tests would do it at the same time
+	@printf '%s\n' 'tensorflow, keras, tf_keras' 'lightning, torchmetrics, skopt, mxnet' | \
+		xargs -P 2 -I {} $(BIN)/python -c 'import {}' >/dev/null 2>&1 || true
 	@$(BIN)/python -c 'import sys; sys.version_info < (3, 13) or print("MXNet is left out: it needs numpy 1.26, which has no wheel for this Python")'
 	@touch $@
 
 .venv-demo/.made: pyproject.toml constraints.txt plugins/ddl_torch/pyproject.toml
 	$(NEED_PYTHON)
 	@echo "creating .venv-demo with $$($(PYTHON) --version): ddlcore, ddl-torch, $(TORCH), scikit-learn"
-	$(PYTHON) -m venv .venv-demo
-	.venv-demo/bin/python $(PIP_INSTALL) $(TORCH) -e . -e plugins/ddl_torch scikit-learn
+	$(PYTHON) $(ENVIRONMENT) .venv-demo $(PINNED) $(TORCH) -e . -e plugins/ddl_torch scikit-learn
 	@touch $@
 
 demo: $(DEMO)/.made
 	@PATH="$(CURDIR)/$(DEMO)/bin:$$PATH" python tools/demo.py
 
-# Three at a time, also on two cores: a test with processes often waits. What measures times has the machine for itself.
+# Four at a time, also on two cores: a test with processes often waits. What measures times has the machine for itself.
 # TESTS are further arguments, such as: make test TESTS="tests/control --max-unstable 0"
 test: venv
 	$(BIN)/python tools/run_tests.py $(TESTS)
@@ -69,7 +72,7 @@ soak: venv
 check: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/pytest tests/architecture --quiet
 
 # The variable turns off an advertisement for the theme's successor. With --quiet, warnings would not end the build.

@@ -15,19 +15,20 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.demo import LEAST_ACCURACY, objection
+from tools.environment import of_pip
 from tools.release.first_model import example, first_model
 from tools.release.lending import lend, origin
 from tools.release.resolution import resolve
-from tools.release.steps import ROOT, Failed, run, walk
+from tools.release.steps import ROOT, Failed, Lane, run, walk
 from tools.release.wheels import build, inspect, outside, sources
 
+UV = Path(sys.executable).with_name("uv")
 TORCH = "torch==2.13.0"
 # Distributions of examples/plugins that share one environment, with the name and kind of their plugin.
 OUTSIDE = {
@@ -69,7 +70,7 @@ class Environment:
 
     def create(self) -> None:
         """Create the environment, with nothing installed in it."""
-        run([sys.executable, "-m", "venv", self.folder], ROOT)
+        run([UV, "venv", "--quiet", "--python", sys.executable, self.folder], ROOT)
         self.work.mkdir(exist_ok=True)
 
     def make(self, *what: str) -> str:
@@ -78,10 +79,13 @@ class Environment:
         return self.install(*what)
 
     def install(self, *what: str) -> str:
-        pip: list[str | Path] = [self.bin / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        uv: list[str | Path] = [UV, "pip", "install", "--quiet", "--python", self.bin / "python"]
         if self.pinned:
-            pip += ["--constraint", ROOT / "constraints.txt"]
-        run([*pip, "--find-links", self.wheels, *what], self.work)
+            uv += ["--constraint", ROOT / "constraints.txt"]
+        like_pip = of_pip(Path(sys.executable))
+        # of both, not an option: that would replace the variable
+        links = ",".join(filter(None, (str(self.wheels), like_pip.get("UV_FIND_LINKS"))))
+        run([*uv, *what], self.work, environ=like_pip | {"UV_FIND_LINKS": links})
         return " ".join(what)
 
     def ddl(self, *arguments: str, expect: int = 0, limit_s: float = 300.0) -> str:
@@ -163,42 +167,63 @@ def outside_training(env: Environment, script: str, *flags: str, options: tuple[
     return " ".join(accuracy[0].split())
 
 
-def steps(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield all steps, in order."""
+def stages(folder: Path) -> list[list[Lane]]:
+    """Return all steps: the lanes of a stage run side by side, and each step of a lane needs those before it."""
     wheels = folder / "dist"
     wheels.mkdir(parents=True, exist_ok=True)
-    yield "versions of PyPI alone", partial(resolve, Path(sys.executable).with_name("uv"), folder / "resolution")
-    yield "build", partial(build, [*sources(), *outside()], wheels)
-    yield "wheels", partial(_inspect_all, wheels)
-    env = Environment(folder / "torch", wheels)
-    packages = [TORCH, "scikit-learn", "ddlcore[testing]", "ddl-torch", "ddl-gloo", "ddl-nccl"]
-    yield "from an empty environment to a trained model", partial(first_model, folder / "first")
-    yield "fresh environment", partial(env.make, *packages)
-    yield "ddl info", partial(info, env)
-    yield "README", partial(readme, env)
-    yield "digits with PyTorch", partial(digits, env, "torch_digits.py")
-    yield "conform shm", partial(conform, env, "shm")
-    yield "plugins that are begun", partial(new_plugins, env)
-    yield "plugins from outside", partial(env.install, *OUTSIDE)
-    for name, kind in OUTSIDE.values():
-        yield f"conform {name}", partial(conform, env, name, kind)
-    train = partial(outside_training, env, "digits.py")
-    yield "train on zmq", partial(train, "--backend", "zmq")
-    yield "train by int8", partial(train, options=("--compression", "int8"))
-    yield "train by bysize", partial(train, "--fusion-policy", "bysize")
-    yield "train and tune by randomsearch", partial(train, "--autotune", "--tuner", "randomsearch")
-    jax = Environment(folder / "jax", wheels, pinned=False)  # JAX's releases need a newer numpy than the pinned one
-    yield "fresh environment for JAX", partial(jax.make, "ddlcore[testing]", "ddl-jax", "scikit-learn")
-    yield "conform jax", partial(conform, jax, "jax", "adapter")
-    yield "train with JAX", partial(outside_training, jax, "jax_digits.py")
+    resolution: Lane = [("versions of PyPI alone", partial(resolve, UV, folder / "resolution"))]
+    made: Lane = [
+        ("build", partial(build, [*sources(), *outside()], wheels)),
+        ("wheels", partial(_inspect_all, wheels)),
+    ]
+    others: Lane = [("from an empty environment to a trained model", partial(first_model, folder / "first"))]
+    others += with_jax(Environment(folder / "jax", wheels, pinned=False))  # its releases need a newer numpy
     if LENT:
-        other = Environment(folder / "frameworks", wheels)
-        yield "fresh environment for other frameworks", partial(lent, other)
-        yield "ddl plugins", partial(offered, other)
-        if "ddl-tf" in LENT:
-            yield "digits with TensorFlow", partial(digits, other, "tf2_digits.py")
-        if "ddl-mxnet" in LENT:
-            yield "digits with MXNet", partial(digits, other, "mxnet_digits.py")
+        others += with_frameworks(Environment(folder / "frameworks", wheels))
+    return [[resolution, made], [with_torch(Environment(folder / "torch", wheels)), others]]
+
+
+def with_torch(env: Environment) -> Lane:
+    """Return the steps of the environment with PyTorch, and with the plugins that others have written."""
+    train = partial(outside_training, env, "digits.py")
+    packages = (TORCH, "scikit-learn", "ddlcore[testing]", "ddl-torch", "ddl-gloo", "ddl-nccl")
+    return [
+        ("fresh environment", partial(env.make, *packages)),
+        ("ddl info", partial(info, env)),
+        ("README", partial(readme, env)),
+        ("digits with PyTorch", partial(digits, env, "torch_digits.py")),
+        ("conform shm", partial(conform, env, "shm")),
+        ("plugins that are begun", partial(new_plugins, env)),
+        ("plugins from outside", partial(env.install, *OUTSIDE)),
+        *((f"conform {name}", partial(conform, env, name, kind)) for name, kind in OUTSIDE.values()),
+        ("train on zmq", partial(train, "--backend", "zmq")),
+        ("train by int8", partial(train, options=("--compression", "int8"))),
+        ("train by bysize", partial(train, "--fusion-policy", "bysize")),
+        ("train and tune by randomsearch", partial(train, "--autotune", "--tuner", "randomsearch")),
+    ]
+
+
+def with_jax(env: Environment) -> Lane:
+    """Return the steps of the environment with JAX."""
+    return [
+        ("fresh environment for JAX", partial(env.make, "ddlcore[testing]", "ddl-jax", "scikit-learn")),
+        ("conform jax", partial(conform, env, "jax", "adapter")),
+        ("train with JAX", partial(outside_training, env, "jax_digits.py")),
+    ]
+
+
+def with_frameworks(env: Environment) -> Lane:
+    """Return the steps of the environment that the one of this process lends its frameworks."""
+    scripts = {"ddl-tf": ("TensorFlow", "tf2_digits.py"), "ddl-mxnet": ("MXNet", "mxnet_digits.py")}
+    return [
+        ("fresh environment for other frameworks", partial(lent, env)),
+        ("ddl plugins", partial(offered, env)),
+        *(
+            (f"digits with {framework}", partial(digits, env, script))
+            for plugin, (framework, script) in scripts.items()
+            if plugin in LENT
+        ),
+    ]
 
 
 def _inspect_all(wheels: Path) -> str:
@@ -214,7 +239,7 @@ def main() -> int:
     given: Path | None = parser.parse_args().folder
     with contextlib.ExitStack() as stack:
         folder = given or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-release-")))
-        return walk(list(steps(folder.resolve())))
+        return walk(stages(folder.resolve()))
 
 
 if __name__ == "__main__":

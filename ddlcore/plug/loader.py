@@ -55,9 +55,10 @@ def _installed() -> list[_Found]:
     A distribution may announce its plugin for several versions of the plugin contract. If the present version is one of
     these, the entry points of this distribution for earlier versions are left out.
     """
-    found = [(_origin(entry), entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    announced = entry_points()  # once for all groups: it reads a file of every distribution
+    found = [(_origin(entry), entry) for entry in announced.select(group=ENTRY_POINT_GROUP)]
     present = {origin.name for origin, _ in found}
-    former = [(_origin(entry), entry) for group in FORMER_GROUPS for entry in entry_points(group=group)]
+    former = [(_origin(entry), entry) for group in FORMER_GROUPS for entry in announced.select(group=group)]
     found += [one for one in former if one[0].name not in present]
     return sorted(found, key=lambda one: (one[0].name, one[1].name))
 

@@ -5,6 +5,8 @@ A group is one communicator whose ranks are threads. The standard tests share op
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
@@ -41,6 +43,14 @@ def only_where(*capabilities: str) -> Callable[[F], F]:
     return note
 
 
+@functools.cache
+def _defaults(path: tuple[str, ...]) -> Mapping[str, str | int | float | bool]:
+    """Return the default settings of all plugins on the Python path, which every group asks for."""
+    from ddlcore.plug.settings import settings_of
+
+    return settings_of({})[0]
+
+
 class TransportBase(StandardSuite):
     """The base of the transport suite. A subclass overrides ``make``, which creates the transports of the ranks.
 
@@ -70,9 +80,7 @@ class TransportBase(StandardSuite):
 
     def settings(self) -> Mapping[str, str | int | float | bool]:
         """Return the value of ``Context.settings``: the default settings of the core and of all installed plugins."""
-        from ddlcore.plug.settings import settings_of
-
-        return settings_of({})[0]
+        return _defaults(tuple(sys.path))
 
     def members(self, size: int) -> Sequence[Member]:
         """Return the members of a communicator of ``size`` ranks.

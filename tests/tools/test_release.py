@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import threading
 import zipfile
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 
 from tools.release.first_model import LIMIT_S, TARGET_S, example, install_command, verdict
 from tools.release.lending import OURS
-from tools.release.steps import Failed
+from tools.release.resolution import TARGETS, requirements
+from tools.release.steps import ROOT, Failed, run, walk
 from tools.release.wheels import inspect, inspect_source
+from tools.release_check import TORCH
 
 METADATA = """Metadata-Version: 2.4
 Name: ddl-bird
@@ -118,7 +121,47 @@ def test_the_first_commands_are_those_of_the_readme() -> None:
 
 def test_the_time_to_a_first_model() -> None:
     """It is printed with its parts; above the target it is a warning, and only far above a failure."""
-    assert verdict({"venv": 2.0, "pip install": 61.4}) == "63 s (venv 2 s, pip install 61 s), target 90 s"
-    assert "WARNING: the target is 90 s" in verdict({"pip install": TARGET_S + 1})
+    assert verdict({"venv": 2.0, "pip install": 61.4}) == "63 s (venv 2 s, pip install 61 s), target 150 s"
+    assert "WARNING: the target is 150 s" in verdict({"pip install": TARGET_S + 1})
     with pytest.raises(Failed, match="more than 900 s"):
         verdict({"pip install": LIMIT_S + 1})
+
+
+def test_what_each_environment_requires_is_read_from_the_makefile() -> None:
+    """The arguments of the recipe itself: pinned, with the packages of this tree."""
+    recipe = "echo made\npython3 tools/environment.py .venv --constraint c.txt 'a[b,c]' -e d\n"
+    assert requirements(recipe) == ["--constraint", "c.txt", "a[b,c]", "-e", "d"]
+    for target in TARGETS.values():
+        wanted = requirements(run(["make", "--dry-run", "--always-make", target], ROOT))
+        assert wanted[:2] == ["--constraint", "constraints.txt"]
+        assert TORCH in wanted and "plugins/ddl_torch" in wanted
+    with pytest.raises(Failed, match="no line of the recipe installs anything"):
+        requirements("python3 -m venv .venv\n")
+
+
+def test_lanes_run_side_by_side_and_stages_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two lanes wait for each other here; the stage after them begins when both are done."""
+    both, done = threading.Barrier(2), []
+
+    def meet() -> str:
+        both.wait(60)
+        done.append("met")
+        return "met"
+
+    def last() -> str:
+        return f"after {len(done)}"
+
+    assert walk([[[("left", meet)], [("right", meet)]], [[("last", last)]]]) == 0
+    assert "ok      last: after 2" in capsys.readouterr().out
+
+
+def test_no_step_begins_after_one_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in its lane nor in a later stage, and the exit code says it."""
+
+    def fail() -> str:
+        raise Failed("no wheel")
+
+    assert walk([[[("first", fail), ("second", str)]], [[("third", str)]]]) == 1
+    assert capsys.readouterr().out == "FAILED  first: no wheel\n"
+    with pytest.raises(ZeroDivisionError):  # an error of the check itself is not hidden
+        walk([[[("wrong", lambda: str(1 // 0))]]])

@@ -14,7 +14,7 @@ from tools.release.steps import ROOT, Failed, run
 
 __all__ = ["LIMIT_S", "TARGET_S", "Example", "example", "first_model", "install_command", "verdict"]
 
-TARGET_S = 90.0  # printed beside the time; a slow network may exceed it, so that is only a warning
+TARGET_S = 150.0  # beside another step on two cores (alone: 90); a slow network may exceed it, so it only warns
 LIMIT_S = 900.0  # above this, something is wrong with more than the network
 
 

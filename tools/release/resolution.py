@@ -21,8 +21,8 @@ TARGETS = {"make venv": ".venv/.made", "make demo": ".venv-demo/.made"}
 
 
 def requirements(recipe: str) -> list[str]:
-    """Return what the first `pip install` of ``recipe`` installs. ``recipe`` is the output of `make --dry-run`."""
-    found = re.search(r"^\S+ -m pip .*\binstall --quiet (.*)$", recipe, re.MULTILINE)
+    """Return what ``recipe`` installs first, as arguments of uv. ``recipe`` is the output of `make --dry-run`."""
+    found = re.search(r"^\S+ tools/environment\.py \S+ (.*)$", recipe, re.MULTILINE)
     if found is None:
         raise Failed(f"no line of the recipe installs anything:\n{recipe}")
     return shlex.split(found[1])

@@ -1,17 +1,21 @@
-"""Runs the steps of a release check one by one, and prints how long each took; knows no particular step."""
+"""Runs the steps of a release check, and prints how long each took; knows no particular step."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["ROOT", "Failed", "run", "walk"]
+__all__ = ["ROOT", "Failed", "Lane", "run", "walk"]
 
 ROOT = Path(__file__).resolve().parents[2]
+# Steps in order, each with its name.
+Lane = list[tuple[str, Callable[[], str]]]
 LIMIT_S = 900.0  # time limit of one command
 # Variables of this environment that must not reach a fresh one.
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -56,16 +60,33 @@ def run(
     return done.stdout
 
 
-def walk(steps: Sequence[tuple[str, Callable[[], str]]]) -> int:
-    """Run the steps in order, and return the exit code. Each step returns its result in a few words."""
+def walk(stages: Sequence[Sequence[Lane]]) -> int:
+    """Run the stages one after the other, the lanes of a stage side by side, and return the exit code.
+
+    Each step returns its result in a few words. After a step has failed, no other begins.
+    """
     begun_s = time.monotonic()
-    for name, step in steps:
+    failed = threading.Event()
+    for lanes in stages:
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            for _ in pool.map(_walk, lanes, [failed] * len(lanes)):
+                pass
+    if not failed.is_set():
+        print(f"release check passed ({time.monotonic() - begun_s:.0f} s, Python {sys.version.split()[0]})")
+    return int(failed.is_set())
+
+
+def _walk(lane: Lane, failed: threading.Event) -> None:
+    for name, step in lane:
+        if failed.is_set():
+            return
         since_s = time.monotonic()
         try:
             found = step()
-        except Failed as error:
+        except BaseException as error:
+            failed.set()
+            if not isinstance(error, Failed):
+                raise
             print(f"FAILED  {name}: {error}", flush=True)
-            return 1
+            return
         print(f"ok      {name}: {found} ({time.monotonic() - since_s:.0f} s)", flush=True)
-    print(f"release check passed ({time.monotonic() - begun_s:.0f} s, Python {sys.version.split()[0]})")
-    return 0

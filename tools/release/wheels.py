@@ -12,6 +12,7 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
+from tools.environment import of_pip
 from tools.release.steps import ROOT, Failed, run
 
 __all__ = ["build", "inspect", "outside", "sources"]
@@ -37,7 +38,7 @@ def outside() -> list[Path]:
 def build(folders: Sequence[Path], into: Path) -> str:
     """Build the source distribution of each folder, and from that the wheel.
 
-    Two are built at a time, because each waits for pip half of its time.
+    Two are built at a time, because each waits for its environment part of its time.
     """
     with ThreadPoolExecutor(2) as pool:
         made = [path for paths in pool.map(_build, folders, [into] * len(folders)) for path in paths]
@@ -46,7 +47,8 @@ def build(folders: Sequence[Path], into: Path) -> str:
 
 def _build(source: Path, into: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(dir=into) as folder:
-        run([sys.executable, "-m", "build", "--outdir", folder, source], ROOT)
+        command: list[str | Path] = [sys.executable, "-m", "build", "--installer", "uv", "--outdir", folder, source]
+        run(command, ROOT, environ=of_pip(Path(sys.executable)))
         made = sorted(Path(folder).iterdir(), key=lambda path: path.suffix)
         if [path.suffix for path in made] != [".gz", ".whl"]:
             raise Failed(f"{source}: an sdist and a wheel were expected, not {[path.name for path in made]}")
