@@ -109,8 +109,7 @@ def _check(
     """
     wrapped = set(_reduced_by(outer, inner))
     names = [name for name, parameter in pairs if id(parameter) in wrapped]
-    theirs = _ranks(outer)
-    if not names or len(theirs) < 2:
+    if not names or len(theirs := _ranks(outer)) < 2:
         return
     ours = range(job.size) if process_set is global_process_set else process_set.ranks
     if (dist.get_rank(), dist.get_world_size()) != (job.rank, job.size):
@@ -135,9 +134,15 @@ def _reduced_by(outer: DistributedDataParallel, inner: torch.nn.Module) -> Itera
 
 
 def _ranks(outer: DistributedDataParallel) -> Sequence[int]:
-    """Return the ranks over which ``outer`` reduces gradients, in torch's numbering of ranks."""
+    """Return the ranks over which ``outer`` reduces gradients, in torch's numbering of ranks.
+
+    A module whose process group was destroyed reduces over none; torch.distributed may have been initialized again.
+    """
     group = getattr(outer, "process_group", None)
-    return dist.get_process_group_ranks(group) if group is not None else ()
+    try:
+        return dist.get_process_group_ranks(group) if group is not None else ()
+    except KeyError:  # torch does not know the group any more
+        return ()
 
 
 def _told(names: Sequence[str]) -> str:
