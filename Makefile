@@ -42,7 +42,7 @@ $(VENV)/.made: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUG
 	@# legacy Keras asks for the distribution "tensorflow"; what is installed is its CPU build, under another name
 	$(BIN)/python -c 'import sys, importlib.util as i; sys.exit(i.find_spec("tensorflow") is not None)' || \
 		$(PYTHON) $(ENVIRONMENT) $(VENV) $(PINNED) --no-deps tf_keras
-	@# uv compiles nothing: the first import does it here, where several processes of tests would do it at the same time
+	@# uv does not compile what it installs. Without these imports the first tests would compile it, several at a time.
 	@printf '%s\n' 'tensorflow, keras, tf_keras' 'lightning, torchmetrics, skopt, mxnet' | \
 		xargs -P 2 -I {} $(BIN)/python -c 'import {}' >/dev/null 2>&1 || true
 	@$(BIN)/python -c 'import sys; sys.version_info < (3, 13) or print("MXNet is left out: it needs numpy 1.26, which has no wheel for this Python")'

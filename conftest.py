@@ -1,9 +1,10 @@
-"""What holds for every test of the tree: quick ones first, and nothing left behind.
+"""What holds for every test of the tree: quick ones first, in any order if asked for, and nothing left behind.
 
-A test fails if it leaves a process, a thread of ours, a shared-memory file, a listening socket of ours, a changed DDL_*
-variable, a signal handler, a changed sys.path or a module from its temporary folder. A session fails if a process that
-it has started still runs at its end. Of two sessions that share the work (`pytest -n 2`), neither can tell which of them
-has made a shared-memory file, so these files are only looked at when both have ended.
+A test fails if it leaves a process, a thread of ours, a shared-memory file, a listening socket of ours, a file in the
+folder for temporary files, a changed DDL_* variable, a signal handler, a changed sys.path or a module from its temporary
+folder. A session fails if a process that it has started still runs at its end. Of two sessions that share the work
+(`pytest -n 2`), neither can tell which of them has made a shared-memory file, so these files are only looked at when both
+have ended; for temporary files, each has a folder of its own.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import contextlib
 import gc
 import itertools
 import json
+import multiprocessing.util
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -32,7 +36,7 @@ __all__: list[str] = []
 pytest_plugins = ("tests.cluster.fixtures", "ddlcore.testing.collecting")
 
 _MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
-_SHARE_S = 600.0  # the sum over the tests of a share; three run at a time, so the share takes less
+_SHARE_S = 600.0  # the sum over the tests of a share; several run at a time, so the share takes less
 _GRACE_S = 10.0  # for what is ending by itself
 _SERVANTS = (
     "multiprocessing.resource_tracker",
@@ -66,6 +70,9 @@ _HAS_PROC = Path("/proc/self/environ").exists()
 # Whether other processes run tests of this session, so that nobody can tell whose a shared-memory file is.
 _HAS_NEIGHBOURS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
 _LEFT_BEHIND = 13  # a session's exit code of its own: tests that fail must not hide it
+# What others keep in the folder for temporary files until the process ends, or for ever: code of PyTorch and TensorFlow,
+# folders for sockets of multiprocessing (of a process that was killed, they stay), torchrun's for logs, and pytest's.
+_OF_OTHERS = ("torchinductor_", "__autograph_generated_file", "__pycache__", "pymp-", "torchelastic_", "pytest-of-")
 _there_before: set[str] = set()  # shared-memory files
 _strangers: set[int] = set()  # processes that were there at the last look and are not ours
 _not_of_tests: set[str] = set()  # what has been started for several tests, or is known to be left behind
@@ -75,15 +82,33 @@ _left_by_workers: list[str] = []  # what the workers of this session have report
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[_MARK] = uuid.uuid4().hex
     _there_before.update(_segments())
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # not if this process runs no test
+        _take_own_folder_for_temporary_files()
+    if config.getoption("random_order_bucket", None) == "default:module":
+        # Tests of a class stay together, because they share what a fixture of the class has started.
+        config.option.random_order_bucket = "default:parent"
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of a thousand processes would compile all modules
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and pass it on
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _take_own_folder_for_temporary_files() -> None:
+    """Make a folder in which this process and all that it starts put their temporary files, so that no test leaves any.
+
+    ``tmp_path`` of pytest is elsewhere, because its folders stay, to be looked at when a test has failed.
+    """
+    place = tempfile.gettempdir()
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", place)
+    folder = tempfile.mkdtemp(prefix="w-", dir=place)  # a short name: the paths of Unix sockets may have 108 characters
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    # After multiprocessing has removed its own at the end of this process, which has the priority -100.
+    multiprocessing.util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Nothing of what is being collected is garbage, so a seventh of the time would be lost by looking for it."""
+    """Collect tests without looking for garbage: there is none, and to look for it takes a seventh of the time."""
     gc.disable()
     try:
         return (yield)
@@ -103,7 +128,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A run of the few tests that have the machine for themselves imports no other file: that would take 20 s."""
+    """If only tests with the mark ``alone`` are to run, leave out the files without this mark.
+
+    There are few such tests, and it takes 20 s to import all files. tools/run_tests.py begins its mark expression with
+    "alone and" for this. The mark must stand in the file that pytest collects, not in a class that the file imports.
+    """
     of_those = config.option.markexpr.startswith("alone and") and collection_path.suffix == ".py"
     return True if of_those and "pytest.mark.alone" not in collection_path.read_text(encoding="utf-8") else None
 
@@ -113,7 +142,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Pure logic before processes: a mistake shows in seconds. Then the longest files, so that no worker ends alone.
 
     tests/seconds.json says how long the slower tests have taken (`tools/run_tests.py --seconds` writes it). Only the order
-    of the tests and the size of a share depend on it.
+    of the tests and the size of a share depend on it. If pytest-random-order has chosen an order, it stays.
     """
     if unsaid := [item.nodeid for item in items if (mark := item.get_closest_marker("slow")) and not mark.args]:
         raise pytest.UsageError(f"the mark slow needs a reason: {', '.join(unsaid)}")
@@ -122,10 +151,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = _share(word, items, seconds)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid.partition("[")[0] not in chosen])
         items[:] = [item for item in items if item.nodeid.partition("[")[0] in chosen]
+    if _has_random_order(config):
+        return
     files: defaultdict[str, float] = defaultdict(float)
     for item in items:
         files[item.nodeid.partition("::")[0]] += seconds.get(item.nodeid, 0.0)
     items.sort(key=lambda item: (slow := _is_slow(item), -files[item.nodeid.partition("::")[0]] * slow))
+
+
+def _has_random_order(config: pytest.Config) -> bool:
+    chosen = (config.getoption(f"random_order_{option}", "default:") for option in ("bucket", "seed"))
+    by_option = any(not value.startswith("default:") for value in chosen)
+    return by_option or bool(config.getoption("random_order_enabled", False))
 
 
 def _share(word: str, items: list[pytest.Item], seconds: dict[str, float]) -> set[str]:
@@ -169,7 +206,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-    """What the fixture of a class, a module or a session starts is left by no test."""
+    """Remember what a fixture of a class, a module or a session has started: no single test has left it behind."""
     before = set() if fixturedef.scope == "function" else _own()
     try:
         return (yield)
@@ -208,7 +245,7 @@ def _modules_in(folder: str, names: set[str]) -> list[str]:
 
 def _own() -> set[str]:
     """Return what may be left behind, of all that is there and is surely this session's."""
-    return _processes() | _threads() | _sockets() | (set() if _HAS_NEIGHBOURS else _segments())
+    return _processes() | _threads() | _sockets() | _files() | (set() if _HAS_NEIGHBOURS else _segments())
 
 
 def _after_grace(left: Callable[[], set[str]]) -> set[str]:
@@ -261,6 +298,12 @@ def _threads() -> set[str]:
 def _segments() -> set[str]:
     shm = Path("/dev/shm")
     return {str(path) for path in shm.glob("*ddl*")} if shm.is_dir() else set()
+
+
+def _files() -> set[str]:
+    """Temporary files and folders, without those of others."""
+    names = os.listdir(tempfile.gettempdir())
+    return {f"temporary file {name}" for name in names if not name.startswith(_OF_OTHERS)}
 
 
 def _sockets() -> set[str]:

@@ -2,9 +2,9 @@
 
     python tools/environment.py FOLDER [arguments of `uv pip install` …]
 
-uv installs the frameworks in a tenth of pip's time, because it downloads and unpacks many wheels at once. It reads none
-of pip's settings, so this passes them on: a machine with an index of its own has it in pip's configuration. This needs
-nothing but Python's standard library, and runs before anything else is installed.
+uv installs the frameworks in a tenth of pip's time, because it downloads and unpacks many wheels at once. But uv does not
+read pip's settings, for example the package index of a company, so this program passes them on to uv. The program runs
+before anything else is installed, and uses only Python's standard library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAME = {
     "proxy": ("ALL_PROXY", " "),
     "timeout": ("UV_HTTP_TIMEOUT", " "),
 }
-# As pip does: the highest version of all indexes counts, not the first index that has the package.
+# By default, uv takes a package from the first index that has it. pip takes the highest version of all indexes.
 ALL_INDEXES = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 # The parts of pip's configuration that hold for `pip install`; a later one has precedence.
 SECTIONS = ("global", "install", ":env:")
@@ -62,7 +62,7 @@ def of_pip(python: Path) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Make the environment in the folder that the first argument names, install the others, return the exit code."""
+    """Make the environment in the folder ``arguments[0]``, install what the other arguments say, return the exit code."""
     folder, wanted = Path(arguments[0]), arguments[1:]
     python, uv = folder / "bin/python", folder / "bin/uv"
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 import sys
@@ -83,8 +84,9 @@ class Environment:
         if self.pinned:
             uv += ["--constraint", ROOT / "constraints.txt"]
         like_pip = of_pip(Path(sys.executable))
-        # of both, not an option: that would replace the variable
-        links = ",".join(filter(None, (str(self.wheels), like_pip.get("UV_FIND_LINKS"))))
+        # The option --find-links would replace the variable, so the variable names both folders.
+        theirs = like_pip.get("UV_FIND_LINKS") or os.environ.get("UV_FIND_LINKS")
+        links = ",".join(filter(None, (str(self.wheels), theirs)))
         run([*uv, *what], self.work, environ=like_pip | {"UV_FIND_LINKS": links})
         return " ".join(what)
 

@@ -89,13 +89,16 @@ def _error(report: dict[str, Any]) -> str:
 def run_session(arguments: Sequence[str], outcomes: Outcomes, limit_s: float = SESSION_LIMIT_S) -> int:
     """Run pytest in a new process, add what it reports to ``outcomes``, and return its exit code.
 
-    A session that does not end within ``limit_s`` seconds is killed with everything it has started, and counts as
-    broken; so does a session that fails although no test has failed.
+    All temporary files of the session are in a folder that is removed with it. A session that does not end within
+    ``limit_s`` seconds is killed with everything it has started, and counts as broken; so does a session that fails
+    although no test has failed.
     """
-    with tempfile.TemporaryDirectory(prefix="ddl-tests-") as folder:
+    # A short name: the paths of Unix sockets below it may have 108 characters. A process that a test has left behind may
+    # still write there, which must not hide the result.
+    with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "reports.jsonl"
-        command = [sys.executable, "-m", "pytest", f"--report-log={log}", *arguments]
-        process = subprocess.Popen(command, start_new_session=True)
+        command = [sys.executable, "-m", "pytest", f"--report-log={log}", f"--basetemp={folder}/p", *arguments]
+        process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "TMPDIR": folder})
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -146,9 +149,10 @@ def look_again(outcomes: Outcomes, limit_s: float = AGAIN_LIMIT_S) -> None:
 
 
 def slowness(taken: Mapping[str, float], known: Mapping[str, float]) -> float:
-    """Return how many times as long as ``known`` tests take here, at least 1: nine of ten took at most so much longer.
+    """Return a factor, at least 1: nine of ten tests take at most this many times the seconds that ``known`` says.
 
-    So a slower machine, or one with other work, fails no test for its time. With fewer than 20 tests to compare it is 1.
+    Limits are multiplied by it, so that no test fails because the machine is slower or has other work. If fewer than 20
+    tests can be compared, the factor is 1.
     """
     ratios = sorted(taken[test] / known[test] for test in taken.keys() & known.keys())
     return max(1.0, ratios[int(0.9 * len(ratios))]) if len(ratios) >= 20 else 1.0

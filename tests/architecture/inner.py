@@ -1,4 +1,4 @@
-"""Runs pytest in a folder of its own, with the conftest.py of this repository, to test what that does."""
+"""Run pytest on a small project that has the conftest.py of this repository, to test this conftest.py."""
 
 from __future__ import annotations
 

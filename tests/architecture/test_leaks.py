@@ -13,6 +13,8 @@ LEAKS = {
     "orphan": "subprocess.run(['sh', '-c', 'sleep 3 & exit'])",
     "thread": "threading.Thread(target=time.sleep, args=(3,), name='ddl-engine-0', daemon=True).start()",
     "socket": "kept.append(socket.socket(socket.AF_UNIX)); kept[0].bind(f'\\0ddl-leak-{os.getpid()}')",
+    "folder": "tempfile.mkdtemp()",
+    "file_of_a_child": "subprocess.run([sys.executable, '-c', 'import tempfile; tempfile.mkstemp()'])",
     "segment": "open('/dev/shm/ddl-leak', 'w').close()",
     "variable": "os.environ['DDL_LEAK'] = '1'",
     "path": "sys.path.append('/leak')",
@@ -21,7 +23,7 @@ LEAKS = {
     "nothing": "subprocess.run([sys.executable, '-c', ''])",
 }
 
-HEAD = "import os, pytest, signal, socket, subprocess, sys, threading, time\nkept = []\n"
+HEAD = "import os, pytest, signal, socket, subprocess, sys, tempfile, threading, time\nkept = []\n"
 GRACE_S = 0.2
 LINUX = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
@@ -49,3 +51,17 @@ def test_one(): pass
 """
     done = run(project(tmp_path, HEAD + stays, grace_s=GRACE_S), "-n", str(workers))
     assert done.returncode == 13 and "left behind by the session: process" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_temporary_file_is_left(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of tests that have failed for it, and of what multiprocessing keeps until the process ends."""
+    leaves = "import multiprocessing.util, tempfile\ndef test_it():\n    multiprocessing.util.get_temp_dir()\n"
+    here = tmp_path / "tmp"
+    here.mkdir()
+    monkeypatch.setenv("TMPDIR", str(here))
+    options = ("-n", str(workers), f"--basetemp={tmp_path / 'base'}")
+    inner = project(tmp_path, leaves, grace_s=GRACE_S)
+    assert run(inner, *options).returncode == 0 and not list(here.iterdir())
+    (inner / "test_inner.py").write_text(leaves + "    tempfile.mkdtemp()\n")
+    assert run(inner, *options).returncode == 1 and not list(here.iterdir())

@@ -31,12 +31,12 @@ def test_settings_of_pip_become_variables_of_uv() -> None:
 
 
 def test_an_empty_variable_takes_a_setting_away() -> None:
-    """So `PIP_FIND_LINKS= make venv` takes nothing from a folder of this machine."""
+    """So `PIP_FIND_LINKS= make venv` takes no wheel from a folder that pip's configuration names."""
     assert settings("global.find-links='/wheels'\n:env:.find-links=''\n") == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 
 
 def test_pip_itself_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its variables and its files count; a variable of uv that is set already does not change."""
+    """Its environment variables and its files are read. A variable of uv that the user has set keeps its value."""
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://index.example/simple\ntimeout = 7\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

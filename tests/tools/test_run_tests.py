@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tools import run_tests
@@ -192,7 +196,7 @@ def test_what_takes_too_long_twice_fails_the_run(tmp_path: Path, monkeypatch: py
 
 
 def test_a_slow_machine_may_take_longer() -> None:
-    """The slowest tenth is no measure; a machine that is quicker than the recorded one changes nothing."""
+    """The slowest tenth of the tests does not count, and a quicker machine does not make the limit smaller."""
     known = {f"test_{number}": 2.0 for number in range(40)}
     taken = dict.fromkeys(known, 5.0) | {"test_new": 100.0, "test_3": 200.0}
     assert run_tests.slowness(taken, known) == 2.5
@@ -263,3 +267,219 @@ def test_too_many_failures_do_not_run_again(monkeypatch: pytest.MonkeyPatch) -> 
     code, lines = verdict(outcomes, None)
     assert code == 1
     assert lines[-2].endswith("too many to run each of them again")
+
+
+# --- the same without pytest: sessions are functions of the test, or a shell script stands in for pytest
+
+Session = Callable[[Sequence[str], Outcomes], None]
+
+
+def replace_sessions(monkeypatch: pytest.MonkeyPatch, session: Session) -> list[list[str]]:
+    """Let ``session`` fill the outcomes instead of pytest. Return the list of the arguments of all sessions."""
+    given: list[list[str]] = []
+
+    def run_session(arguments: Sequence[str], outcomes: Outcomes, limit_s: float = 0.0) -> int:
+        given.append([*arguments])
+        session(arguments, outcomes)
+        return 0
+
+    monkeypatch.setattr(run_tests, "run_session", run_session)
+    return given
+
+
+def replace_pytest(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Let the shell commands of ``script`` run instead of pytest. They write the reports to the file "$log"."""
+    path = folder / "stand-in"
+    path.write_text(f"#!/bin/sh\nlog=${{3#--report-log=}}\n{script}")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+def report(test: str, when: str, outcome: str, duration: float = 0.1, longrepr: object = None, marks: str = "") -> str:
+    """Return a line of pytest-reportlog about one phase of a test."""
+    facts = {"nodeid": test, "when": when, "outcome": outcome, "duration": duration, "longrepr": longrepr}
+    return json.dumps({"$report_type": "TestReport", **facts, "keywords": dict.fromkeys(marks.split(), 1)})
+
+
+def written(*lines: str) -> str:
+    """Return a shell command that writes these lines to the log. The last line does not end with a line break."""
+    return "".join(f"cat >> $log <<'END'\n{line}\nEND\n" for line in lines[:-1]) + f"printf %s '{lines[-1]}' >> $log\n"
+
+
+def test_only_what_passes_alone_is_unstable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failed test runs alone. It stays failed if it fails again, is skipped, does not run or breaks its session."""
+
+    def second(arguments: Sequence[str], outcomes: Outcomes) -> None:
+        test = arguments[0]
+        if test in ("test_once", "test_breaks", "test_fails_at_its_end"):
+            outcomes.passed.add(test)
+        if test in ("test_again", "test_fails_at_its_end"):
+            outcomes.failed[test] = "another error"
+        if test == "test_breaks":
+            outcomes.broken.append("pytest ended with exit code 13")
+        if test == "test_skips":
+            outcomes.skipped.add(test)
+
+    first = {f"test_{name}": f"error of {name}" for name in ("again", "once", "breaks", "skips", "vanishes")}
+    first["test_fails_at_its_end"] = "error of its end"
+    outcomes = Outcomes(passed={"test_good"}, failed=dict(first))
+    given = replace_sessions(monkeypatch, second)
+    run_tests.look_again(outcomes)
+    assert given == [[test, "-m", ""] for test in first], "each runs once, alone, whatever its marks are"
+    assert outcomes.unstable == {"test_once": "error of once"}
+    assert outcomes.failed == {test: error for test, error in first.items() if test != "test_once"}
+    assert (outcomes.passed, outcomes.broken) == ({"test_good", "test_once"}, [])
+    code, lines = verdict(outcomes, None)
+    assert code == 1
+    assert lines[:5] == [
+        "unstable: failed once, and passed alone in a new process",
+        "  test_once",
+        "      error of once",
+        "failed, also alone in a new process",
+        "  test_again",
+    ]
+    outcomes.failed.clear()
+    assert verdict(outcomes, None)[0] == 0
+
+
+@pytest.mark.processes
+def test_the_log_of_a_session_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that fails in its setup or teardown has failed. Of two runs, the quicker one counts as its time."""
+    crash = {"reprcrash": {"message": "assert 1 == 2\nmore"}}
+    lines = [
+        *(report("test_good", when, "passed", 0.5) for when in ("setup", "call", "teardown")),
+        report("test_slow", "call", "passed", 3.0, marks="slow test_slow"),
+        report("test_bad", "call", "failed", longrepr=crash),
+        report("test_setup", "setup", "failed", longrepr="E no such fixture"),
+        report("test_end", "call", "passed"),
+        report("test_end", "teardown", "failed", longrepr="left a process"),
+        report("test_skips", "setup", "skipped", longrepr=["file", 1, "it may"]),
+    ]
+    replace_pytest(tmp_path, monkeypatch, written(*lines) + "exit 1\n")
+    outcomes = Outcomes(seconds={"test_good": 0.25, "test_slow": 9.0})
+    assert run_session([], outcomes) == 1
+    assert outcomes.passed == {"test_good", "test_slow"}
+    assert outcomes.failed == {
+        "test_bad": "assert 1 == 2",
+        "test_setup": "E no such fixture",
+        "test_end": "left a process",
+    }
+    assert (outcomes.skipped, outcomes.excused, outcomes.broken) == ({"test_skips"}, {"test_slow"}, [])
+    assert outcomes.seconds["test_good"] == 0.25 and outcomes.seconds["test_slow"] == 3.0
+
+
+@pytest.mark.processes
+def test_a_session_that_dies_amid_a_test_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was reported before counts. The test that was running has neither passed nor failed."""
+    half = report("test_second", "call", "passed")[:60]
+    lines = [report("test_first", "call", "passed"), report("test_second", "setup", "passed"), half]
+    replace_pytest(tmp_path, monkeypatch, written(*lines) + "kill -KILL $$\n")
+    outcomes = Outcomes()
+    assert run_session(["-x"], outcomes) == -9
+    assert (outcomes.passed, outcomes.failed) == ({"test_first"}, {})
+    assert outcomes.broken == ["pytest ended with exit code -9: -x"]
+    assert verdict(outcomes, None)[0] == 1
+
+
+@pytest.mark.processes
+def test_the_end_of_a_worker_is_a_failure_of_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-xdist reports such a test in a phase "???"."""
+    crashed = report("test_it", "???", "failed", 0.0, "worker gw0 crashed")
+    replace_pytest(tmp_path, monkeypatch, written(report("test_it", "setup", "passed"), crashed) + "exit 1\n")
+    outcomes = Outcomes()
+    run_session([], outcomes)
+    assert (outcomes.failed, outcomes.broken) == ({"test_it": "worker gw0 crashed"}, [])
+
+
+@pytest.mark.processes
+def test_a_session_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails the run, and what it had reported counts."""
+    begins = f"sleep 600 &\necho $! > {tmp_path}/child\n" + written(report("test_good", "call", "passed"))
+    replace_pytest(tmp_path, monkeypatch, begins + "wait\n")
+    outcomes = Outcomes()
+    assert run_session(["-x"], outcomes, 0.5) == -9
+    assert outcomes.broken[0] == "pytest did not end within 0.5 s: -x"
+    assert outcomes.passed == {"test_good"} and verdict(outcomes, None)[0] == 1
+    child, deadline_s = int((tmp_path / "child").read_text()), time.monotonic() + 20.0
+    while is_running(child):
+        assert time.monotonic() < deadline_s, "its child is running"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+MARKS = [set(marks) for count in range(4) for marks in itertools.combinations(("alone", "long", "soak"), count)]
+
+
+def are_selected(expression: str, marks: set[str]) -> bool:
+    """Return whether pytest would select a test with these marks. The expression is one of Python, too."""
+    return bool(eval(expression, {}, {name: name in marks for name in ("alone", "long", "soak")}))
+
+
+@pytest.mark.parametrize(("tier", "is_long"), [([], False), (["--tier", "quick"], False), (["--tier", "long"], True)])
+def test_each_test_runs_once_and_in_its_tier(tier: list[str], is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests with the mark ``alone`` run with one worker, after the others. Tests with the mark ``soak`` never run."""
+
+    def session(arguments: Sequence[str], outcomes: Outcomes) -> None:
+        outcomes.passed.add("test_it")
+
+    given = replace_sessions(monkeypatch, session)
+    assert run_tests.main([*tier, "--workers", "3", "tests/tools", "-x"]) == 0
+    shared, alone = given
+    for marks in MARKS:
+        wanted = [] if "soak" in marks or ("long" in marks) != is_long else ["1" if "alone" in marks else "3"]
+        chosen = [words[words.index("-n") + 1] for words in given if are_selected(words[words.index("-m") + 1], marks)]
+        assert chosen == wanted, marks
+    assert shared[-2:] == alone[-2:] == ["tests/tools", "-x"]
+    assert alone[alone.index("-m") + 1].startswith("alone and "), "conftest.py imports fewer files because of this"
+
+
+def test_all_sessions_count_for_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A failure in the second session, a failure that was unstable, and a slow test."""
+
+    def exit_codes(second: str) -> list[int]:
+        def session(arguments: Sequence[str], outcomes: Outcomes) -> None:
+            outcomes.seconds["test_shared"] = 5.0
+            if arguments[0] == "test_alone":  # once more
+                outcomes.passed |= {"test_alone"} if second == "passes" else set()
+            elif "not alone" in " ".join(arguments):
+                outcomes.passed.add("test_shared")
+            elif arguments[0] == "-m":
+                outcomes.failed["test_alone"] = "no"
+
+        replace_sessions(monkeypatch, session)
+        options = [[], ["--max-unstable", "0"], ["--most-s", "6"], ["--most-s", "4"]]
+        return [run_tests.main([*words, "--seconds", str(tmp_path / "seconds.json")]) for words in options]
+
+    monkeypatch.setattr(run_tests, "recorded", dict)
+    assert exit_codes("fails") == [1, 1, 1, 1]
+    assert exit_codes("passes") == [0, 1, 0, 1]
+    assert json.loads((tmp_path / "seconds.json").read_text()) == {"test_shared": 5.0}
+
+
+def test_a_test_that_is_slow_twice_needs_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slow test runs once more, alone. Tests that have failed, or have the mark ``slow``, do not count."""
+
+    def second(arguments: Sequence[str], outcomes: Outcomes) -> None:
+        outcomes.seconds["test_once"] = 0.5
+
+    seconds = {"test_always": 2.5, "test_once": 1.5, "test_excused": 9.0, "test_failed": 9.0, "test_at_limit": 1.0}
+    passed = set(seconds) - {"test_failed"}
+    outcomes = Outcomes(passed=passed, failed={"test_failed": "no"}, seconds=seconds, excused={"test_excused"})
+    given = replace_sessions(monkeypatch, second)
+    lines = run_tests.too_slow(outcomes, 1.0)
+    assert lines == ["test_always takes 2.5 s, more than 1.0: mark it `long`, or `slow` with the reason"]
+    assert given == [["test_always", "-m", ""], ["test_once", "-m", ""]]
+
+
+def test_the_seconds_of_tests_that_have_not_run_stay(tmp_path: Path) -> None:
+    """Those of tests that have become quick go, and those of failed tests are not written."""
+    file = tmp_path / "seconds.json"
+    file.write_text(json.dumps({"test_other": 7.0, "test_now_quick": 7.0, "test_failed": 7.0}))
+    seconds = {"test_new": 1.04, "test_now_quick": 0.9, "test_failed": 99.0}
+    run_tests.note(Outcomes(passed={"test_new", "test_now_quick"}, failed={"test_failed": "no"}, seconds=seconds), file)
+    assert json.loads(file.read_text()) == {"test_failed": 7.0, "test_new": 1.0, "test_other": 7.0}

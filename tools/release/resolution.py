@@ -21,7 +21,7 @@ TARGETS = {"make venv": ".venv/.made", "make demo": ".venv-demo/.made"}
 
 
 def requirements(recipe: str) -> list[str]:
-    """Return what ``recipe`` installs first, as arguments of uv. ``recipe`` is the output of `make --dry-run`."""
+    """Return the arguments of the first installation by uv in ``recipe``, which is the output of `make --dry-run`."""
     found = re.search(r"^\S+ tools/environment\.py \S+ (.*)$", recipe, re.MULTILINE)
     if found is None:
         raise Failed(f"no line of the recipe installs anything:\n{recipe}")

@@ -53,20 +53,6 @@ def test_overflow_wraps(dtype: str, op: ReduceOp, count: int) -> None:
             assert oracle.difference(target, oracle.reduce(sources, op)) == ""
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("op", [ReduceOp.Min, ReduceOp.Max], ids=["min", "max"])
-@pytest.mark.parametrize("count", [10, LARGE])
-def test_nan_is_not_lost(dtype: str, op: ReduceOp, count: int) -> None:
-    """A NaN on any rank reaches the result."""
-    sources = [np.full(count, rank, dtype) for rank in range(3)]
-    for rank, source in enumerate(sources):
-        source[rank] = np.nan
-    with open_group(3) as group:
-        for target in reduced(group, sources, op):
-            assert np.isnan(target[:3]).all()
-            assert (target[3:] == (0 if op is ReduceOp.Min else 2)).all()
-
-
 @pytest.mark.parametrize("op", sorted(module.GlooTransport.capabilities.ops), ids=lambda op: op.name.lower())
 @pytest.mark.parametrize("count", [10, 2_000_000])
 def test_bool(op: ReduceOp, count: int) -> None:
