@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import ddlcore
-from ddlcore.api import Job, use_job
+from ddlcore.api import Job, stopping, use_job
 from ddlcore.errors import Closed, DdlInternalError, InvalidArgument, NotInitialized
 from ddlcore.testing.world import World
 
@@ -158,6 +159,28 @@ def test_a_misspelt_signal(monkeypatch: pytest.MonkeyPatch) -> None:
             ddlcore.should_stop()
     finally:
         ddlcore.shutdown()
+
+
+@pytest.mark.parametrize(("names", "is_handled"), [("", False), ("SIGUSR2", True)])
+def test_only_the_signals_that_are_wanted_get_a_handler(
+    names: str, is_handled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an empty DDL_STOP_SIGNALS, SIGTERM and SIGUSR1 end the process, as they do without should_stop()."""
+    monkeypatch.setattr(stopping, "_listener", stopping._Listener())  # the listener of this process may listen already
+    monkeypatch.setenv("DDL_STOP_SIGNALS", names)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+    for number in before:
+        signal.signal(number, signal.SIG_DFL)
+    ddlcore.init()
+    try:
+        assert not ddlcore.should_stop()
+        after = {number: signal.getsignal(number) for number in before}
+        assert after[signal.SIGTERM] == after[signal.SIGUSR1] == signal.SIG_DFL
+        assert (after[signal.SIGUSR2] != signal.SIG_DFL) == is_handled
+    finally:
+        ddlcore.shutdown()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_use_job_is_respected() -> None:

@@ -9,8 +9,15 @@ import pytest
 
 from ddlcore.builtin.allocations import GrantedLauncher
 from ddlcore.builtin.slurm import SrunLauncher
+from ddlcore.config import load_settings
 from ddlcore.contracts.launcher import AgentPlace, HostSlots, StartPlan
+from ddlcore.control.credentials import Access
+from ddlcore.launch.agents.remote_plan import RemotePlan
+from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.plug.loader import load_plugins
+from ddlcore.plug.registry import Registry
 
+ADDRESS = "tcp://127.0.0.1:4444"
 SETTINGS: Mapping[str, str | int | float | bool] = {
     "launcher_args": "--qos=long --gres 'gpu:2'",
     "ssh_port": 0,
@@ -54,6 +61,22 @@ def test_a_strange_host_is_named(environ: dict[str, str]) -> None:
     """With the nodes there are."""
     with pytest.raises(ValueError, match=r"n9 is no node of this allocation \(n1, n2, n3\)"):
         SrunLauncher().commands(plan(environ, "n1", "n9"))
+
+
+def test_an_agent_for_a_node_that_comes_back_is_started_alone(environ: dict[str, str]) -> None:
+    """The command for it names its node only: agents of the other nodes, and an earlier one of its own, are left alone."""
+    registry = load_plugins(load_settings({}))
+    chosen = registry.named(Registry.launchers, "srun"), SrunLauncher
+    layout = Layout(("n1", "n2", "n3"), (0, 1, 2), -1)
+    remote_plan = RemotePlan.plan(
+        layout, chosen, load_settings({}, flags={"control_address": ADDRESS}), environ, "/work"
+    )
+    access = Access(ADDRESS, 1, "s" * 40, "c" * 40, "k" * 40)
+    command = remote_plan.late_command(AgentPlace(3, "n2", ()), remote_plan.places, access)
+    assert command.argv[:4] == ("srun", "--nodes=1", "--ntasks=1", "--nodelist=n2")
+    assert (command.agents, command.task) == ((3,), "stdin"), "the agent reads its number and its keys from stdin"
+    assert command.own == remote_plan.commands()[0].own
+    assert not any("k" * 40 in argument for argument in command.argv)
 
 
 def test_other_batch_systems_go_by_ssh(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import long
 from tools.test_cluster import Host, TestCluster
-from tools.test_cluster.holding import PREFIX
+from tools.test_cluster.holding import PREFIX, locked_directory, remove_stale
 
 pytestmark = pytest.mark.processes
 NewCluster = Callable[..., TestCluster]
@@ -68,8 +69,8 @@ def until(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.fixture
-def owner(cluster: TestCluster) -> Iterator[subprocess.Popen[str]]:
-    """A process with a test cluster of its own; it skips as ``cluster`` does, and what it leaves would be seen."""
+def owner(new_cluster: NewCluster) -> Iterator[subprocess.Popen[str]]:
+    """A process with a test cluster of its own; it skips as ``new_cluster`` does, and what it leaves would be seen."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(Path(__file__).with_name("owner.py"))]
     pipe = subprocess.PIPE
@@ -97,8 +98,9 @@ def test_a_bed_that_is_left_is_gone(new_cluster: NewCluster) -> None:
     assert of_cluster(cluster.directory) == {} and not cluster.directory.exists()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *long(signal.SIGTERM, signal.SIGINT)], ids=lambda number: number.name
+)
 def test_the_death_of_the_owner_ends_its_bed(owner: subprocess.Popen[str], number: signal.Signals) -> None:
     """By the kernel's doing alone: no other test cluster has to come and clear away."""
     directory = started(owner)
@@ -125,6 +127,22 @@ def test_what_a_killed_switch_leaves_the_next_bed_removes(
     new_cluster(1)
     assert not directory.exists() and mine.directory.exists()
     assert mine.run("server1", ["hostname"]).stdout == "server1\n"
+
+
+def test_only_directories_of_dead_owners_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner holds a lock while it lives. Other temporary directories stay, whatever is in them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, other = tmp_path / f"{PREFIX}dead", tmp_path / "ddl-other"
+    for directory in (dead, other):
+        directory.mkdir()
+        (directory / "key").touch()
+    living, lock = locked_directory()
+    (living / "key").touch()
+    remove_stale()
+    assert set(tmp_path.iterdir()) == {living, other} and (living / "key").exists() and (other / "key").exists()
+    os.close(lock)
+    remove_stale()
+    assert list(tmp_path.iterdir()) == [other]
 
 
 @pytest.mark.long

@@ -141,3 +141,37 @@ def test_a_power_cut_is_silent(cluster: TestCluster) -> None:
         assert cluster.run("server1", ["ping", "-c1", "-W1", cluster.address("server2")]).returncode == 1
         assert time.monotonic() - begun_s > 0.5
         ssh.kill()
+
+
+LISTENS = """
+import socket, sys
+
+def silent(call):
+    try:
+        return f"heard {call()!r}"
+    except TimeoutError:
+        return "silence"
+    except OSError as error:
+        return f"heard {error}"
+
+there = (sys.argv[1], 22)
+line = socket.create_connection(there, timeout=40)
+line.recv(100)  # the greeting of sshd
+print("up", flush=True)
+sys.stdin.readline()
+line.settimeout(0.3)
+print(silent(lambda: line.recv(1)))
+print(silent(lambda: socket.create_connection(there, timeout=0.3)))
+"""
+
+
+def test_nothing_is_heard_of_a_host_without_power(cluster: TestCluster) -> None:
+    """An open connection has neither an end nor a reset, and a new one is not refused. What ran there has ended."""
+    address = cluster.address("server2")
+    listens = [sys.executable, "-I", "-S", "-c", LISTENS, address]
+    sleeps = cluster.popen("server2", ["sleep", "600"])
+    with cluster.popen("server1", listens, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        cluster.kill_host("server2")
+        assert sleeps.wait(40) != 0
+        assert process.communicate("now\n", timeout=40)[0] == "silence\nsilence\n"

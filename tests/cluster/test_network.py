@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,17 +11,19 @@ from pathlib import Path
 import pytest
 
 from tools.test_cluster import TestCluster
+from tools.test_cluster.network import Network
+from tools.test_cluster.possible import in_sbin
 
 pytestmark = pytest.mark.processes
 NewCluster = Callable[..., TestCluster]
 POUR = Path(__file__).with_name("pour.py")
 
 
-def poured(cluster: TestCluster, sender: str, receiver: str, family: int = 4) -> float:
+def poured(cluster: TestCluster, sender: str, receiver: str, family: int = 4, seconds: float = 0.6) -> float:
     """Mbit/s of payload over one connection."""
     with cluster.popen(receiver, [sys.executable, POUR, "receive"]) as receiving:
         assert receiving.stdout is not None and receiving.stdout.readline() == "listening\n"
-        cluster.run(sender, [sys.executable, POUR, "send", cluster.address(receiver, family), "0.6"], check=True)
+        cluster.run(sender, [sys.executable, POUR, "send", cluster.address(receiver, family), str(seconds)], check=True)
         return float(receiving.communicate(timeout=80)[0])
 
 
@@ -44,6 +47,40 @@ def test_a_rate_holds_for_one_host_in_both_directions(new_cluster: NewCluster) -
         ("server1", "server3", 500),
     ):
         assert 0.8 * mbit < poured(cluster, sender, receiver) < 1.05 * mbit, (sender, receiver)
+
+
+def limits(cluster: TestCluster, name: str) -> list[str]:
+    """Return the rates that the kernel keeps for what a host sends on eth0; [] without a limit."""
+    shown = cluster.run(name, [in_sbin("tc") or "tc", "qdisc", "show", "dev", "eth0"], check=True).stdout
+    return re.findall(r"^qdisc tbf .* rate (\S+)", shown, re.MULTILINE)
+
+
+def test_no_host_is_faster_than_its_rate(cluster: TestCluster) -> None:
+    """The kernel limits what a host sends, and the switch limits what it receives. Other hosts have no limit."""
+    cluster.rate(50, ["server2"])
+    assert (limits(cluster, "server1"), limits(cluster, "server2")) == ([], ["50Mbit"])
+    # Within a short time, the first burst counts. Without a limit there would be thousands.
+    assert poured(cluster, "server1", "server2", seconds=0.3) < 2 * 50
+    cluster.rate(None)
+    assert limits(cluster, "server2") == []
+
+
+@pytest.mark.parametrize("mbit", [50, 1000.0])
+def test_a_rate_is_set_at_both_ends_of_a_cable(mbit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the two programs are told, without a cluster. The switch's end is named after the host and the network."""
+    told: list[tuple[str, str, str]] = []
+    monkeypatch.setattr(Network, "_batch", lambda self, where, tool, lines: told.append((where, tool, *lines)))
+    network = Network([], {}, 2)
+    network.limit("server2", mbit, 1)
+    network.limit("server2", None, 1)
+    ends = [("server2", "dev eth1"), ("switch", "dev server2.1")]
+    assert [(where, tool) for where, tool, _ in told] == [(where, "tc") for where, _ in ends] * 2
+    for (_, _, line), (_, device) in zip(told, ends):
+        found = re.fullmatch(rf"qdisc replace {device} root tbf rate (\d+)bit burst (\d+) limit (\d+)", line)
+        assert found is not None, line
+        rate, burst, limit = map(int, found.groups())
+        assert rate == mbit * 1e6 and limit > burst >= rate / 8 / 1000, "a burst of a millisecond fits"
+    assert [line for _, _, line in told[2:]] == [f"qdisc replace {device} root noqueue" for _, device in ends]
 
 
 def test_without_a_rate_the_network_is_fast(cluster: TestCluster) -> None:

@@ -35,6 +35,9 @@ from tests.tiers import long
 
 DEFAULT: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_bucket_bytes": 1 << 20, "overlap": "off"}
 
+# Pictures take nearly all the time of these tests.
+PICTURES = pytest.mark.parametrize("pictures", [False, *long(True)], ids=["text", "pictures"], indirect=True)
+
 SCRIPT = """
 import sys, time
 import numpy as np
@@ -69,6 +72,14 @@ def finished(
     return session
 
 
+@pytest.fixture
+def pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a report has pictures. If not, this test has no matplotlib."""
+    if not request.param:
+        monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    return bool(request.param)
+
+
 # --- what is written
 
 
@@ -99,11 +110,11 @@ def test_sizes_say_what_an_auto_overlap_was(tmp_path: Path) -> None:
     assert read_toml(tmp_path / "tuned.toml") == base
 
 
-@pytest.mark.long
-def test_any_command_and_any_value_can_be_written(tmp_path: Path) -> None:
+@PICTURES
+def test_any_command_and_any_value_can_be_written(pictures: bool, tmp_path: Path) -> None:
     """A comment ends with its line, a file holds no half characters, and TOML's strings are not quite JSON's."""
     about = about_text(["python", "-c", "a = 1\nbackend = 'shm'", "caf\xe9", "\udcff", "$\\foo$"], 2, 1)
-    base: dict[str, Value] = {"cache_dir": "/tmp/\U0001f600\x7f\n", "silence_s": float("inf")}
+    base: dict[str, Value] = {"cache_dir": '/tmp/\U0001f600\x7f\n"\\', "silence_s": float("inf")}
     session = finished(0.2)
     write_config(tmp_path / "tuned.toml", session, about, base)
     assert read_toml(tmp_path / "tuned.toml") == {**base, "overlap": "on"}
@@ -161,6 +172,18 @@ def test_a_report_of_what_has_just_begun(tmp_path: Path) -> None:
     session.measured([0.01])
     assert draw(session, "x") is None or draw(session, "x")
     assert "Pictures need matplotlib" in html_text(session, "x", None)
+
+
+def test_a_report_without_matplotlib_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file, which says how pictures come. One sample is enough."""
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    session = Session(CORE, DEFAULT, GridTuner, 9)
+    session.measured([0.01])
+    assert (draw(session, "x"), draw_panels(session)) == (None, None)
+    assert write_report(tmp_path / "r.html", session, "x <y>") == [tmp_path / "r.html"]
+    text = (tmp_path / "r.html").read_text()
+    assert "Pictures need matplotlib" in text and "<p>x &lt;y&gt;</p>" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
 
 
 def test_the_bar_stays_below_what_others_write() -> None:
@@ -300,10 +323,10 @@ def test_what_is_refused_leaves_an_earlier_log_alone(tmp_path: Path) -> None:
     assert (tmp_path / "log.csv").read_text() == "sample\n"
 
 
-@pytest.mark.long
+@PICTURES
 @pytest.mark.parametrize(("error", "code"), [(NotStarted("no room", 7), 7), (KeyboardInterrupt(), 130)])
 def test_what_was_measured_before_a_run_that_does_not_start(
-    error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, code: int, pictures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report of the runs before it is written."""
 
@@ -321,10 +344,10 @@ def test_what_was_measured_before_a_run_that_does_not_start(
     assert (tmp_path / "tuned.html").exists()
 
 
-@pytest.mark.long
+@PICTURES
 @pytest.mark.parametrize(("words", "runs"), [([], 12), (["--runs", "3"], 3)])
 def test_a_short_training_is_run_until_the_search_has_ended(
-    words: list[str], runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], runs: int, pictures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often that is, unless it is bounded, or a run measures nothing."""
     done = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from ddlcore.commands.cli import main
+from ddlcore.errors import PluginError
 from ddlcore.plug.settings import settings_of
-from ddlcore.testing.conform.kinds import KINDS, _named
+from ddlcore.testing.conform.kinds import KINDS, Subject, _named, subjects, suites_of
+from ddlcore.testing.conform.watch import Run
 from ddlcore.testing.killed import KilledSuite
 from ddlcore.testing.levels import LEVELS, Result, reached
 from ddlcore.text.installing import pip_install
@@ -248,6 +251,42 @@ def test_a_suite_that_stands_by_itself_runs_without_the_part(site: Site, capsys:
     assert (run["over"], run["missing"], run["ok"]) == ("a stuffed bird", "no loft; build one", True)
     assert main(["conform", "bound"]) == 2
     assert "cannot be used: no loft; build one" in capsys.readouterr().err
+
+
+def test_a_part_that_is_missing_is_refused_unless_its_suite_stands_by_itself(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report says first over what the suite runs, and what is missing. Nothing is run of what is refused."""
+    site.install("ddl-absent", ABSENT)
+    ran: list[str] = []
+
+    def run_suite(subject: Subject, **more: object) -> Run:
+        ran.append(subject.provider.name)
+        return Run(subject, [Result("test_the_limit_is_kept", "passed")])
+
+    monkeypatch.setattr("ddlcore.commands.conform.command.run_suite", run_suite)
+    assert main(["conform", "bound"]) == 2
+    assert "cannot be used: no loft; build one" in capsys.readouterr().err
+    assert main(["conform", "ddl-absent"]) == 2 and ran == []
+    capsys.readouterr()
+    assert main(["conform", "alone"]) == 0 and ran == ["alone"]
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "  its suite runs over a stuffed bird",
+        "  alone itself cannot be used here: no loft; build one",
+    ]
+    _, (run,) = conform(capsys, "alone", "--only", "test_the_limit_is_kept")
+    assert (run["over"], run["missing"], run["ok"]) == ("a stuffed bird", "no loft; build one", True)
+
+
+def test_a_suite_that_stands_by_itself_is_made_without_the_part(site: Site) -> None:
+    """The class to test is only imported. For other suites the part must be usable."""
+    site.install("ddl-absent", ABSENT)
+    registry = settings_of(os.environ)[1]
+    (alone,), (bound,) = subjects(registry, "alone"), subjects(registry, "bound")
+    tested, suites = suites_of(alone, registry)
+    assert tested.__name__ == "ThresholdFusion" and [suite.__module__ for suite in suites] == ["ddl_absent"]
+    with pytest.raises(PluginError, match="no loft; build one"):
+        suites_of(bound, registry)
 
 
 @pytest.mark.parametrize(

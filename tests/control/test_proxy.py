@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+import zmq
 
-from ddlcore.control import proxy
+from ddlcore.control import line, proxy
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect_with
 from ddlcore.control.credentials import KeyPair, read_job_file
@@ -25,6 +26,7 @@ from ddlcore.messages import Welcome
 from tests.control.echo import PATIENCE_S, Net, greet, hello
 
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE".ljust(64, b"\0")
+BUSY_MS = 10_000  # for so long, a thread may hold the interpreter lock, as while it loads a large library
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel who is at the other end")
 
 
@@ -144,6 +146,52 @@ def test_a_refused_key_is_told_of_behind_the_port_too(net: Net) -> None:
         store.close()
 
 
+def tcp_sockets(port: int) -> dict[str, list[socket.socket]]:
+    """Return duplicates of this process's sockets that are connected to ``port`` ("rank"), or by it ("coordinator")."""
+    found: dict[str, list[socket.socket]] = {"rank": [], "coordinator": []}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or is no socket that is connected
+            one = socket.socket(fileno=os.dup(int(name)))
+            peer = one.getpeername() if one.family == socket.AF_INET else None
+            if peer is not None and port in (peer[1], one.getsockname()[1]):
+                found["rank" if peer[1] == port else "coordinator"].append(one)
+            else:
+                one.close()
+    return found
+
+
+@LINUX
+def test_both_ends_of_a_connection_notice_that_the_other_host_is_gone(net: Net) -> None:
+    """The kernel sends probes, and ends a connection whose data is not acknowledged; a rank may wait longer for that."""
+    _, store = net.join(0)
+    store.set("key", b"value")
+    assert store.get("key", PATIENCE_S) == b"value"
+    found = tcp_sockets(int(net.server.endpoint.rpartition(":")[2]))
+    patience_ms = {"rank": line.UNREAD_MS, "coordinator": line.UNANSWERED_MS}
+    tcp, probes = socket.IPPROTO_TCP, line.KEEPALIVE_PROBES
+    try:
+        for end, sockets in found.items():
+            assert len(sockets) == 2, "the channel and the store"
+            for one in sockets:
+                assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                assert [one.getsockopt(tcp, name) for name in names] == [line.KEEPALIVE_S, line.KEEPALIVE_S, probes]
+                assert one.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == patience_ms[end], end
+    finally:
+        for one in (*found["rank"], *found["coordinator"]):
+            one.close()
+
+
+def test_heartbeats_find_a_process_that_is_stopped() -> None:
+    """Its host still answers, so the kernel's probes do not find it. A process that holds its interpreter lock is no loss."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as one:
+        line.keep_alive(one)
+        assert one.getsockopt(zmq.HEARTBEAT_IVL) == line.HEARTBEAT_MS > 0
+        assert one.getsockopt(zmq.HEARTBEAT_TIMEOUT) == line.HEARTBEAT_TIMEOUT_MS
+    assert line.HEARTBEAT_TIMEOUT_MS > line.UNREAD_MS > line.UNANSWERED_MS > 1000 * line.KEEPALIVE_S
+    assert line.UNREAD_MS > BUSY_MS
+
+
 def test_a_rank_that_was_turned_away_in_a_crowd_comes_again() -> None:
     """Its connection is ended twice before it could show a key; what it had said arrives all the same."""
     net = Net("tcp")
@@ -165,8 +213,6 @@ def test_a_rank_that_was_turned_away_in_a_crowd_comes_again() -> None:
 
 def test_refusals_end() -> None:
     """By TCP some are forgiven, until the server was heard; a wrong key and a Unix socket never are."""
-    import zmq
-
     refusals = Refusals("tcp://127.0.0.1:1")
     forgiven = [refusals.forgive(zmq.EVENT_DISCONNECTED) for _ in range(20)]
     assert 0 < sum(forgiven) < 20

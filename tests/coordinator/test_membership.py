@@ -93,7 +93,7 @@ def test_only_who_stands_still_is_evicted(asked: tuple[int, ...], deaf: bool) ->
 
 
 def test_the_next_process_of_an_evicted_rank_is_not_killed() -> None:
-    """Although a member is slow to leave the old world."""
+    """Rank 2 has not left the old world yet when a new process takes the place of rank 0. The new process stays alive."""
     one = world_of_three()
     for rank in (1, 2):
         one.handle(rank, asks(1))

@@ -118,9 +118,32 @@ def drawn(tab: Any) -> None:
     until(tab, "document.querySelectorAll('.chart .main-svg').length >= 4")
 
 
+BEYOND = """
+[...document.querySelectorAll('main *, header *')]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('pre.table, svg'))
+  .map((one) => one.outerHTML.slice(0, 120))
+"""
+
+
+def tells_without_colour(tab: Any) -> None:
+    """Asserts that lines have dashes of their own, areas have patterns, bars have patterns, and bars have figures."""
+    traces = "document.getElementById('chart-{}').data.map(one => one.{})"
+    dashes = tab.evaluate(traces.format("links", "line.dash"))
+    assert len(dashes) == len(set(dashes)) == 4
+    patterns = tab.evaluate(traces.format("parts", "fillpattern.shape"))
+    assert len(patterns) == len(set(patterns)) == 3
+    image = "getComputedStyle(document.querySelector('.bar .{}')).backgroundImage"
+    images = [tab.evaluate(image.format(name)) for name in ("compute", "exposed", "input")]
+    assert len(set(images)) == 3
+    assert tab.inner_text("#ranks tr[data-rank='0'] .bar-text") == "70 % · 20 % · 10 %"
+
+
 @pytest.mark.slow("a browser starts")
 def test_what_is_on_the_page(told: Callable[..., Told], opened: Callable[..., Any]) -> None:
-    """Head, figures, four charts, ranks by host, links and events, without a request to anybody else."""
+    """Head, figures, four charts, ranks by host, links and events, without a request to anybody else.
+
+    All is told without colours, too. The page follows a system that becomes dark, and a window that becomes narrow.
+    """
     one = told()
     one.page.said("first line")
     tab = opened(one.url)
@@ -139,6 +162,15 @@ def test_what_is_on_the_page(told: Callable[..., Told], opened: Callable[..., An
     assert tab.locator("#links tbody tr").count() == 4
     assert tab.locator("#events li").all_inner_texts()[0].endswith("first line")
     assert tab.locator("#waits").is_hidden()
+    tells_without_colour(tab)
+    red = "Number(getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0])"
+    fill = "getComputedStyle(document.querySelector('#chart-rate .xtick text')).fill"
+    before = tab.evaluate(fill)
+    assert tab.evaluate(red) > 200
+    tab.emulate_media(color_scheme="dark")
+    until(tab, f"{red} < 60 && {fill} !== '{before}'")
+    tab.set_viewport_size(PHONE)
+    until(tab, f"document.documentElement.scrollWidth <= {PHONE['width']} && ({BEYOND}).length === 0")
 
 
 @pytest.mark.long
@@ -253,13 +285,6 @@ def test_hostile_texts_do_nothing(told: Callable[..., Told], opened: Callable[..
     assert tab.locator("img, b, a, iframe, body script").count() == 0
 
 
-BEYOND = """
-[...document.querySelectorAll('main *, header *')]
-  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('pre.table, svg'))
-  .map((one) => one.outerHTML.slice(0, 120))
-"""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [("node1", "node1", "node2"), ("n" * 120, HOSTILE)], ids=["usual", "hostile"])
 def test_on_a_phone(hosts: tuple[str, ...], told: Callable[..., Told], opened: Callable[..., Any]) -> None:
@@ -332,17 +357,7 @@ def test_without_colour(told: Callable[..., Told], opened: Callable[..., Any]) -
     tab.wait_for_selector("tr.is-late")
     symbols = [text.split()[0] for text in tab.locator("#ranks td.state").all_inner_texts()]
     assert len(set(symbols)) == 2
-    traces = "document.getElementById('chart-{}').data.map(one => one.{})"
-    dashes = tab.evaluate(traces.format("links", "line.dash"))
-    assert len(dashes) == len(set(dashes)) == 4
-    patterns = tab.evaluate(traces.format("parts", "fillpattern.shape"))
-    assert len(patterns) == len(set(patterns)) == 3
-    images = [
-        tab.evaluate(f"getComputedStyle(document.querySelector('.bar .{name}')).backgroundImage")
-        for name in ("compute", "exposed", "input")
-    ]
-    assert len(set(images)) == 3
-    assert tab.inner_text("#ranks tr[data-rank='0'] .bar-text") == "70 % · 20 % · 10 %"
+    tells_without_colour(tab)
 
 
 @pytest.mark.long

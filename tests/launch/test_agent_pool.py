@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from ddlcore.builtin.ssh import SshLauncher
 from ddlcore.config import Settings, load_settings
 from ddlcore.contracts.interfaces import route_address
-from ddlcore.contracts.launcher import AgentPlace
+from ddlcore.contracts.launcher import AgentPlace, StartCommand
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
@@ -29,6 +30,7 @@ from ddlcore.launch.agents.wire import (
     Begun,
     Credit,
     Data,
+    Here,
     Look,
     Quit,
     RankTask,
@@ -116,6 +118,17 @@ def test_a_survey_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "no network interface is called eth77" in nowhere.problems[1]
 
 
+def test_a_master_port_that_is_taken_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 would listen there. The port is never among the free ports that a report lists, taken or not."""
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        look = Look(str(tmp_path), (), "sh", (), "", 3, port)
+        report = survey(look, "tcp://127.0.0.1:5")
+    assert list(report.problems) == [f"port {port} (MASTER_PORT) is taken; unset it and a free one is chosen"]
+    assert len(report.ports) == 3 and port not in report.ports
+
+
 # --- where the launcher listens
 
 
@@ -181,6 +194,23 @@ def agents() -> Iterator[tuple[AgentPool, Server]]:
     server.close()
 
 
+def test_only_the_host_of_rank_0_is_asked_about_the_master_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody meets at this port on the other hosts, so it may be taken there."""
+    pool = AgentPool([AgentPlace(0, "a", (1, 2)), AgentPlace(1, "b", (0, 3))], SshLauncher(), lambda text: None)
+    server = Server(4, EchoCoordinator(), agents=pool)
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    look = Look("/", (), "sh", (), "", 0, 4711)
+    try:
+        pool.call((), server, str, {}, 3.0, look)
+        for agent in (0, 1):
+            pool.heard(agent, encode(Here(5)))
+        assert told == [(0, replace(look, port=0)), (1, look)]
+    finally:
+        pool.close()
+        server.close()
+
+
 def test_a_large_result_is_waited_for(agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as more of it comes, however long all of it takes; and no longer."""
     monkeypatch.setattr("ddlcore.launch.agents.agent_pool._CLEARED_S", 0.05)
@@ -217,6 +247,21 @@ def test_who_was_silent_for_too_long_is_told_to_end(
     agents[0].silent(0, 3.0)
     assert agents[0].members[0].gone
     assert told == [(0, Quit())]
+
+
+def test_an_agent_that_is_called_late_gets_the_function_too(
+    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks call the same function as those that have begun with the job."""
+    pool, server = agents
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    pool.send_task(b"pickled")
+    pool.call_late(AgentPlace(1, "late", ()), StartCommand(("cat",), (1,)))
+    begin = Begin((), {}, (), (), (), stays=True)
+    pool.begin_late(pool.members[1], begin)
+    task = Data(-1, "task", b"pickled")
+    assert told == [(0, task), (1, task), (1, begin)]
 
 
 def test_parts_of_a_rank_that_has_moved_are_kept_apart(tmp_path: Path) -> None:

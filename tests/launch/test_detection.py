@@ -174,6 +174,16 @@ def test_what_a_rank_starts_is_no_rank(starter: Starter) -> None:
     assert done.text.count("child 5") == 2, done.text
 
 
+def test_rank_0_is_interrupted_while_it_waits_for_the_others(home: Path, until: Until) -> None:
+    """It ends soon, not with 0, and takes the file with it by which they would find it."""
+    first = alone(0, "where")
+    wait_for_file(home, until)
+    first.send_signal(signal.SIGINT)
+    done = finish([first])
+    assert done.code not in (0, -signal.SIGKILL), done.text
+    assert left_in(home) == []
+
+
 @pytest.mark.long
 def test_two_jobs_at_once(starter: Starter, home: Path) -> None:
     """Of the same launcher, side by side: each has ranks of its own."""

@@ -47,6 +47,17 @@ def test_torchs_variables_can_be_left_out() -> None:
     assert left["COLOUR"] == "red" and not left.keys() & set(TORCHRUN_VARIABLES)
 
 
+def test_master_addr_is_the_address_of_rank_0s_host() -> None:
+    """Also if rank 0 is not on the first host, nor on the host of the launcher; each rank is told its own host's address."""
+    places = (HostPlace("/job", "10.0.0.1", (5, 6)), HostPlace("", "10.0.0.2", (7, 8)))
+    environments = own_environments((1, 0, 1), places, 29500)
+    assert {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in environments} == {("10.0.0.2", "29500")}
+    assert [e["DDL_ADDRESS"] for e in environments] == ["10.0.0.2", "10.0.0.1", "10.0.0.2"]
+    assert [e["GROUP_RANK"] for e in environments] == ["1", "0", "1"]
+    workers = json.loads(environments[0]["TF_CONFIG"])["cluster"]["worker"]
+    assert workers == ["10.0.0.2:7", "10.0.0.1:5", "10.0.0.2:8"]
+
+
 def test_tf_config_is_one_cluster_with_a_port_a_rank() -> None:
     """The cluster is the same for all, the index is the rank's."""
     configs = [json.loads(e["TF_CONFIG"]) for e in rank_environments({}, (0, 0), "/job", {}, 29500)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.launch.ranks.exit_status import End, exit_code, first_failure, summary
+from ddlcore.launch.ranks.exit_status import STOPPED, End, exit_code, first_failure, summary
 from ddlcore.text.ranks import ranks_text
 
 OK, LATE_OK = End(0, 0, 1.0), End(1, 0, 9.0)
@@ -30,6 +30,21 @@ def test_first_failure_and_exit_code(ends: list[End], raised: list[int], rank: i
     first = first_failure(ends, raised)
     assert (first.rank if first else None) == rank
     assert exit_code(ends, raised) == code
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        pytest.param([OK, LATE_OK], STOPPED, id="all ended well"),
+        pytest.param([End(0, 7, 1.0), End(1, 0, 1.0)], 7, id="a script failed after the stop"),
+        pytest.param([OK, End(1, -9, 2.0)], 137, id="a rank was killed after the stop"),
+        pytest.param([OK, End(1, -15, 9.0, stopped=True)], 1, id="the launcher had to end a rank"),
+    ],
+)
+def test_a_stop_is_told_by_85_only_if_all_ranks_ended_well(ends: list[End], code: int) -> None:
+    """Otherwise a checkpoint may be missing, and a batch script must not ask for another turn."""
+    assert STOPPED == 85
+    assert exit_code(ends, stopped=True) == code
 
 
 def test_a_second_ctrl_c_is_130() -> None:

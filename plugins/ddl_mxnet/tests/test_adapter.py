@@ -91,3 +91,11 @@ def test_layouts_of_onednn_are_seen() -> None:
     buffer = MxnetAdapter().buffer(made, elementwise=True)
     found = np.frombuffer(view(buffer.address, buffer.nbytes), np.float32).reshape(expected.shape)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_torch_computes_in_the_same_process() -> None:
+    """MXNet and torch both compute, although each brings its own threading and matrix libraries."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert (torch.ones(99, 99) @ torch.ones(99, 99))[0, 0].item() == 99
+    assert mx.nd.dot(mx.nd.ones((99, 99)), mx.nd.ones((99, 99)))[0, 0].asscalar() == 99
+    assert (torch.ones(99, 99) @ torch.ones(99, 99))[0, 0].item() == 99

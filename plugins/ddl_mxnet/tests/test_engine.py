@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import ddl_mxnet as ddl
 import mxnet as mx
 import numpy as np
 import pytest
+from ddl_mxnet import autograd, engine, ops
 from ddl_mxnet.autograd import OPERATIONS
 from ddl_mxnet.engine import Pushed
 from ddl_mxnet.reducer import Fence, Slot
@@ -366,3 +369,97 @@ def test_a_call_behind_one_of_its_name_is_handed_over_later() -> None:
         traffic.quit(second)
 
     run_world(1, play)
+
+
+@pytest.fixture
+def naive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ddl treat MXNet's engine as the naive one, whose operations end within the call that pushes them."""
+
+    def push(operation: Pushed, priority: int = 0) -> None:
+        raise AssertionError("the naive engine refuses an operation that ends later")
+
+    for module in (autograd, engine, ops):
+        monkeypatch.setattr(module, "is_naive", lambda: True)
+    monkeypatch.setattr(Pushed, "push", push)
+
+
+NAIVE_CALLS: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
+    "allreduce": (lambda x: ddl.allreduce(x, op=ddl.Sum), [5.0, 7.0]),
+    "allreduce_": (lambda x: ddl.allreduce_(x, op=ddl.Sum), [5.0, 7.0]),
+    "grouped_allreduce": (lambda x: ddl.grouped_allreduce([x, x[1:]], op=ddl.Sum)[1], [7.0]),
+    "grouped_allreduce_": (lambda x: ddl.grouped_allreduce_([x], op=ddl.Sum)[0], [5.0, 7.0]),
+    "compressed": (lambda x: ddl.allreduce(x, op=ddl.Sum, compression=ddl.Compression.fp16), [5.0, 7.0]),
+    "broadcast": (lambda x: ddl.broadcast(x, 1), [3.0, 4.0]),
+    "broadcast_": (lambda x: ddl.broadcast_(x, 1), [3.0, 4.0]),
+    "allgather": (ddl.allgather, [2.0, 3.0, 3.0, 4.0]),
+    "grouped_allgather": (lambda x: ddl.grouped_allgather([x])[0], [2.0, 3.0, 3.0, 4.0]),
+    "alltoall": (ddl.alltoall, [2.0, 3.0]),
+    "reducescatter": (lambda x: ddl.reducescatter(x, op=ddl.Sum), [5.0]),
+    "grouped_reducescatter": (lambda x: ddl.grouped_reducescatter([x], op=ddl.Sum)[0], [5.0]),
+    "handle": (lambda x: ddl.synchronize(ddl.allreduce_async(x, op=ddl.Sum)), [5.0, 7.0]),
+}
+
+
+@pytest.mark.parametrize("name", NAIVE_CALLS)
+def test_calls_return_with_their_result_under_the_naive_engine(naive: None, name: str) -> None:
+    """A call pushes nothing to the engine. It waits for the other rank, and its result is there when it returns."""
+    call, expected = NAIVE_CALLS[name]
+    other_begins = threading.Event()
+
+    def play(rank: int, job: Any) -> list[float]:
+        array = mx.nd.array([2.0 + rank, 3.0 + rank])
+        array.wait_to_read()
+        if rank == 1:
+            time.sleep(0.02)  # a call that does not wait would return on rank 0 meanwhile
+            other_begins.set()
+        result = call(array)
+        assert other_begins.is_set()
+        return result.asnumpy().tolist()  # type: ignore[no-any-return]
+
+    assert run_world(2, play)[0] == expected
+
+
+def test_an_error_is_raised_by_the_call_under_the_naive_engine(naive: None) -> None:
+    """Later waits of MXNet would not raise the error, because the naive engine does not keep it."""
+
+    def play(rank: int, job: Any) -> None:
+        array = mx.nd.ones((1 + rank,))
+        array.wait_to_read()
+        with pytest.raises(ddl.DdlInternalError, match="wrong"):
+            ddl.allreduce_(array, name="wrong")
+
+    run_world(2, play)
+
+
+def test_the_exit_of_the_interpreter_waits_for_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback into an interpreter that has ended would abort the process, as after an error of the script."""
+    told: list[str] = []
+    monkeypatch.setattr(engine, "_LIB", SimpleNamespace(MXNotifyShutdown=lambda: told.append("the end")))
+    engine._end()
+    assert told == []  # nothing was pushed
+    array = mx.nd.ones((3,))
+    first, _ = held(array)
+    began, may_end = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        began.set()
+        may_end.wait(40.0)
+        second.end()
+
+    second = Pushed((), (array,), begin)
+    second.push()
+    ending = threading.Thread(target=engine._end)
+    ending.start()
+    try:
+        ending.join(0.02)
+        assert ending.is_alive()  # the engine has not called the second operation back
+        first.end()
+        assert began.wait(40.0)
+        ending.join(0.02)
+        assert ending.is_alive()  # the callback runs
+    finally:
+        first.end()
+        may_end.set()
+        ending.join(40.0)
+    assert not ending.is_alive()
+    assert told == ["the end"]

@@ -61,6 +61,39 @@ def _stub(folder: Path, name: str, text: str) -> None:
     (folder / name / "__init__.py").write_text(text)
 
 
+@pytest.fixture
+def stubs(tmp_path: Path) -> Path:
+    """Return a folder with a numpy that lacks the name ``bool``, and an MXNet that reads this name."""
+    _stub(tmp_path, "numpy", "__version__ = '1.26.4'\n")
+    _stub(tmp_path, "mxnet", "import numpy\n__version__, seen = '1.9.1', numpy.bool\n")
+    return tmp_path
+
+
+def test_mxnet_may_be_the_first_import(stubs: Path) -> None:
+    """With the wheel's .pth file in the interpreter's packages, MXNet finds the name that numpy lacks."""
+    begin, code = f"import site; site.addsitedir({str(SOURCE)!r})\n", "import mxnet; assert mxnet.seen is bool"
+    assert run_python(begin + code, "-S", PYTHONPATH=str(stubs)) == (0, "")
+    status, output = run_python(code, "-S", PYTHONPATH=str(stubs))
+    assert status == 1
+    assert "module 'numpy' has no attribute 'bool'" in output  # so the stubs can show a missing .pth file
+
+
+def test_the_start_of_an_interpreter_changes_nothing(stubs: Path) -> None:
+    """Until MXNet is imported, numpy is neither imported nor changed, also if a program looks whether MXNet is there."""
+    code = (
+        "import sys, site; before = set(sys.modules)\n"
+        f"site.addsitedir({str(SOURCE)!r})\n"
+        "assert set(sys.modules) - before <= {'_ddl_mxnet_numpy'}, set(sys.modules) - before\n"
+        "assert [getattr(finder, '__name__', '') for finder in sys.meta_path].count('_Watch') == 1\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('mxnet') is not None and importlib.util.find_spec('no_such_thing') is None\n"
+        "assert 'numpy' not in sys.modules and 'mxnet' not in sys.modules\n"
+        "import numpy; assert 'bool' not in vars(numpy)\n"
+        "import mxnet; assert numpy.bool is bool\n"
+    )
+    assert run_python(code, "-S", PYTHONPATH=str(stubs)) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("numpy", "mxnet", "line"),
     [

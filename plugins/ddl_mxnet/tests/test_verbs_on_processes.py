@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plugins.ddl_mxnet.tests.launching import PROGRAMS, launch
+from plugins.ddl_mxnet.tests.launching import PROGRAMS, launch, run_python
 
 ENGINES = ("ThreadedEnginePerDevice", "NaiveEngine")
 
@@ -18,6 +18,15 @@ def test_all_verbs_under_each_engine(engine: str) -> None:
     assert output.count("done") == 2, output
     assert "Exception" not in output, output
     assert "Traceback" not in output, output
+
+
+@pytest.mark.processes
+def test_one_process_under_the_naive_engine() -> None:
+    """All collectives, a backward pass and a trainer give their results, and the script ends well."""
+    status, output = run_python((PROGRAMS / "naive.py").read_text(), "-W", "ignore", MXNET_ENGINE_TYPE="NaiveEngine")
+    assert status == 0, output
+    assert output.splitlines()[-1] == "done", output
+    assert "Exception" not in output, output
 
 
 @pytest.mark.long
@@ -39,3 +48,11 @@ def test_a_script_that_raises_ends_by_its_error() -> None:
     assert "PeerLost: rank 1 lost" in output, output
     assert "rank 0: exited with code 1" in output, output
     assert "terminate called" not in output, output
+
+
+@pytest.mark.processes
+def test_a_process_alone_that_raises_ends_by_its_error() -> None:
+    """As ``test_a_script_that_raises_ends_by_its_error``, without a peer."""
+    status, output = run_python((PROGRAMS / "raise_alone.py").read_text(), "-W", "ignore")
+    assert output.splitlines()[-1] == "ValueError: the script's own", output
+    assert status == 1

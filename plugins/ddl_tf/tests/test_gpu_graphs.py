@@ -303,6 +303,32 @@ def test_ranks_that_have_it_elsewhere(late: LateGpu, names: tuple[str, str]) -> 
             assert f"{len(name.split())} gradients, {name.count('gpu')} on a GPU" in text
 
 
+def test_two_ranks_in_opposite_orders(late: LateGpu) -> None:
+    """Three reductions start in opposite orders on the two ranks, and three others depend on the results of one each."""
+
+    def play(rank: int) -> None:
+        reducers = [Reducer(Reduction(op=ddl.Sum), f"opposite{i}") for i in range(6)]
+        weights = [tf.Variable(tf.ones((3 + i, 2)), name="host" if i == 2 else "gpu") for i in range(3)]
+
+        def build(value: Any) -> list[Any]:
+            sums: list[Any] = [None] * 3
+            before: list[Any] = []
+            for i in [0, 1, 2] if rank == 0 else [2, 1, 0]:
+                with tf.control_dependencies(before):
+                    gradient = weights[i] * (value + i)
+                before = [gradient]
+                (first,) = reducers[i].reduce([gradient], [weights[i]])
+                (sums[i],) = reducers[3 + i].reduce([2.0 * first], [weights[i]])
+            return sums
+
+        run = tf.function(build, autograph=False)
+        for turn in range(5):
+            values = run(tf.constant(float(turn + rank)))
+            assert [float(value[0, 0]) for value in values] == [4 * (2 * turn + 1 + 2 * i) for i in range(3)]
+
+    on_ranks(late, play)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(140)
 def test_one_thread_and_orders_of_their_own() -> None:

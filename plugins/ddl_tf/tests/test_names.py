@@ -242,6 +242,40 @@ def test_a_reducer_keeps_its_name_apart_in_the_next_job() -> None:
     assert len(set(names)) == 3
 
 
+def test_minimize_where_shapes_contain_dimensions() -> None:
+    """An optimizer of a session uses the mean gradient, although shapes contain objects that cannot be hashed.
+
+    This is a part of ``tf.disable_v2_behavior()``, as are variables that are no resources.
+    """
+    v1 = tf.compat.v1
+
+    def play(rank: int, job: Any) -> None:
+        with tf.Graph().as_default(), v1.Session() as session:
+            ones = v1.ones_initializer()
+            shapes = [(), (3,), (3,), (2, 3), (200, 200)]
+            weights = [
+                v1.get_variable(f"w{i}", shape, initializer=ones, use_resource=False) for i, shape in enumerate(shapes)
+            ]
+            table = v1.get_variable("table", (4, 2), initializer=ones, use_resource=False)
+            rows = tf.nn.embedding_lookup(table, [rank, 3])
+            loss = (rank + 1.0) * (tf.add_n([tf.reduce_sum(one) for one in weights]) + tf.reduce_sum(rows))
+            train = ddl.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0)).minimize(loss)
+            begin = ddl.broadcast_global_variables(0)
+            session.run(v1.global_variables_initializer())
+            session.run(begin)
+            for _ in range(2):
+                session.run(train)
+            for value in session.run(weights):
+                np.testing.assert_array_equal(value, np.full(value.shape, 1.0 - 2 * 1.5))
+            np.testing.assert_array_equal(session.run(table)[:, 0], [1 - 2 * 0.5, 1 - 2 * 1.0, 1, 1 - 2 * 1.5])
+
+    v1.disable_v2_tensorshape()
+    try:
+        run_world(2, play, deadline_s=90.0)
+    finally:
+        v1.enable_v2_tensorshape()
+
+
 @pytest.mark.long
 @pytest.mark.processes
 def test_minimize_where_version_2_is_turned_off() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import tensorflow as tf
 
+from ddlcore.api import use_job
 from ddlcore.testing import run_world
 
-__all__ = ["MODES", "SIZE", "evaluate", "ranks"]
+__all__ = ["MODES", "SIZE", "Seat", "evaluate", "ranks", "seated", "seats"]
 
 SIZE = 3
 MODES = pytest.mark.parametrize("mode", ["eager", "function", "session"])
@@ -19,6 +23,54 @@ MODES = pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def ranks(function: Callable[[int], Any], size: int = SIZE) -> list[Any]:
     """Call ``function(rank)`` on every rank of a new world, and return the results by rank."""
     return run_world(size, lambda rank, job: function(rank), deadline_s=90.0)
+
+
+class Seat:
+    """A rank on whose behalf graphs run: its job and, if the job is elastic, its member.
+
+    The job may change between two runs of a graph.
+    """
+
+    def __init__(self, job: Any, member: Any = None) -> None:
+        self.job = job
+        self.member = member
+
+
+_here = threading.local()  # .seat: that of this thread
+
+
+@contextmanager
+def seats() -> Iterator[None]:
+    """Let graphs that are traced on a seat act for it when they run.
+
+    The threads of TensorFlow's pools belong to no rank. Without this, questions that a graph asks have no answer there.
+    """
+    plain = tf.numpy_function
+
+    def numpy_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        seat: Seat | None = getattr(_here, "seat", None)
+        if seat is None:
+            return plain(function, *args, **kwargs)
+
+        def run(*arrays: Any) -> Any:
+            with use_job(seat.job, seat.member):
+                return function(*arrays)
+
+        return plain(run, *args, **kwargs)
+
+    with mock.patch.object(tf, "numpy_function", numpy_function):
+        yield
+
+
+@contextmanager
+def seated(seat: Seat) -> Iterator[None]:
+    """Make this thread, and the graphs that it traces, act for ``seat`` within the context. It needs ``seats``."""
+    _here.seat = seat
+    try:
+        with use_job(seat.job, seat.member):
+            yield
+    finally:
+        del _here.seat
 
 
 def evaluate(mode: str, build: Callable[..., Any], *tensors: Any, times: int = 2) -> Any:

@@ -7,6 +7,8 @@ import random
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from ddl_torch import elastic  # noqa: E402
 
 from ddlcore.errors import DdlInternalError  # noqa: E402
 from plugins.ddl_torch.tests import elastic_uses as uses  # noqa: E402
-from tests.api.elastic.threads import ElasticThreads  # noqa: E402
+from tests.api.elastic.threads import ElasticThreads, Killed  # noqa: E402
 from tests.faults.chaos import chaos  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -107,6 +109,95 @@ def test_a_failure_between_unscale_and_step() -> None:
         return float(model.weight.detach()), float(state.scaler.get_scale())
 
     assert ElasticThreads(2, play).play() == {0: (-4.0, 8.0), 1: (-4.0, 8.0)}
+
+
+def trained(
+    use: str, steps: int, fails: Callable[[int, int], BaseException | None], workers: int = 0
+) -> Callable[[int], dict[str, Any]]:
+    """Return what a thread at a place of an elastic job does: it trains as programs/elastic_uses.py does.
+
+    If ``fails(place, step)`` returns an error, the thread raises it between the forward and the backward pass of this
+    step. With ``workers`` the batches come from that many processes.
+    """
+    lock = threading.Lock()
+
+    def play(place: int) -> dict[str, Any]:
+        with lock:  # torch's random generator is one for all threads
+            model = uses.model_of(use)
+        optimizer = ddl.DistributedOptimizer(uses.optimizer_of(model), named_parameters=model.named_parameters())
+        scheduler, data = uses.scheduler_of(optimizer), uses.Rows()
+        sampler = elastic.ElasticSampler(data, seed=4)
+        state = elastic.TorchState(model, optimizer, scheduler=scheduler, sampler=sampler, done=0)
+        scaler = uses.scaler_of(use)
+
+        @elastic.run
+        def train(state: Any) -> None:
+            rows = uses.GLOBAL_BATCH // ddl.size()
+            loader = torch.utils.data.DataLoader(data, rows, sampler=state.sampler, num_workers=workers)
+            while state.done < steps:
+                for number, samples in enumerate(loader):
+                    loss = uses.loss_of(use, model, model, samples, ddl.size(), state.done)
+                    if (error := fails(place, state.done)) is not None:
+                        raise error
+                    uses.apply(use, loss, state.optimizer, state.scheduler, scaler)
+                    state.sampler.record_batch(number, rows)
+                    state.done += 1
+                    state.commit()
+                state.sampler.set_epoch(state.sampler.epoch + 1)
+
+        train(state)
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    return play
+
+
+def check(result: Any, use: str, steps: int) -> None:
+    """Compare a rank's weights with those of one process, and the counts: each sample is used once an epoch."""
+    assert isinstance(result, dict), result
+    assert (result["uses.weight"] == steps * uses.GLOBAL_BATCH // uses.SAMPLES).all(), result["uses.weight"]
+    wanted = expected(use, steps)
+    assert result.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert (result[name] - value).abs().max() <= 1e-10, name
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["for good", "and comes again"])
+def test_a_rank_with_sparse_gradients_dies(again: bool) -> None:
+    """The ranks that are left have the weights of one process, and no sample is lost or used twice."""
+    steps, deaths = 12, {(1, 5)}
+
+    def fails(place: int, step: int) -> BaseException | None:
+        if (place, step) not in deaths:
+            return None
+        deaths.remove((place, step))
+        return Killed(again)
+
+    job = ElasticThreads(3, trained("sparse", steps, fails))
+    results = {place: one for place, one in job.play().items() if not isinstance(one, SystemExit)}  # it came too late
+    assert job.deaths == 1
+    assert {0, 2} <= results.keys()
+    for result in results.values():
+        check(result, "sparse", steps)
+
+
+def test_a_step_is_computed_again_with_workers_of_a_loader(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error, new workers deal the samples that are left; the workers of both end without a complaint."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest's would keep what a worker says
+    steps, failed = 8, list[int]()
+
+    def fails(place: int, step: int) -> BaseException | None:
+        if step != 2 or failed:
+            return None
+        failed.append(step)
+        return DdlInternalError("computes the step again")
+
+    results = ElasticThreads(1, trained("workers", steps, fails, workers=1)).play()
+    assert failed == [2]
+    check(results[0], "workers", steps)
+    shown = capfd.readouterr().err
+    assert "Exception ignored" not in shown and "Traceback" not in shown, shown
 
 
 def chaos_with_sparse_gradients(size: int, faults: int, seed: int, steps: int, folder: Path, pause_s: float) -> None:

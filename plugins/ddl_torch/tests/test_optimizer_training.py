@@ -195,6 +195,21 @@ def test_compiled_model() -> None:
     agree(train)
 
 
+def test_three_steps_of_a_compiled_layer() -> None:
+    """Gradients are reduced if the forward pass of a layer is compiled. ``test_compiled_model`` compiles backward, too."""
+
+    def train(part: Part) -> None:
+        compiled: Any = torch.compile(part.model.body, backend="eager")
+        optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
+        for step in range(3):
+            x, y = part.batch(step)
+            optimizer.zero_grad()
+            backward(nn.functional.mse_loss(part.model.left(compiled(x)), y))
+            optimizer.step()
+
+    agree(train)
+
+
 @pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=["single", "groups"])
 def test_add_param_group_after_wrapping(options: dict[str, Any]) -> None:
     """Parameters that are added later are reduced too, with the learning rate of their group."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import ddl_torch as ddl
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
+from ddlcore.testing import run_world
 from plugins.ddl_torch.tests.launching import PROGRAMS, launch
 from plugins.ddl_torch.tests.training import differences
 
@@ -55,6 +59,39 @@ def workers(request: pytest.FixtureRequest) -> str:
 def test_loader_workers_are_no_ranks(workers: str) -> None:
     """A collective in a worker raises, and so does init; a worker's end does not count as the death of a rank."""
     assert len(re.findall(r"\] sum 2.0", workers)) == 2, workers
+
+
+class Trying(Dataset[str]):
+    """A data set whose items are the errors that collectives raise in a worker of a DataLoader."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> str:
+        try:
+            if index == 0:
+                ddl.allreduce(torch.ones(1))
+            else:
+                ddl.barrier()
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+
+def test_a_collective_in_a_forked_loader_worker_raises() -> None:
+    """The error says who may call collectives. The rank that has started the worker goes on."""
+
+    def play(rank: int, job: Any) -> tuple[list[str], float]:
+        errors: list[str] = []
+        if rank == 0:
+            errors += DataLoader(Trying(), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60.0)
+        return errors, ddl.allreduce(torch.ones(1), op=ddl.Sum).item()
+
+    (errors, one), (_, other) = run_world(2, play)
+    assert len(errors) == 2
+    for error in errors:
+        assert "forked from rank 0; only the process that called init() takes part" in error
+    assert (one, other) == (2.0, 2.0)
 
 
 @pytest.mark.long

@@ -10,6 +10,14 @@ import pytest
 
 from ddlcore.commands.bench.chart import draw, require_matplotlib
 from ddlcore.commands.bench.results import TRANSPORT, WHOLE, Row
+from tests.tiers import long
+
+FEW = (("allreduce", "alltoall"), (4, 1 << 10, 1 << 20), ["4 B", "1 KiB", "1 MiB"])
+ALL = (
+    ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall"),
+    (4, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26),
+    ["4 B", "64 B", "1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB"],
+)
 
 
 def test_a_file_comes_out(tmp_path: Path) -> None:
@@ -41,9 +49,18 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         require_matplotlib(tmp_path / "chart.png")
 
 
-@pytest.mark.long
-def test_axes_have_titles_with_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every panel; five operations are in two rows, on one scale, and the legend has a peer that lacks the first."""
+@pytest.mark.parametrize(("operations", "sizes", "labels"), [FEW, *long(ALL)], ids=["few", "all"])
+def test_axes_have_titles_with_units(
+    operations: tuple[str, ...],
+    sizes: tuple[int, ...],
+    labels: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In every panel, all on one scale, and the legend has a peer that lacks the first operation.
+
+    Five operations are in two rows, and only they are saved as a picture.
+    """
     pytest.importorskip("matplotlib", reason="matplotlib draws the chart")
     from matplotlib.figure import Figure
 
@@ -51,31 +68,29 @@ def test_axes_have_titles_with_units(tmp_path: Path, monkeypatch: pytest.MonkeyP
     save = Figure.savefig
 
     def savefig(figure: Figure, *given: Any, **more: Any) -> None:
-        save(figure, *given, **more)
+        if operations == ALL[0]:
+            save(figure, *given, **more)
         kept.append(figure)
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     rows = []
-    for i, operation in enumerate(("allreduce", "allgather", "broadcast", "reducescatter", "alltoall")):
-        for nbytes in (4, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26):
+    for i, operation in enumerate(operations):
+        for nbytes in sizes:
             peer = {"pigeon": [2e-4 * (i + 1)]} if i else {}
-            ours = {TRANSPORT: [1e-6 * (1 + nbytes / 1e4)], WHOLE: [5e-5 + nbytes / 1e9]}
+            ours = {TRANSPORT: [1e-6 * (i + 1) * (1 + nbytes / 1e4)], WHOLE: [(i + 1) * (5e-5 + nbytes / 1e9)]}
             rows.append(Row(operation, nbytes, {**ours, **peer}))
     draw(tmp_path / "chart.png", rows, "shm", "2 ranks, $5")
     (figure,) = kept
     panels = [panel for panel in figure.axes if panel.axison]
-    assert [panel.get_title() for panel in panels if panel.get_title()] == list(
-        dict.fromkeys(row.operation for row in rows)
-    )
+    assert [panel.get_title() for panel in panels if panel.get_title()] == list(operations)
     times = [panel for panel in panels if panel.get_title()]
     rates = [panel for panel in panels if not panel.get_title()]
-    assert len(times) == len(rates) == 5
+    assert len(times) == len(rates) == len(operations)
     assert {panel.get_ylabel() for panel in times} == {"time of a call (µs)"}
     assert {panel.get_ylabel() for panel in rates} == {"bytes of the tensor per second (GB/s)"}
     assert {panel.get_xlabel() for panel in rates} == {"size of the whole tensor (bytes)"}
     assert len({panel.get_ylim() for panel in times}) == len({panel.get_ylim() for panel in rates}) == 1
-    labels = [label.get_text() for label in rates[0].get_xticklabels()]
-    assert labels == ["4 B", "64 B", "1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB"]
+    assert [label.get_text() for label in rates[0].get_xticklabels()] == labels
     low, high = times[0].get_ylim()
     assert len([tick for tick in times[0].get_yticks() if low <= tick <= high]) >= 3
     (legend,) = figure.legends

@@ -44,6 +44,34 @@ def test_refusals(ddl: Ddl, arguments: tuple[str, ...], text: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--rounds", "0"], "'--rounds'"),
+        (["--dtype", "complex"], "--dtype complex is not one of"),
+        (["--backend", "pigeon"], "no transport is called 'pigeon'"),
+        (["--json", "nowhere/times.json"], "--json nowhere/times.json: there is no directory nowhere"),
+        (["--json", "."], "--json .: it is a directory; name a file in it"),
+        (["--plot", "nowhere/chart.png"], "--plot nowhere/chart.png: there is no directory nowhere"),
+        (["surplus"], "unexpected extra argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_refused_is_not_measured(
+    arguments: list[str],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """One line and exit code 2, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ddlcore.commands.bench.command._measure", lambda *_: pytest.fail("it measures"))
+    assert main(["bench", *arguments]) == REFUSED
+    told = capsys.readouterr()
+    assert text in told.err and told.err.count("\n") == 1 and told.out == ""
+
+
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

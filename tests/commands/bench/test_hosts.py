@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ddlcore.commands.cli import main
+from ddlcore.config import Settings
+from ddlcore.job import Job
+from ddlcore.launch.job.placement import Placed
+from ddlcore.plug.registry import Registry
+from ddlcore.testing.world import run_world
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 from tests.launch.starting import DDL, Ddl
 from tools.test_cluster import TestCluster
@@ -52,6 +59,43 @@ def test_a_host_that_cannot_be_reached(ddl: Ddl, ssh: dict[str, str]) -> None:
     assert done.returncode == REFUSED
     assert done.stderr == "ddl bench: nothing was started: down: no route leads to it\n"
     assert done.stdout == ""
+
+
+@NEEDS_GLOO
+@pytest.mark.parametrize("hosts", ["h1:1,localhost:1", "h1:1,h2:1"], ids=["rank 0 elsewhere", "all ranks elsewhere"])
+def test_results_of_ranks_elsewhere_are_shown(
+    hosts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The first rank of this host tells them as they come. If there is none, rank 0 returns them. Ranks are threads."""
+    returned: list[list[Any]] = []
+
+    def run_placed(
+        placed: Placed,
+        settings: Settings,
+        registry: Registry,
+        environ: Mapping[str, str],
+        call: tuple[Callable[..., Any], Sequence[Any], None],
+    ) -> list[Any]:
+        function, arguments, _ = call
+
+        def body(rank: int, job: Job) -> Any:
+            return function(*arguments)
+
+        returned.extend(run_world(placed.layout.size, body))
+        return returned
+
+    monkeypatch.setattr("ddlcore.launch.job.function.run_placed", run_placed)
+    path = tmp_path / "t.json"
+    assert main(["bench", "-H", hosts, "--ops", "allreduce", "--sizes", "4", "--rounds", "2", "--json", str(path)]) == 0
+    told = capsys.readouterr()
+    elsewhere = "localhost" not in hosts
+    assert ("the results are shown at the end" in told.err) == elsewhere
+    assert [len(one) for one in returned] == [3 if elsewhere else 0, 0]
+    assert told.out.splitlines()[1] == "allreduce, 2 ranks on 2 hosts, float32"
+    found = json.loads(path.read_text())
+    assert (found["ranks"], found["hosts"]) == (2, [name.partition(":")[0] for name in hosts.split(",")])
+    (row,) = found["rows"]
+    assert [len(times) for times in row["times_s"].values()] == [2, 2]
 
 
 @pytest.mark.long

@@ -1,0 +1,293 @@
+"""What the host table of an elastic job decides is carried out: agents are called, ranks are started and dismissed."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from ddlcore.builtin.ssh import SshLauncher
+from ddlcore.contracts.discovery import HostDiscovery
+from ddlcore.contracts.launcher import AgentPlace, HostSlots
+from ddlcore.control.server import Server
+from ddlcore.launch.agents.agent_pool import Agent, AgentPool
+from ddlcore.launch.agents.wire import Again, Leaves, Look, RankTask, decode_to_agent, encode
+from ddlcore.launch.job import growth as growth_module
+from ddlcore.launch.job.growth import Growth
+from ddlcore.launch.job.host_table import HostTable
+from ddlcore.launch.output.output import Output
+from ddlcore.launch.output.screen import Screen
+from ddlcore.launch.ranks.exit_status import End
+from ddlcore.launch.ranks.revival import Revival
+from ddlcore.launch.ranks.supervisor import LOST, Supervisor, Watched
+from ddlcore.plug.registry import Registry
+from tests.control.echo import EchoCoordinator
+
+PATIENCE_S = 40.0
+COOLDOWN_S = (10.0, 30.0)
+
+
+def slots(**hosts: int) -> list[HostSlots]:
+    return [HostSlots(name, count) for name, count in hosts.items()]
+
+
+class Clock:
+    """The time, which passes only if a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Supervising:
+    """A supervisor that runs no ranks: it calls each task at once, and writes down which ranks it must start."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+
+    def do(self, task: Callable[[], None]) -> None:
+        task()
+
+    def start(self, rank: int) -> None:
+        self.started.append(rank)
+
+
+@dataclass
+class Remote:
+    """A remote launch that starts no agents. An agent has reported when the test calls ``answer``."""
+
+    agents: AgentPool
+    called: list[str] = field(default_factory=list)
+    taken: list[tuple[str, int]] = field(default_factory=list)  # host and slots
+    unreachable: str = ""
+    problems: tuple[str, ...] = ()
+
+    def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
+        return {"RANK": str(rank), "HOST": host, "HOSTS": str(list(hosts))}
+
+    def call_late(self, host: str) -> None:
+        self.called.append(host)
+        if host == self.unreachable:
+            raise OSError(f"no way to {host}")
+        self.agents.members.append(Agent(AgentPlace(len(self.agents.members), host, ()), [], late=True))
+
+    def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
+        self.taken.append((member.place.host, slots))
+        return self.problems
+
+    def answer(self) -> None:
+        """The agent that was called last reports on its host."""
+        self.agents.changed(self.agents.members[-1])
+
+
+class Job:
+    """One elastic job without processes. Rank 0 runs on the launcher's host, and agent 0 runs no rank."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.supervisor = Clock(), Supervising()
+        monkeypatch.setattr(growth_module, "time", self.clock)
+        monkeypatch.setattr(growth_module, "is_this_host", lambda host, resolve: host == "me")
+        self.pool = AgentPool([AgentPlace(0, "elsewhere", ())], SshLauncher(), lambda text: None)
+        self.server = Server(8, EchoCoordinator(), agents=self.pool)
+        self.told: list[tuple[int, object]] = []
+        self.ranks: list[tuple[int, int]] = []  # that the server was told of, with their hosts
+        self.dismissed: list[tuple[tuple[int, ...], str]] = []
+        self.begun_here: list[tuple[int, list[int]]] = []
+        self.said: list[str] = []
+        self.over = ""
+        monkeypatch.setattr(self.server, "tell", lambda agent, data: self.told.append((agent, decode_to_agent(data))))
+        monkeypatch.setattr(self.server, "rank_started", lambda rank, host: self.ranks.append((rank, host)))
+        monkeypatch.setattr(self.server, "dismiss_ranks", lambda *which: self.dismissed.append(which))
+        self.pool.call((), self.server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
+        self.remote = Remote(self.pool)
+        self.table = HostTable(slots(a=1), (0,), 8, 3, COOLDOWN_S, 0)
+        revival = Revival(
+            3,
+            1.0,
+            lambda rank: self.table.hosts[self.table.host_of(rank)].reached,
+            lambda: self.over,
+            lambda: False,
+            lambda: (1, (0,)),
+        )
+        screen = Screen(bytearray().extend)
+        output = Output((screen, screen), 8)
+        self.growth = Growth(
+            self.table, revival, 0, self._begin_here, self.server, self.remote, output, Registry(), self.said.append
+        )
+
+    def attach(self, discovery: HostDiscovery | None = None) -> None:
+        self.growth.attach(cast(Supervisor, self.supervisor), discovery)
+
+    def _begin_here(self, rank: int, hosts: Sequence[int]) -> Watched:
+        self.begun_here.append((rank, list(hosts)))
+        return self.pool.ranks()[0] if self.pool.ranks() else cast(Watched, None)
+
+
+@pytest.fixture
+def unattached(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    made = Job(monkeypatch)
+    yield made
+    made.growth.close()
+    made.pool.close()
+    made.server.close()
+
+
+@pytest.fixture
+def job(unattached: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Return a job whose thread for discovery sleeps. The test itself says which hosts there are."""
+    monkeypatch.setattr(growth_module, "TICK_S", 3600.0)
+    unattached.attach()
+    return unattached
+
+
+def test_a_new_host_is_called_and_gets_ranks_when_its_agent_has_reported(job: Job) -> None:
+    """No more ranks are started than the job may have, and each process is told where all ranks are."""
+    job.growth.found(slots(a=1, b=3))
+    assert (job.remote.called, job.supervisor.started) == (["b"], [])
+    job.growth.found(slots(a=1, b=3))
+    assert job.remote.called == ["b"], "it is being called"
+    job.remote.answer()
+    assert job.remote.taken == [("b", 3)]
+    assert job.supervisor.started == [1, 2]
+    assert job.said == ["rank 1 is started on b", "rank 2 is started on b"]
+    for rank in (1, 2):
+        assert job.growth.begin(rank).rank == rank
+    assert job.ranks == [(1, 1), (2, 1)], "the server knows of a process before it can say anything"
+    variables = {"HOST": "b", "HOSTS": "[0, 1, 1]"}
+    assert job.told == [(1, Again(RankTask(rank, {"RANK": str(rank), **variables}, 1))) for rank in (1, 2)]
+    assert [job.growth.host_name(rank) for rank in range(4)] == ["a", "b", "b", ""]
+
+
+def test_more_slots_of_this_host_are_used_without_an_agent(job: Job) -> None:
+    """Host discovery may know this host by another name than the job does."""
+    job.growth.found(slots(me=2))
+    assert (job.remote.called, job.supervisor.started) == ([], [1])
+    job.growth.begin(1)
+    assert (job.begun_here, job.told) == ([(1, [0, 0])], [])
+
+
+@pytest.mark.parametrize("how", ["discovery", "its agent says so"])
+def test_the_ranks_of_a_host_that_leaves_are_dismissed(how: str, job: Job) -> None:
+    job.growth.found(slots(a=1, b=2))
+    job.remote.answer()
+    if how == "discovery":
+        job.growth.found(slots(a=1))
+    else:
+        job.pool.heard(1, encode(Leaves()))
+    assert job.dismissed == [((1, 2), "b leaves the job")]
+    assert job.said[-1] == "b leaves the job: ranks 1-2 will leave the training"
+    for rank in (1, 2):
+        assert job.growth.delay_s(End(rank, 0, job.clock.now_s)) is None
+    job.growth.found(slots(a=1, c=1))
+    assert job.remote.called == ["b", "c"] and job.supervisor.started == [1, 2], "another host takes the place"
+    job.remote.answer()
+    assert len(job.supervisor.started) == 3 and job.growth.host_name(job.supervisor.started[-1]) == "c"
+
+
+def test_a_lost_host_is_called_again_after_its_cooldown(job: Job) -> None:
+    """Its new agent starts the ranks again, and each process knows how many there were before it."""
+    entries = slots(a=1, b=2)
+    job.growth.found(entries)
+    job.remote.answer()
+    for rank in (1, 2):
+        job.growth.begin(rank)
+    job.told.clear()
+    job.pool.silent(1, 3.0)
+    for rank in (1, 2):
+        end = End(rank, LOST, job.clock.now_s, lost="its host b is gone (no message from it for 3 s)")
+        assert job.growth.delay_s(end) is None
+        assert job.growth.otherwise(end) == "it is started again when a host has room for it"
+    job.clock.now_s += COOLDOWN_S[0] - 0.1
+    job.growth.found(entries)
+    assert job.remote.called == ["b"]
+    job.clock.now_s += 0.1
+    job.growth.found(entries)
+    assert job.remote.called == ["b", "b"]
+    job.remote.answer()
+    assert job.supervisor.started == [1, 2, 1, 2]
+    job.told.clear()
+    job.growth.begin(1)
+    ((agent, message),) = job.told
+    assert agent == 2 and isinstance(message, Again) and (message.task.rank, message.task.start) == (1, 2)
+
+
+@pytest.mark.parametrize("how", ["no command", "lost before it reported", "unfit"])
+def test_a_host_that_cannot_take_part_is_named_and_left_out_for_a_while(how: str, job: Job) -> None:
+    """Another host takes its place."""
+    if how == "no command":
+        job.remote.unreachable = "b"
+    elif how == "unfit":
+        job.remote.problems = ("Python 2.7 there", "ddlcore not installed there")
+    job.growth.found(slots(a=1, b=2))
+    if how == "lost before it reported":
+        job.pool.members[-1].gone = "b: no such host"
+    if how != "no command":
+        job.remote.answer()
+    why = {
+        "no command": "no agent can be started: no way to b",
+        "lost before it reported": "no such host",
+        "unfit": "Python 2.7 there; ddlcore not installed there",
+    }[how]
+    assert job.said == [f"b cannot take part: {why}"]
+    assert job.supervisor.started == []
+    job.remote.problems = ()
+    job.growth.found(slots(a=1, b=2, c=2))
+    assert job.remote.called == ["b", "c"]
+    job.clock.now_s += COOLDOWN_S[0]
+    job.growth.found(slots(a=1, b=2))
+    assert job.remote.called == ["b", "c", "b"]
+
+
+def test_nothing_is_started_when_no_world_can_begin(job: Job) -> None:
+    job.over = "too few ranks"
+    job.growth.found(slots(a=2, b=2))
+    assert (job.remote.called, job.supervisor.started, job.said) == ([], [], [])
+
+
+# --- asking for hosts
+
+
+class Discovery(HostDiscovery):
+    """Answers with what the test has put in; between the answers it is asked in vain."""
+
+    def __init__(self) -> None:
+        self.answers: queue.SimpleQueue[list[HostSlots] | Exception] = queue.SimpleQueue()
+
+    def hosts(self) -> Sequence[HostSlots]:
+        answer = self.answers.get(timeout=PATIENCE_S)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_host_discovery_is_asked_again_and_again(unattached: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers reach the host table in the supervisor's thread. An error changes no host, and is told once."""
+    job, discovery = unattached, Discovery()
+    tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    monkeypatch.setattr(growth_module, "TICK_S", 0.001)
+    monkeypatch.setattr(job.supervisor, "do", tasks.put)
+    job.attach(discovery)
+
+    def answer(hosts: list[HostSlots] | Exception) -> None:
+        discovery.answers.put(hosts)
+        tasks.get(timeout=PATIENCE_S)()
+
+    answer(slots(a=1))
+    assert job.remote.called == []
+    answer(slots(a=1, b=1))
+    assert job.remote.called == ["b"]
+    for error in (ValueError("the script ended with 3"), ValueError("the script ended with 3"), KeyError("host")):
+        answer(error)
+    assert job.said == [
+        "host discovery: the script ended with 3; the hosts stay as they were",
+        "host discovery: KeyError: 'host'; the hosts stay as they were",
+    ]
+    answer(slots(a=1))
+    assert job.table.hosts[1].slots == 0
+    job.growth.close()
+    discovery.answers.put(slots(a=1))

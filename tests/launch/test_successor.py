@@ -1,0 +1,209 @@
+"""A successor of a lost launcher: it takes over the agents and opens the next world, and a file tells how the job ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddlcore.control.client import connect
+from ddlcore.control.credentials import Access, KeyPair
+from ddlcore.control.listening import tcp_listener, tcp_name
+from ddlcore.control.relay import Relay
+from ddlcore.job import VERSION
+from ddlcore.launch.agents.succession import SuccessorTask, encode_task
+from ddlcore.launch.agents.wire import (
+    Adopt,
+    Adopted,
+    Ended,
+    Finished,
+    FromAgent,
+    Handover,
+    Heir,
+    Release,
+    ToAgent,
+    decode_to_agent,
+    encode,
+)
+from ddlcore.launch.job import growth, successor
+from ddlcore.launch.ranks.exchange import nameless_file, write_all
+from ddlcore.messages import PROTOCOL, FromCoordinator, Hello, Opened, Register, Welcome, World
+from ddlcore.messages import Finished as TrainingFinished
+
+PATIENCE_S = 40.0
+LAST_WORLD = Opened((1, 0), ((0, 0), (1, 0)), (0, 1), (0, 1), 5, (1, 0))  # of the launcher that is lost
+
+
+class OrphanedAgent:
+    """An agent that comes to the successor with one rank, which is a thread of this process."""
+
+    def __init__(self, access: Access, place: int) -> None:
+        self.place = place
+        self.words: list[ToAgent] = []
+        self.opened: list[Opened] = []
+        self.gone = ""
+        self._changed = threading.Condition()
+        self._relay = Relay(access, place, heard=self._hear, gone=self._part, silence_s=PATIENCE_S)
+        self._relay.start()
+        self.say(Adopt(100 + place, (((place, 0), 200 + place),), (), (LAST_WORLD,)))
+        self.until(Adopted)
+
+    def say(self, message: FromAgent) -> None:
+        self._relay.say(encode(message))
+
+    def _hear(self, data: bytes) -> None:
+        with self._changed:
+            message = decode_to_agent(data)
+            self.words.append(message)
+            self._changed.notify_all()
+
+    def _part(self, reason: str) -> None:
+        with self._changed:
+            self.gone = reason
+            self._changed.notify_all()
+
+    def until(self, kind: type[ToAgent]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(isinstance(word, kind) for word in self.words), PATIENCE_S), kind
+
+    def train(self) -> list[FromCoordinator]:
+        """Register the rank for the next world, enter this world, and end the training. Return what the rank was told."""
+        heard = []
+        channel, store = connect(self._relay.job_file, self.place)
+        try:
+            channel.send(Register(PROTOCOL, VERSION, 1, 5, "its launcher is lost", 0, (1, 0)))
+            (world,) = channel.receive(PATIENCE_S)
+            heard.append(world)
+            channel.send(Hello(self.place, (), 2, PROTOCOL, VERSION, 0))
+            heard += channel.receive(PATIENCE_S)
+            channel.send(TrainingFinished(2))
+        finally:
+            channel.close()
+            store.close()
+        return heard
+
+    def end(self, code: int) -> None:
+        """Tell how the rank has ended, and end when the successor lets the agent go."""
+        self.say(Ended(self.place, code))
+        self.until(Release)
+        self.say(Finished())
+
+    def close(self) -> None:
+        self._relay.close()
+
+
+class Orphans:
+    """A job of two ranks on two hosts whose launcher is lost. Its successor runs in the main thread of this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        keys, clients = KeyPair(), KeyPair()
+        listener = tcp_listener("tcp://127.0.0.1:0")
+        endpoint = tcp_name(listener)
+        self.access = Access(endpoint, 0, keys.public, clients.public, clients.secret)
+        heirs = tuple(Heir(agent, f"h{agent}", endpoint, keys.public, (), "127.0.0.1", 1) for agent in (0, 1))
+        hosts = (("h0", 1), ("h1", 1))
+        at = ("127.0.0.1", 1)
+        handover = Handover(heirs, clients.public, clients.secret, {}, hosts, 2, 2, "ssh", at, str(directory))
+        task = nameless_file()
+        write_all(task, encode_task(SuccessorTask(handover, 0, keys.public, keys.secret, (0, 1), "it is gone")))
+        self._arguments = [str(task), str(listener.detach())]
+        self.failures: list[BaseException] = []
+
+    def succeed(self, monkeypatch: pytest.MonkeyPatch, *agents: Callable[[], None]) -> None:
+        """Run the successor to its end, and meanwhile each of ``agents`` in a thread."""
+        logs: list[int] = []
+        threads = [threading.Thread(target=self._play, args=(agent,)) for agent in agents]
+        for thread in threads:
+            thread.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "dup2", lambda fd, onto: logs.append(fd))  # this process keeps its stdout and stderr
+            assert successor.main(self._arguments) == 0
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        os.close(logs[0])
+        if self.failures:
+            raise self.failures[0]
+
+    def _play(self, agent: Callable[[], None]) -> None:
+        try:
+            agent()
+        except BaseException as error:  # it is raised in the main thread
+            self.failures.append(error)
+
+    def agent(self, place: int) -> OrphanedAgent:
+        return OrphanedAgent(self.access, place)
+
+    @property
+    def output(self) -> str:
+        return (self.directory / "output").read_text()
+
+    @property
+    def code(self) -> str:
+        return (self.directory / "exit_code").read_text()
+
+
+@pytest.fixture
+def orphans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphans]:
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    monkeypatch.setenv("DDL_MIN_NP", "1")
+    monkeypatch.setenv("DDL_RESTARTS", "0")
+    yield Orphans(tmp_path / "continued")
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_successor_opens_the_next_world_and_ends_the_job(orphans: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank goes on in one world that only the successor can have opened, and its agent knows of it before the rank."""
+    monkeypatch.setattr(growth, "TICK_S", 0.01)
+    heard: dict[int, list[FromCoordinator]] = {}
+    agents: dict[int, OrphanedAgent] = {}
+
+    def play(place: int) -> None:
+        agent = agents[place] = orphans.agent(place)
+        try:
+            agent.until(Handover)
+            heard[place] = agent.train()
+            agent.end(0)
+        finally:
+            agent.close()
+
+    orphans.succeed(monkeypatch, lambda: play(0), lambda: play(1))
+    assert orphans.code == "0\n", orphans.output
+    assert "it is gone: this process on h0 takes the place of the launcher" in orphans.output
+    for place in (0, 1):
+        world, welcome = heard[place]
+        assert isinstance(world, World) and isinstance(welcome, Welcome)
+        assert (world.ballot, world.members, world.hosts) == ((2, 1), (0, 1), (0, 1))
+        told = [word for word in agents[place].words if isinstance(word, Opened)]
+        assert told and {(one.ballot, one.places, one.steps) for one in told} == {((2, 1), (0, 1), 5)}
+        handovers = [word for word in agents[place].words if isinstance(word, Handover)]
+        assert [heir.agent for heir in handovers[-1].heirs] == [1], "the next successor runs on another host"
+
+
+def test_the_exit_code_is_that_of_the_rank_that_failed(orphans: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else tells how the job has ended: its launcher, which the user has started, is lost."""
+
+    def play(place: int) -> None:
+        agent = orphans.agent(place)
+        try:
+            agent.end(3 * place)
+        finally:
+            agent.close()
+
+    orphans.succeed(monkeypatch, lambda: play(0), lambda: play(1))
+    assert orphans.code == "3\n", orphans.output
+    assert "rank 1 on h1 failed first: it exited with code 3" in orphans.output
+
+
+def test_a_successor_to_whom_nobody_comes_fails(orphans: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that comes later is told to end, for its ranks count as lost."""
+    monkeypatch.setattr(successor, "_GATHER_S", 0.1)
+    orphans.succeed(monkeypatch)
+    assert orphans.code == "1\n", orphans.output
+    assert "no agent has come that knows of a world of this job" in orphans.output
