@@ -45,21 +45,24 @@ def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ)
 def _opened(directory: Path) -> Iterator[int]:
     """Check that only this user and root can write to ``directory``, and yield a file descriptor of the directory.
 
-    Create the directory if it does not exist. The check is necessary because machine code is loaded from this
-    directory. All files are opened relative to the descriptor. So they are in the directory that was checked, even if
-    another directory has got the same name since the check. Raises OSError if the directory is a link, or if other
-    users may write to it.
+    The check is necessary because machine code is loaded from this directory. All files are opened relative to the
+    descriptor. So they are in the directory that was checked, even if another directory has got the same name since
+    the check. Raises OSError if the directory does not exist, if it is a link, or if other users may write to it.
     """
-    for place in reversed([directory, *directory.parents]):
-        if not place.exists():
-            with contextlib.suppress(FileExistsError):
-                place.mkdir(mode=0o700)
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _refuse_foreign(os.fstat(folder))
         yield folder
     finally:
         os.close(folder)
+
+
+def _make(directory: Path) -> None:
+    """Create ``directory`` and its parents, if they do not exist, so that only this user can use them."""
+    for place in reversed([directory, *directory.parents]):
+        if not place.exists():
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
 
 
 def _refuse_foreign(facts: os.stat_result) -> None:
@@ -105,6 +108,7 @@ def keep(name: str, body: bytes, directories: Iterator[Path]) -> Path | None:
     """
     for directory in directories:
         try:
+            _make(directory)
             with _opened(directory) as folder:
                 _put(folder, name, body + hashlib.sha256(body).digest())
         except OSError:
@@ -158,6 +162,7 @@ def _lock_file(stack: contextlib.ExitStack, directories: Iterator[Path]) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     for directory in directories:
         try:
+            _make(directory)
             with _opened(directory) as folder:
                 file = os.open("compiling.lock", flags, 0o600, dir_fd=folder)
         except OSError:

@@ -60,6 +60,15 @@ def test_kept_and_found(tmp_path: Path) -> None:
     assert cache.find("other.o", iter(places)) is None
 
 
+def test_who_only_looks_makes_no_directory(tmp_path: Path) -> None:
+    """A kernel that was never compiled leaves nothing in any of the directories that could have it."""
+    places = [tmp_path / "first", tmp_path / "second"]
+    assert cache.find("k.o", iter(places)) is None
+    assert list(tmp_path.iterdir()) == []
+    cache.keep("k.o", b"abc", iter(places))
+    assert list(tmp_path.iterdir()) == places[:1]
+
+
 def test_nowhere_to_keep() -> None:
     """Where no place is writable nothing is kept, and nothing raises."""
     places = [Path("/dev/null/nowhere"), Path("/proc/nowhere")]

@@ -238,6 +238,26 @@ def test_ranks_that_could_not_be_started_have_ended(agents: tuple[AgentPool, Ser
     assert [(end.rank, end.lost) for end in told] == [(r, "it could not be started: no memory") for r in (0, 1)]
 
 
+@pytest.mark.parametrize("begins_first", [True, False])
+def test_an_agent_that_is_lost_after_it_began_has_lost_ranks(
+    agents: tuple[AgentPool, Server], begins_first: bool
+) -> None:
+    """The launcher may see both at the same time: the job has begun, so it ends as one that has lost ranks."""
+    pool, _ = agents
+    if begins_first:
+        pool.heard(0, encode(Begun((7, 8))))
+    pool.silent(0, 3.0)
+    problems = pool.begin([Begin((), {}, (), (), ())], 60.0, lambda: False)
+    assert problems == ([] if begins_first else ["h: no message from it for 3 s"])
+    told: list[End] = []
+    supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=told.append, say=lambda text: None)
+    pool.attach(supervisor)
+    supervisor.run()
+    assert [(end.rank, end.lost) for end in told] == [
+        (rank, "its host h is gone (no message from it for 3 s)") for rank in (0, 1)
+    ]
+
+
 def test_who_was_silent_for_too_long_is_told_to_end(
     agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,7 +282,7 @@ def test_a_lost_agent_is_a_lost_host(
     os.kill(agent, number)
     _, err = process.communicate(timeout=80)
     assert time.monotonic() - begun_s < 20.0
-    assert process.returncode == 255
+    assert process.returncode == 255, err
     assert re.search(r"rank 1 on h2 failed first: it was lost after \d+\.\d s: its host h2 is gone \(.+\)\n", err)
     assert "rank 0: was ended by the launcher" in err
     if number == signal.SIGSTOP:

@@ -228,20 +228,20 @@ class AgentPool:
     def begin(self, begins: Sequence[Begin], timeout_s: float, interrupted: Callable[[], object]) -> list[str]:
         """Tell every agent to start its ranks, and wait until all agents have done so.
 
-        Return one line of text for each agent that has not started its ranks. ``begins`` has the message for each
-        agent, in the order of ``members``. The wait ends after ``timeout_s`` seconds, or earlier if ``interrupted()``
-        becomes true.
+        Return one line of text for each agent that has not started its ranks. An agent that was lost after it had started
+        them is none of these: its ranks are lost, which ``attach`` reports. ``begins`` has the message for each agent, in
+        the order of ``members``. The wait ends after ``timeout_s`` seconds, or earlier if ``interrupted()`` becomes true.
         """
         for member, begin in zip(self.members, begins):
             self._tell(member.place.index, begin)
-        done = self._wait(lambda m: m.begun is not None or bool(m.gone), time.monotonic() + timeout_s, interrupted)
+        self._wait(lambda m: m.begun is not None or bool(m.gone), time.monotonic() + timeout_s, interrupted)
         problems = []
         for member in self.members:
-            if member.gone or member.begun is None:
+            if member.begun is None:
                 problems.append(f"{member.place.host}: {member.gone or 'its agent does not answer any more'}")
             elif member.begun.error:
                 problems.append(f"{member.place.host}: the ranks cannot be started: {member.begun.error}")
-        return problems if not done or problems else []
+        return problems
 
     def adopt(self, server: Server, expected: Collection[int], timeout_s: float, output: Output) -> list[Agent]:
         """Wait until the agents with the numbers ``expected`` have come to ``server``, and return those that have come.
