@@ -95,12 +95,13 @@ class Membership:
         self._waiting[place] = message
         return self._decide()
 
-    def adopt(self, world: Opened, running: Collection[Process], ended: Collection[Process]) -> Outgoing:
+    def adopt(self, worlds: Collection[Opened], running: Collection[Process], ended: Collection[Process]) -> Outgoing:
         """Take over a job whose coordinator is lost, and return the messages to send. Before this, no world opens.
 
-        ``world`` is the newest one that an agent has been told of. ``running`` are the processes that run on the hosts of
-        these agents, and ``ended`` those that have ended there.
+        ``worlds`` are those that agents have been told of, one at least. ``running`` are the processes that run on the
+        hosts of these agents, and ``ended`` those that have ended there. Processes may have registered before.
         """
+        world = max(worlds, key=lambda one: one.ballot)
         self._waits_for_agents = False
         self._hosts = list(world.hosts)
         self._steps = world.steps
@@ -109,6 +110,9 @@ class Membership:
         for place, start in (*world.processes, *running, *ended):
             self._starts[place] = max(self._starts[place], start)
         if self._quorum is not None:
+            for one in worlds:
+                self._quorum.opened(one)
+                self._quorum.began(one.effective)
             for process in ended:
                 self._quorum.died(process)
         self._alive = {place for place, _ in running}

@@ -11,7 +11,10 @@ from ddlcore.messages import Ballot, Opened, Process
 
 
 class Quorum:
-    """The worlds of one elastic job that may live, as one coordinator knows them, and which processes certainly died."""
+    """The worlds of one elastic job that may live, as one coordinator knows them, and which processes certainly died.
+
+    What happened may be recorded in any order, but in one thread.
+    """
 
     def __init__(self, worlds: Iterable[Opened] = ()) -> None:
         """Begin with ``worlds``: those that agents tell a successor of the coordinator."""
@@ -20,8 +23,13 @@ class Quorum:
         self.effective: Ballot = (0, 0)  # the newest world in which a collective has completed; (0, 0): none is known
 
     def opened(self, world: Opened) -> None:
-        """Record that this coordinator opens ``world``."""
-        self._worlds[world.ballot] = world
+        """Record that ``world`` has opened.
+
+        A successor of the coordinator learns of older worlds from agents, while members that register with it tell that
+        a later one has begun: then the older ones do not count.
+        """
+        if world.ballot >= self.effective:
+            self._worlds[world.ballot] = world
 
     def began(self, ballot: Ballot) -> None:
         """Record that a collective has completed in the world ``ballot``, so that all of its members had received it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,10 +141,8 @@ def test_half_without_ranks_of_the_launcher() -> None:
 # --- a successor
 
 
-def successor(opened: Opened, quorum: Quorum) -> Membership:
-    for_all = Membership((-1,) * 4, 1, 4, PATIENCE, 0, quorum, Coordinating(3, 2))
-    quorum.opened(opened)
-    return for_all
+def successor() -> Membership:
+    return Membership((-1,) * 4, 1, 4, PATIENCE, 0, Quorum(), Coordinating(3, 2))
 
 
 def opened_by(one: Membership) -> Opened:
@@ -154,9 +153,9 @@ def opened_by(one: Membership) -> Opened:
 
 def test_a_successor_opens_no_world_before_it_knows_who_is_there() -> None:
     opened = opened_by(begun())
-    one = successor(opened, Quorum())
+    one = successor()
     assert [one.register(place, register(1, 5, (1, 0))) for place in (1, 2, 3)] == [[], [], []]
-    told = one.adopt(opened, [(1, 0), (2, 0), (3, 0)], [])
+    told = one.adopt([opened], [(1, 0), (2, 0), (3, 0)], [])
     worlds = [message for _, message in told if isinstance(message, World)]
     assert [place for place, _ in told] == [1, 2, 3] and len(worlds) == 3
     assert worlds[0].ballot == (2, 3) and worlds[0].members == (1, 2, 3) and worlds[0].before == 4
@@ -164,8 +163,8 @@ def test_a_successor_opens_no_world_before_it_knows_who_is_there() -> None:
 
 def test_a_successor_waits_for_all_that_run() -> None:
     opened = opened_by(begun())
-    one = successor(opened, Quorum())
-    assert one.adopt(opened, [(1, 0), (2, 0), (3, 0)], []) == []
+    one = successor()
+    assert one.adopt([opened], [(1, 0), (2, 0), (3, 0)], []) == []
     assert one.register(1, register(1, 5, (1, 0))) == [] and one.register(3, register(1, 6, (1, 0))) == []
     assert one.missing() == [2]
     told = one.register(2, register(1, 5, (1, 0)))
@@ -174,17 +173,36 @@ def test_a_successor_waits_for_all_that_run() -> None:
 
 def test_a_successor_of_the_smaller_part_ends_it() -> None:
     opened = opened_by(begun())
-    one = successor(opened, Quorum())
-    one.adopt(opened, [(2, 0)], [])
+    one = successor()
+    one.adopt([opened], [(2, 0)], [])
     ((_, refused),) = one.register(2, register(1, 5, (1, 0)))
     assert isinstance(refused, Refused) and "only 1 of 4" in refused.text
+
+
+@pytest.mark.parametrize("came_first", [(), (1,), (1, 2, 3)])
+def test_older_worlds_of_which_a_successor_learns_late_do_not_count(came_first: tuple[int, ...]) -> None:
+    """Ranks 0 and 3 were alone for a while, then trained with the others, and the host of rank 0 and the launcher is lost.
+
+    Agents still keep the world of the two, because the launcher never learned that a later one had begun. A rank that
+    registers tells it, before or after the other agents have come.
+    """
+    older = world([(0, 0), (3, 0)], 2, (1, 0))
+    newer = world([(0, 0), (1, 1), (2, 0), (3, 0)], 3, (2, 0))
+    one = successor()
+    told: list[tuple[int, FromCoordinator]] = []
+    for place in came_first:
+        told += one.register(place, register(3, 5, (3, 0)))
+    told += one.adopt([newer, older], [(1, 1), (2, 0), (3, 0)], [])
+    for place in {1, 2, 3}.difference(came_first):
+        told += one.register(place, register(3, 5, (3, 0)))
+    assert [(place, type(message)) for place, message in told] == [(place, World) for place in (1, 2, 3)]
 
 
 def test_a_successor_knows_who_has_died() -> None:
     """1 and 3 have died before the launcher was lost; their agents know that. 0 was on the launcher's host."""
     opened = opened_by(begun())
-    one = successor(opened, Quorum())
-    one.adopt(opened, [(2, 0)], [(1, 0), (3, 0)])
+    one = successor()
+    one.adopt([opened], [(2, 0)], [(1, 0), (3, 0)])
     ((_, refused),) = one.register(2, register(1, 5, (1, 0)))
     assert isinstance(refused, Refused) and "only 1 of 2" in refused.text, "0 may live, and is the first"
 
@@ -192,9 +210,9 @@ def test_a_successor_knows_who_has_died() -> None:
 def test_a_successor_loses_no_step() -> None:
     """The newest state is on the lost host: no world opens without it."""
     opened = opened_by(begun())
-    one = successor(opened, Quorum())
+    one = successor()
     newer = Opened(opened.ballot, opened.processes, opened.places, opened.hosts, 9, opened.effective)
-    one.adopt(newer, [(1, 0), (2, 0), (3, 0)], [])
+    one.adopt([newer], [(1, 0), (2, 0), (3, 0)], [])
     told = [message for place in (1, 2, 3) for message in one.register(place, register(1, 8, (1, 0)))]
     assert all(isinstance(message, Refused) and "newest state" in message.text for _, message in told) and told
 

@@ -30,6 +30,11 @@ NewCluster = Callable[..., TestCluster]
 PROGRAM = ROOT / "tests" / "faults" / "elastic_chaos.py"
 
 
+def agents_on(cluster: TestCluster, name: str) -> list[int]:
+    """Return the processes of agents on the host ``name``, by their numbers there."""
+    return [pid for pid, command in cluster.processes(name).items() if "launch.agents.agent" in command]
+
+
 def ranks_on(cluster: TestCluster, name: str) -> list[int]:
     """Return the processes of ranks on the host ``name``, by their numbers there."""
     return [
@@ -140,6 +145,32 @@ def test_ranks_and_the_host_of_the_launcher(new_cluster: NewCluster, tmp_path: P
     chaos.await_all()
     chaos.kill_some(3)
     chaos.end()
+
+
+@pytest.mark.long
+def test_an_agent_that_comes_late_to_a_successor(new_cluster: NewCluster, tmp_path: Path) -> None:
+    """Its news of an old world, in which the lost host would decide, do not end the training of the ranks that are left.
+
+    The first two ranks were alone for a moment, and then trained with the third one. One of them is on the lost host. The
+    agent of the third one is stopped, so the second rank has registered with the successor before that agent comes.
+    """
+    chaos = HostChaos(new_cluster(3), tmp_path, 400, 0, 200.0)
+    cluster = chaos.cluster
+    chaos.await_all()
+    cluster.kill("server3", ranks_on(cluster, "server3")[0], signal.SIGKILL)
+    chaos.until(lambda: "world 3: rank 2 on server3 is back" in chaos.text(), "the third rank comes back")
+    assert "world 2: rank 2 on server3 died (SIGKILL); 2 ranks go on" in chaos.text()
+    chaos.await_all()
+    agents = agents_on(cluster, "server3")
+    for agent in agents:
+        cluster.kill("server3", agent, signal.SIGSTOP)
+    chaos.cut("server1")
+    chaos.until(lambda: chaos.serves_on("server2"), "a successor serves")
+    time.sleep(3.0)  # the rank on its host has registered; if not, this test sees less
+    for agent in agents:
+        cluster.kill("server3", agent, signal.SIGCONT)
+    chaos.end()
+    assert "ranks 2" in chaos.text()
 
 
 @pytest.mark.soak

@@ -14,6 +14,7 @@ from ddlcore.control.client import connect
 from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.control.listening import tcp_listener, tcp_name
 from ddlcore.control.relay import Relay
+from ddlcore.coordinator.membership import Membership
 from ddlcore.job import VERSION
 from ddlcore.launch.agents.succession import SuccessorTask, encode_task
 from ddlcore.launch.agents.wire import (
@@ -41,7 +42,7 @@ LAST_WORLD = Opened((1, 0), ((0, 0), (1, 0)), (0, 1), (0, 1), 5, (1, 0))  # of t
 class OrphanedAgent:
     """An agent that comes to the successor with one rank, which is a thread of this process."""
 
-    def __init__(self, access: Access, place: int) -> None:
+    def __init__(self, access: Access, place: int, worlds: tuple[Opened, ...]) -> None:
         self.place = place
         self.words: list[ToAgent] = []
         self.opened: list[Opened] = []
@@ -49,7 +50,7 @@ class OrphanedAgent:
         self._changed = threading.Condition()
         self._relay = Relay(access, place, heard=self._hear, gone=self._part, silence_s=PATIENCE_S)
         self._relay.start()
-        self.say(Adopt(100 + place, (((place, 0), 200 + place),), (), (LAST_WORLD,)))
+        self.say(Adopt(100 + place, (((place, 0), 200 + place),), (), worlds))
         self.until(Adopted)
 
     def say(self, message: FromAgent) -> None:
@@ -70,17 +71,23 @@ class OrphanedAgent:
         with self._changed:
             assert self._changed.wait_for(lambda: any(isinstance(word, kind) for word in self.words), PATIENCE_S), kind
 
-    def train(self) -> list[FromCoordinator]:
-        """Register the rank for the next world, enter this world, and end the training. Return what the rank was told."""
+    def train(self, last: Opened = LAST_WORLD) -> list[FromCoordinator]:
+        """Register the rank, of the world ``last``, for the next one, enter that, and end the training.
+
+        Return what the rank was told.
+        """
         heard = []
         channel, store = connect(self._relay.job_file, self.place)
         try:
-            channel.send(Register(PROTOCOL, VERSION, 1, 5, "its launcher is lost", 0, (1, 0)))
+            generation = last.ballot[0]
+            channel.send(Register(PROTOCOL, VERSION, generation, 5, "its launcher is lost", 0, last.ballot))
             (world,) = channel.receive(PATIENCE_S)
             heard.append(world)
-            channel.send(Hello(self.place, (), 2, PROTOCOL, VERSION, 0))
+            if not isinstance(world, World):
+                return heard
+            channel.send(Hello(self.place, (), generation + 1, PROTOCOL, VERSION, 0))
             heard += channel.receive(PATIENCE_S)
-            channel.send(TrainingFinished(2))
+            channel.send(TrainingFinished(generation + 1))
         finally:
             channel.close()
             store.close()
@@ -97,20 +104,27 @@ class OrphanedAgent:
 
 
 class Orphans:
-    """A job of two ranks on two hosts whose launcher is lost. Its successor runs in the main thread of this process."""
+    """A job of one rank on each host, whose launcher is lost. Its successor runs in the main thread of this process.
 
-    def __init__(self, directory: Path) -> None:
+    ``at`` are the numbers of the hosts that are left; each has the rank and the agent with its number.
+    """
+
+    def __init__(
+        self, directory: Path, at: tuple[int, ...] = (0, 1), worlds: tuple[Opened, ...] = (LAST_WORLD,)
+    ) -> None:
         self.directory = directory
+        self._worlds = worlds
         keys, clients = KeyPair(), KeyPair()
         listener = tcp_listener("tcp://127.0.0.1:0")
         endpoint = tcp_name(listener)
         self.access = Access(endpoint, 0, keys.public, clients.public, clients.secret)
-        heirs = tuple(Heir(agent, f"h{agent}", endpoint, keys.public, (), "127.0.0.1", 1) for agent in (0, 1))
-        hosts = (("h0", 1), ("h1", 1))
-        at = ("127.0.0.1", 1)
-        handover = Handover(heirs, clients.public, clients.secret, {}, hosts, 2, 2, "ssh", at, str(directory))
+        heirs = tuple(Heir(agent, f"h{agent}", endpoint, keys.public, (), "127.0.0.1", 1) for agent in at)
+        count = 1 + max(at)
+        hosts = tuple((f"h{host}", 1) for host in range(count))
+        meet = ("127.0.0.1", 1)
+        handover = Handover(heirs, clients.public, clients.secret, {}, hosts, count, count, "ssh", meet, str(directory))
         task = nameless_file()
-        write_all(task, encode_task(SuccessorTask(handover, 0, keys.public, keys.secret, (0, 1), "it is gone")))
+        write_all(task, encode_task(SuccessorTask(handover, at[0], keys.public, keys.secret, at, "it is gone")))
         self._arguments = [str(task), str(listener.detach())]
         self.failures: list[BaseException] = []
 
@@ -136,7 +150,7 @@ class Orphans:
             self.failures.append(error)
 
     def agent(self, place: int) -> OrphanedAgent:
-        return OrphanedAgent(self.access, place)
+        return OrphanedAgent(self.access, place, self._worlds)
 
     @property
     def output(self) -> str:
@@ -148,14 +162,20 @@ class Orphans:
 
 
 @pytest.fixture
-def orphans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphans]:
+def place_of_successor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give this process the settings of a job, and its own signal handlers back."""
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     handlers = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.setenv("DDL_MIN_NP", "1")
     monkeypatch.setenv("DDL_RESTARTS", "0")
-    yield Orphans(tmp_path / "continued")
+    yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def orphans(tmp_path: Path, place_of_successor: None) -> Orphans:
+    return Orphans(tmp_path / "continued")
 
 
 def test_a_successor_opens_the_next_world_and_ends_the_job(orphans: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +204,45 @@ def test_a_successor_opens_the_next_world_and_ends_the_job(orphans: Orphans, mon
         assert told and {(one.ballot, one.places, one.steps) for one in told} == {((2, 1), (0, 1), 5)}
         handovers = [word for word in agents[place].words if isinstance(word, Handover)]
         assert [heir.agent for heir in handovers[-1].heirs] == [1], "the next successor runs on another host"
+
+
+def test_an_older_world_does_not_count_if_a_rank_registers_before_all_agents_have_come(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place_of_successor: None
+) -> None:
+    """Ranks 0 and 1 were alone for a while, then trained with rank 2, and the host of rank 0 and the launcher is lost.
+
+    Rank 1 tells that the world of all three has begun. The agents still keep the world of the two, in which rank 0 would
+    decide. What the second agent tells comes later, as from a host that is busy.
+    """
+    monkeypatch.setattr(growth, "TICK_S", 0.01)
+    older = Opened((2, 0), ((0, 0), (1, 0)), (0, 1), (0, 1, 2), 5, (1, 0))
+    newer = Opened((3, 0), ((0, 0), (1, 0), (2, 0)), (0, 1, 2), (0, 1, 2), 5, (2, 0))
+    job = Orphans(tmp_path / "of three", (1, 2), (older, newer))
+    registered = threading.Event()
+    register = Membership.register
+    heard: dict[int, list[FromCoordinator]] = {}
+
+    def register_and_tell(membership: Membership, place: int, message: Register) -> list[tuple[int, FromCoordinator]]:
+        told = register(membership, place, message)
+        registered.set()
+        return told
+
+    monkeypatch.setattr(Membership, "register", register_and_tell)
+
+    def play(place: int) -> None:
+        if place == 2:
+            assert registered.wait(PATIENCE_S)
+        agent = job.agent(place)
+        try:
+            heard[place] = agent.train(newer)
+            agent.end(0)
+        finally:
+            agent.close()
+
+    job.succeed(monkeypatch, lambda: play(1), lambda: play(2))
+    assert job.code == "0\n", job.output
+    for place in (1, 2):
+        assert isinstance(world := heard[place][0], World) and (world.ballot, world.members) == ((4, 2), (1, 2))
 
 
 def test_the_exit_code_is_that_of_the_rank_that_failed(orphans: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:

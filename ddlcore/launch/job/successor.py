@@ -126,10 +126,9 @@ class _Successor:
         screen = Screen(file_writer(log), is_terminal=False, colour=False)
         self._output = Output((screen, screen), handover.places)
         self._begun_s = time.monotonic()
-        self._quorum = Quorum()
         number = 1 + task.agent
         membership = build_membership(
-            (), self._settings, handover.places, handover.most, self._quorum, Coordinating(number, self._here)
+            (), self._settings, handover.places, handover.most, Quorum(), Coordinating(number, self._here)
         )
         assert membership is not None
         self._membership: Membership = membership
@@ -160,17 +159,18 @@ class _Successor:
         self._say(f"{self._task.reason}: this process on {self._host} takes the place of the launcher")
         try:
             adopted = self._agents.adopt(self._server, self._task.expected, _GATHER_S, self._output)
-            worlds = {world.ballot: world for member in adopted if member.adopted for world in member.adopted.worlds}
+            worlds = [world for member in adopted if member.adopted for world in member.adopted.worlds]
             if not worlds:
                 self._say("no agent has come that knows of a world of this job")
                 return 1
-            return self._supervise(adopted, worlds[max(worlds)], list(worlds.values()))
+            return self._supervise(adopted, worlds)
         finally:
             self._agents.close()
             self._server.close()
             self._output.drain()
 
-    def _supervise(self, adopted: Sequence[Agent], newest: Opened, worlds: Sequence[Opened]) -> int:
+    def _supervise(self, adopted: Sequence[Agent], worlds: Sequence[Opened]) -> int:
+        newest = max(worlds, key=lambda world: (world.ballot, world.seconds_lost))  # the copy with the latest totals
         told = [member.adopted for member in adopted if member.adopted is not None]
         running = [process for one in told for process, _ in one.running]
         ended = [process for one in told for process in one.ended]
@@ -200,10 +200,7 @@ class _Successor:
         history.goes_on(newest, [place for place, _ in running])
         growth.hand_over = HandingOver(remote, self._handover.most, Path(self._handover.directory))
         growth.attach(supervisor, None)
-        for world in worlds:
-            self._quorum.opened(world)
-        self._quorum.began(max(world.effective for world in worlds))
-        self._server.do(lambda: self._failure_log.noted(self._membership.adopt(newest, running, ended)))
+        self._server.do(lambda: self._failure_log.noted(self._membership.adopt(worlds, running, ended)))
         supervisor.run()
         growth.close()
         ends = growth.relevant()
