@@ -62,6 +62,7 @@ class Relay:
         self._names: set[bytes] = set()  # connections of ranks that have sent something
         self._stale: set[bytes] = set()  # those of them that belong to a launcher that is gone
         self._held: list[list[bytes]] | None = None  # what ranks have sent to a successor that has not answered yet
+        self._has_held = False
         self._wishes: deque[Callable[[], None]] = deque()  # of other threads
         self._patient = patient  # until the launcher has sent something
         self._wake = Wake()
@@ -88,8 +89,11 @@ class Relay:
         self._wake.set()
 
     def lose(self, reason: str) -> None:
-        """Take it that the launcher is gone, for ``reason``. Any thread may call this; it returns at once."""
-        self._wishes.append(lambda: self._end(reason))
+        """Take it that the first launcher is gone, for ``reason``. Any thread may call this; it returns at once.
+
+        It has no effect after ``hold``: then the loss is known, and this relay may serve a successor already.
+        """
+        self._wishes.append(lambda: None if self._has_held else self._end(reason))
         self._wake.set()
 
     def hold(self, farewell: bytes) -> None:
@@ -97,7 +101,7 @@ class Relay:
 
         Nothing that they send on their present connections counts any more. Call it within ``gone``.
         """
-        self._held = []
+        self._held, self._has_held = [], True
         for name in self._names:
             if name.startswith(b"c"):
                 self._listener.send([name, farewell])
@@ -206,6 +210,8 @@ class Relay:
         with contextlib.suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):
                 frames = self._upstream.recv_multipart(zmq.NOBLOCK)
+                if self._over:
+                    continue  # nothing counts that a launcher says after its loss
                 self._beats.heard("launcher", time.monotonic())
                 self._patient = False
                 if frames[0] != OWN or frames[-1]:  # a successor's heartbeat does not say that it takes this agent over

@@ -113,6 +113,7 @@ class Server:
         self._agents = agents
         self._beats: Beats[int] = Beats(silence_s)
         self._agent_names: dict[int, bytes] = {}
+        self._given_up: set[int] = set()  # agents that were silent: others may run at the places of their ranks now
         self._shelf: Shelf[_Route] = Shelf()
         self._lines: dict[int, _Route] = {}  # by rank: the connection from which it sent last
         self._said: Outgoing = []  # messages of the coordinator in this turn
@@ -277,6 +278,8 @@ class Server:
             if route[1] == OWN:
                 self._hear_agent(agent, data)
                 return
+            if agent in self._given_up:
+                return
         match = _NAME.fullmatch(route[-1])
         rank = int(match[2]) if match else -1
         if match is None or rank >= self.size or len(route) != (1 if agent < 0 else 2):
@@ -355,6 +358,7 @@ class Server:
         for agent in self._beats.due(now_s):
             self._send((self._agent_names[agent], OWN), b"")
         for agent in self._beats.silent(now_s):
+            self._given_up.add(agent)
             self._agents.silent(agent, self._beats.silence_s)
 
     def _tell_agents(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.stall_table import on_ranks
-from ddlcore.messages import Complete, Dismissed, FromCoordinator, Opened, Process, Refused, Register, World
+from ddlcore.messages import Ballot, Complete, Dismissed, FromCoordinator, Opened, Process, Refused, Register, World
 
 Outgoing = list[tuple[int, FromCoordinator]]
 
@@ -72,6 +72,12 @@ class Membership:
         self._world: World | None = None
         self._members: frozenset[int] = frozenset()  # of the last world
         self._steps = -1  # the most steps that a member had applied when the last world opened
+        self._steps_of: dict[
+            Ballot, int
+        ] = {}  # the same by world, for the last ones of which it is not known that they began
+        self._least_steps = -1  # the most steps of the newest world that is known to have begun
+        self._effective: Ballot = (0, 0)  # the newest world that is known to have begun
+        self._has_begun = False  # whether all members of a world have been there, so that there is a state to lose
         self._gone: dict[int, str] = {}  # members of the last world that have left it or have ended, and why
         self._ends: dict[int, str] = {}  # why the process of a place ended, while there is no other one
         self._short_s: float | None = None  # since when there are too few processes
@@ -89,8 +95,9 @@ class Membership:
         """Record the registration of the process at ``place``, and return the messages to send."""
         if self.over:
             return [(place, Refused(self.over))]
-        if self._quorum is not None:
-            self._quorum.began(message.effective)
+        if place not in self._alive and not self._waits_for_agents:
+            return []  # its process has ended since, and will enter no world
+        self._note_effective(message.effective)
         self._leave(place, message.reason or "it has left for the next world")
         self._waiting[place] = message
         return self._decide()
@@ -103,19 +110,24 @@ class Membership:
         """
         world = max(worlds, key=lambda one: one.ballot)
         self._waits_for_agents = False
+        self._has_begun = True
         self._hosts = list(world.hosts)
         self._steps = world.steps
         self._world = World(world.ballot[0], world.places, world.hosts, world.places[0], 0, world.ballot[1])
         self._members = frozenset(world.places)
         for place, start in (*world.processes, *running, *ended):
             self._starts[place] = max(self._starts[place], start)
-        if self._quorum is not None:
-            for one in worlds:
+        for one in worlds:
+            self._steps_of[one.ballot] = one.steps
+            if self._quorum is not None:
                 self._quorum.opened(one)
-                self._quorum.began(one.effective)
+        for ballot in {self._effective, *(one.effective for one in worlds)}:
+            self._note_effective(ballot)
+        if self._quorum is not None:
             for process in ended:
                 self._quorum.died(process)
         self._alive = {place for place, _ in running}
+        self._waiting = {place: message for place, message in self._waiting.items() if place in self._alive}
         for place, start in world.processes:
             if (place, start) not in running:
                 self._gone.setdefault(place, "it has ended" if (place, start) in ended else "its host is lost")
@@ -145,6 +157,7 @@ class Membership:
         if host >= 0:
             self._hosts[place] = host
         self._starts[place] += 1
+        self._waiting.pop(place, None)
         self.evicted.pop(place, None)
         self._without.discard(place)
         self._alive.add(place)
@@ -158,6 +171,10 @@ class Membership:
         """
         self._leaving.update(dict.fromkeys((place for place in places if place in self._alive), reason))
         return self._decide()
+
+    def began(self, generation: int) -> None:
+        """Record that all members of world ``generation`` have entered it."""
+        self._has_begun = True
 
     def finished(self, generation: int) -> Outgoing:
         """Record that all members of world ``generation`` have reached the end of the training.
@@ -173,10 +190,14 @@ class Membership:
 
         ``now_s`` is the time of a steady clock.
         """
+        if self._waits_for_agents:
+            return [], []
         texts, outgoing = self._look_at_late(now_s)
         if texts or outgoing:
             return texts, outgoing
-        if self.over or self.complete or self._missing() or len(self._waiting) >= self._least or not self._waiting:
+        # The first process of a place may take any time to load. If another one must take its place, time is running.
+        loading = any(self._world is not None or not self._starts[place] for place in self._missing())
+        if self.over or self.complete or loading or len(self._waiting) >= self._least or not self._waiting:
             self._short_s, self._told = None, False
             return [], []
         if self._short_s is None:
@@ -247,7 +268,7 @@ class Membership:
 
         The members then leave at a call of ``commit()`` on which all of them agree.
         """
-        if self._world is None or self._gone or self.complete or self.over:
+        if self._world is None or self._gone or self.complete or self.over or self._is_last_world():
             return []
         room = self._most - len(self._world.members) + len(self.leavers())
         return sorted(self._waiting.keys() - self._leaving.keys())[: max(0, room)]
@@ -257,7 +278,7 @@ class Membership:
 
         All members then leave the present world at a call of ``commit()`` on which all of them agree.
         """
-        if self._world is None or self._gone or self.complete or self.over:
+        if self._world is None or self._gone or self.complete or self.over or self._is_last_world():
             return []
         leaving = [place for place in self._world.members if place in self._leaving]
         staying = len(self._world.members) - len(leaving)
@@ -304,6 +325,18 @@ class Membership:
             return any(one not in self._waiting and one not in self._without for one in self._alive)
         return len(self._gone) < len(self._members)
 
+    def _is_last_world(self) -> bool:
+        """Return whether no further world may open, because of the limit of resets."""
+        return self._world is not None and 0 < self._reset_limit < self._world.generation
+
+    def _note_effective(self, ballot: Ballot) -> None:
+        """Record that the world ``ballot`` has begun: all its members have taken over the state, in their own memory."""
+        if self._quorum is not None:
+            self._quorum.began(ballot)
+        self._effective = max(ballot, self._effective)
+        for key in [key for key in self._steps_of if key <= self._effective]:
+            self._least_steps = max(self._steps_of.pop(key), self._least_steps)
+
     def _process(self, place: int) -> Process:
         return place, self._starts[place]
 
@@ -317,9 +350,12 @@ class Membership:
         if self._is_missing_some():
             return []
         if self._world is not None:
-            if not any(one.generation for one in self._waiting.values()):
+            if self._has_begun and not any(one.generation for one in self._waiting.values()):
                 return self._end(f"all ranks that had the state of the training have ended{self._causes()}")
-            if max(one.steps for one in self._waiting.values()) < self._steps:
+            # A world that has not begun does not count: if its root dies before the others have taken over its state,
+            # they compute its last step again, as if it had died before it registered.
+            newest = max((one.steps for one in self._waiting.values()), default=-1)
+            if newest < self._least_steps or newest < 0 <= self._steps:
                 return self._end(f"the ranks with the newest state of the training have ended{self._causes()}")
             objection = (
                 "" if self._quorum is None else self._quorum.objection({self._process(p) for p in self._waiting})
@@ -349,7 +385,7 @@ class Membership:
 
     def _open(self) -> Outgoing:
         before = self._world
-        if before is not None and self._reset_limit and before.generation > self._reset_limit:
+        if self._is_last_world():
             return self._end(f"the job has begun anew {self._reset_limit} times (--reset-limit){self._causes()}")
         # Who has trained stays, if there are more processes than ranks.
         chosen = sorted(self._waiting, key=lambda place: (self._waiting[place].generation == 0, place))[: self._most]
@@ -364,8 +400,10 @@ class Membership:
         opened = self.opened()
         if self._quorum is not None and opened is not None:
             self._quorum.opened(opened)
+        self._steps_of[world.ballot] = self._steps
         self._gone = {}
-        self._short_s = None
+        self._short_s = self._late_s = None
+        self._told_late = False
         for one in members:
             del self._waiting[one]
         return [(one, world) for one in members]

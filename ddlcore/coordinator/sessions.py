@@ -485,6 +485,8 @@ class Sessions:
             self._searched = world
         for rank in key[0]:
             self._worlds[rank] = world
+        if self._membership is not None:
+            self._membership.began(key[1])
         report = None if self._membership is None else WorldReport(key[1], len(key[0]))
         welcome = Welcome(f"world{self._term}{self._made}", report)  # one object, so that it is encoded once
         told: Outgoing = [(rank, welcome) for rank in key[0]]

@@ -229,6 +229,29 @@ def test_a_silent_agent_is_told_of_once(hasty: Side, monkeypatch: pytest.MonkeyP
     assert time.monotonic() - begun_s < SILENCE_S + 20.0
 
 
+def test_ranks_behind_an_agent_that_was_given_up_are_not_heard(hasty: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count as lost, so other processes may have their numbers when the agent can be reached again."""
+    relay = hasty.agent(0)
+    channel, _ = hasty.join(relay, 1)
+    greet(channel, 1)
+    heard = len(hasty.coordinator.heard)
+    monkeypatch.setattr(relay, "_keep_beat", lambda now_s: None)
+    hasty.until(lambda: hasty.lost == [0])
+    passed_on = threading.Event()
+    take = relay._take
+
+    def take_and_tell(frames: list[bytes]) -> None:
+        take(frames)
+        passed_on.set()
+
+    monkeypatch.setattr(relay, "_take", take_and_tell)
+    channel.send(request(5))
+    assert passed_on.wait(PATIENCE_S)
+    relay.say(b"back")
+    hasty.until(lambda: (0, b"back") in hasty.told)
+    assert len(hasty.coordinator.heard) == heard
+
+
 def test_a_silent_launcher(hasty: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent is told after the same time."""
     hasty.agent(0)
@@ -443,6 +466,64 @@ def test_a_successor_takes_over_the_ranks_of_an_agent(tcp: Side) -> None:
         heir.until(lambda: len(heir.told) >= 2)
         assert heir.told == [(0, b"adopt me"), (0, b"afterwards")]
         assert words == [b"adopted"]
+    finally:
+        heir.close()
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_the_end_of_the_first_launcher_is_noticed_once(tcp: Side, adopted: bool) -> None:
+    """The command that started the agent may end long after the connection: that is no loss of the successor."""
+    losses: list[str] = []
+    held = threading.Event()
+
+    def part(reason: str) -> None:
+        losses.append(reason)
+        relay.hold(encode(CoordinatorLost(reason)))
+        held.set()
+
+    relay = tcp.agent(0)
+    relay._gone = part
+    tcp.server.close()
+    assert held.wait(PATIENCE_S)
+    heir = Side("tcp://127.0.0.1:0")
+    try:
+        if not adopted:
+            relay.lose("its standard input ended")
+        relay.join(heir.server.agent_access(heir.server.agents_endpoint), b"adopt me")
+        heir.until(lambda: (0, b"adopt me") in heir.told)
+        heir.server.tell(0, b"adopted")
+        tcp.until(lambda: b"adopted" in tcp.words[0])
+        relay.lose("its standard input ended")
+        relay.say(b"still here")
+        heir.until(lambda: (0, b"still here") in heir.told)
+        assert len(losses) == 1
+    finally:
+        heir.close()
+
+
+def test_what_a_launcher_says_after_its_loss_does_not_count(tcp: Side) -> None:
+    """It was silent for a moment too long. What ranks say still waits for its successor."""
+    relay = tcp.agent(0)
+    held = threading.Event()
+
+    def part(reason: str) -> None:
+        relay.hold(encode(CoordinatorLost(reason)))
+        held.set()
+
+    relay._gone = part
+    relay.lose("no message from it for 3 s")
+    assert held.wait(PATIENCE_S)
+    channel, _ = tcp.join(relay, 1)
+    channel.send(hello(1))
+    tcp.server.tell(0, b"too late")
+    time.sleep(0.3)  # it has arrived
+    heir = Side("tcp://127.0.0.1:0")
+    try:
+        relay.join(heir.server.agent_access(heir.server.agents_endpoint), b"adopt me")
+        heir.until(lambda: (0, b"adopt me") in heir.told)
+        heir.server.tell(0, b"adopted")
+        assert channel.receive(PATIENCE_S) == [Welcome("for 1")], "the successor has heard it"
+        assert tcp.words[0] == [b"welcome", b"adopted"]
     finally:
         heir.close()
 

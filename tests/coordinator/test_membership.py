@@ -36,8 +36,8 @@ Outgoing = list[tuple[int, FromCoordinator]]
 PATIENCE = MemberPatience(5.0, 20.0, 3.0, 8.0)
 
 
-def register(generation: int = 0, steps: int = -1, reason: str = "") -> Register:
-    return Register(PROTOCOL, "0.1.0", generation, steps, reason)
+def register(generation: int = 0, steps: int = -1, reason: str = "", effective: int = 0) -> Register:
+    return Register(PROTOCOL, "0.1.0", generation, steps, reason, effective=(effective, 0))
 
 
 def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> Membership:
@@ -48,6 +48,7 @@ def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> Memb
         assert told == []
         told = one.register(place, register())
     assert told == [(place, World(1, tuple(range(size)), (0,) * size, 0, 0)) for place in range(size)]
+    one.began(1)
     return one
 
 
@@ -168,6 +169,33 @@ def test_too_few_wait_and_give_up() -> None:
     ((place, refused),) = told
     assert place == 2 and isinstance(refused, Refused) and "no others came within 5 s" in refused.text
     assert one.register(1, register()) == [(1, refused)]
+
+
+def test_a_rank_that_crashes_again_and_again_before_the_first_world_is_not_waited_for() -> None:
+    """Its first process may load for as long as it likes; those that follow do not stop the clock."""
+    one = Membership((0, 0), 2, 2, PATIENCE)
+    one.register(0, register())
+    assert one.overdue(0.0) == ([], []) and one.overdue(100.0) == ([], [])
+    one.ended(1, "killed")
+    assert len(one.overdue(101.0)[0]) == 1
+    one.started(1)
+    assert one.overdue(103.0) == ([], [])
+    one.ended(1, "killed")
+    _, ((place, refused),) = one.overdue(106.0)
+    assert place == 0 and isinstance(refused, Refused) and "no others came within 5 s" in refused.text
+
+
+def test_who_has_ended_enters_no_world() -> None:
+    """Its registration was under way. A world with it would wait for it in vain."""
+    one = begun()
+    one.ended(2, "killed")
+    assert one.register(2, register(1, 9, "x")) == []
+    one.register(0, register(1, 8, "x"))
+    assert world_of(one.register(1, register(1, 8, "x"))).members == (0, 1)
+    one.started(2)
+    one.register(2, register())
+    one.started(2)  # the end of the process before was not seen in time
+    assert one.joiners() == []
 
 
 def test_one_that_comes_in_time() -> None:
@@ -305,6 +333,70 @@ def test_the_limit_of_resets() -> None:
     assert all(isinstance(one, Refused) and "1 times (--reset-limit)" in one.text for _, one in told)
 
 
+def test_no_healthy_world_is_left_for_one_that_may_not_open() -> None:
+    """Who comes back, and who is to leave, waits until a member is lost or the training is complete."""
+    one = begun(3, resets=1)
+    one.ended(2, "killed")
+    one.register(0, register(1, 1, "x"))
+    world_of(one.register(1, register(1, 1, "x")))
+    one.started(2)
+    assert one.register(2, register()) == [] and one.joiners() == []
+    one.dismiss([1], "its host leaves")
+    assert one.leavers() == []
+
+
+def test_the_newest_state_that_no_other_had_is_not_missed() -> None:
+    """Rank 0 had applied one step more, and was lost before the others had taken over its state: they compute it again."""
+    one = begun(3)
+    one.ended(2, "killed")
+    one.register(0, register(1, 60, "x", 1))
+    assert world_of(one.register(1, register(1, 59, "x", 1))).root == 0
+    one.ended(0, "its host is lost")
+    world = world_of(one.register(1, register(2, 59, "x", 1)))
+    assert (world.generation, world.members, world.root) == (3, (1,), 1)
+
+
+def test_steps_that_all_had_taken_over_are_not_done_again() -> None:
+    """Rank 1 was left out of a world in which the others trained, and is the only one that is left."""
+    one = begun(3)
+    for place, steps in ((0, 60), (2, 60)):
+        one.register(place, register(1, steps, "x", 1))
+    one.ended(1, "its host is gone", certain=False)
+    one.started(1)
+    assert one.register(1, register(1, 59, "x", 1)) == []
+    one.register(0, register(2, 60, "x", 2))
+    one.ended(0, "killed")
+    ((_, refused),) = one.ended(2, "killed")
+    assert isinstance(refused, Refused) and "the newest state" in refused.text
+
+
+def test_before_all_members_of_the_first_world_are_there_no_state_is_lost() -> None:
+    """They die while they enter it; new processes begin with the same state as they."""
+    one = Membership((0, 0), 2, 2, PATIENCE)
+    one.register(0, register())
+    world_of(one.register(1, register()))
+    for place in (0, 1):
+        one.ended(place, "killed")
+        one.started(place)
+    one.register(0, register())
+    assert world_of(one.register(1, register())).generation == 2
+
+
+def test_the_time_until_a_member_is_killed_begins_anew_with_each_world() -> None:
+    one = Membership((0, 0, 0), 1, 3, MemberPatience(600.0, evict_s=8.0))
+    for place in range(3):
+        one.register(place, register())
+    one.ended(0, "killed")
+    one.register(1, register(1, 5, "x"))
+    one.overdue(0.0)
+    world_of(one.register(2, register(1, 5, "x")))
+    one.register(1, register(2, 6, "x"))
+    one.overdue(8.1)
+    assert one.evicted == {}
+    one.overdue(16.2)
+    assert list(one.evicted) == [2]
+
+
 class TestSessions:
     """Around it: who is told that a world has ended, and when joiners are let in."""
 
@@ -401,10 +493,13 @@ def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
     one = Membership((0,) * size, 1, size, PATIENCE)
     alive = dict.fromkeys(range(size), 0)  # by place: the generation of its process
     steps = dict.fromkeys(range(size), -1)
+    effective = dict.fromkeys(
+        range(size), 0
+    )  # by place: the last world of which it knows that all have taken over the state
     waits: set[int] = set()
     inside: set[int] = set()
     leaving: set[int] = set()
-    best = -1
+    best = -1  # steps of the last world in which all have taken over the state
     for _ in range(60):
         moves = [("register", place) for place in alive if place not in waits]
         moves += [("dismiss", place) for place in alive if place not in leaving]
@@ -414,7 +509,7 @@ def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
         if move == "register":
             inside.discard(place)
             waits.add(place)
-            told = one.register(place, register(alive[place], steps[place], "x"))
+            told = one.register(place, register(alive[place], steps[place], "x", effective[place]))
         elif move == "die":
             told = one.ended(place, "killed")
             del alive[place]
@@ -426,9 +521,9 @@ def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
             told = one.dismiss([place], "its host leaves")
         else:
             one.started(place)
-            alive[place], steps[place] = 0, -1
+            alive[place], steps[place], effective[place] = 0, -1, 0
         if one.over:
-            assert all(generation == 0 or steps[place] < best for place, generation in alive.items() if place in waits)
+            assert all(alive[place] == 0 or steps[place] < max(best, 0) for place in waits)
             return
         for gone in [place for place, message in told if isinstance(message, Dismissed)]:
             assert gone in leaving & waits
@@ -442,11 +537,16 @@ def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
             assert set(world.members) == waits and not inside
             assert steps[world.root] == max(steps[place] for place in waits) >= best
             inside, waits = set(world.members), set()
-            best = max(best, steps[world.root])
             for place in inside:
-                alive[place], steps[place] = world.generation, best
-            # Some of them apply a step, if all of them live.
-            done = data.draw(st.sets(st.sampled_from(sorted(inside)))) if data.draw(st.booleans()) else set()
+                alive[place] = world.generation
+            root, done = steps[world.root], set()
+            if data.draw(st.booleans()):  # all enter it, and take over the state
+                one.began(world.generation)
+                best = max(root, 0)
+                for place in inside:
+                    steps[place], effective[place] = best, world.generation
+                # Some of them apply a step, if all of them live.
+                done = data.draw(st.sets(st.sampled_from(sorted(inside)))) if data.draw(st.booleans()) else set()
             for place in done:
                 steps[place] += 1
         elif waits and not inside and one.generation == 0:

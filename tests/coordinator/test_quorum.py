@@ -161,6 +161,18 @@ def test_a_successor_opens_no_world_before_it_knows_who_is_there() -> None:
     assert worlds[0].ballot == (2, 3) and worlds[0].members == (1, 2, 3) and worlds[0].before == 4
 
 
+def test_a_successor_counts_nobody_before_its_agents_have_come() -> None:
+    """Nor whoever has registered and died since."""
+    opened = opened_by(begun())
+    one = Membership((-1,) * 4, 2, 4, PATIENCE, 0, Quorum(), Coordinating(3, 2))
+    for place in (1, 2):
+        one.register(place, register(1, 5, (1, 0)))
+    assert [one.overdue(second) for second in (0.0, 601.0)] == [([], []), ([], [])]
+    assert one.adopt([opened], [(1, 0), (3, 0)], [(2, 0)]) == []
+    told = one.register(3, register(1, 5, (1, 0)))
+    assert [message.members for _, message in told if isinstance(message, World)] == [(1, 3), (1, 3)]
+
+
 def test_a_successor_waits_for_all_that_run() -> None:
     opened = opened_by(begun())
     one = successor()

@@ -17,6 +17,7 @@ from ddlcore.control.credentials import Access
 from ddlcore.control.server import Server
 from ddlcore.launch.agents import agent as agent_module
 from ddlcore.launch.agents.bootstrap import AgentTask
+from ddlcore.launch.agents.succession import Succession
 from ddlcore.launch.agents.wire import (
     CHUNK_BYTES,
     Ack,
@@ -226,6 +227,23 @@ def test_an_agent_whose_job_has_no_successor_kills_its_ranks(side: LaunchingSide
     """Nobody would notice them any more."""
     (pid,) = side.begin(("sh", "-c", SCRIPT), task(0)).pids
     assert side.reads(1, "1 0\n")
+    side.server.close()
+    side.join()
+    assert not is_alive(pid)
+
+
+def test_an_agent_that_cannot_even_seek_a_successor_kills_its_ranks(
+    side: LaunchingSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for one for ever."""
+    (pid,) = side.begin(("sh", "-c", SCRIPT), task(0)).pids
+    assert side.reads(1, "1 0\n")
+
+    def fail(*_: object) -> str:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(Succession, "is_prepared", True)
+    monkeypatch.setattr(Succession, "go_on", fail)
     side.server.close()
     side.join()
     assert not is_alive(pid)

@@ -19,7 +19,7 @@ from ddlcore.contracts.launcher import AgentPlace, StartCommand
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
-from ddlcore.launch.agents.agent_pool import AgentPool
+from ddlcore.launch.agents.agent_pool import Agent, AgentPool
 from ddlcore.launch.agents.preflight import judge, show
 from ddlcore.launch.agents.remote_plan import find_reach
 from ddlcore.launch.agents.survey import survey, versions
@@ -30,7 +30,9 @@ from ddlcore.launch.agents.wire import (
     Begun,
     Credit,
     Data,
+    Ended,
     Here,
+    Leaves,
     Look,
     Quit,
     RankTask,
@@ -42,7 +44,7 @@ from ddlcore.launch.agents.wire import (
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.launch.ranks.supervisor import Supervisor
+from ddlcore.launch.ranks.supervisor import LOST, Supervisor, Watched
 from tests.control.echo import EchoCoordinator
 
 PACKAGES = {"numpy": False, "pluggy": True, "no-such-package": True}
@@ -256,6 +258,63 @@ def test_an_agent_that_is_lost_after_it_began_has_lost_ranks(
     assert [(end.rank, end.lost) for end in told] == [
         (rank, "its host h is gone (no message from it for 3 s)") for rank in (0, 1)
     ]
+
+
+def test_an_agent_that_was_given_up_says_nothing_about_the_processes_that_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was stopped for a while. It is told to end, kills its ranks, and tells so; but other hosts run them now."""
+    pool = AgentPool([AgentPlace(0, "a", (0,)), AgentPlace(1, "b", (1,))], SshLauncher(), lambda text: None)
+    server = Server(2, EchoCoordinator(), agents=pool)
+    told: list[End] = []
+    left: list[Agent] = []
+    supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=told.append, say=lambda text: None)
+    screen = Screen(bytearray().extend)
+    try:
+        pool.call((), server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
+        pool.leaves = left.append
+        pool.attach(supervisor)
+        pool.silent(1, 3.0)
+        pool.again("a", 1, {}, Output((screen, screen), 2))
+        pool.heard(1, encode(Ended(1, -9)))
+        pool.heard(1, encode(Leaves()))
+        pool.heard(0, encode(Ended(1, 7)))
+        ends = list(supervisor._remote_ends)
+        assert [(rank, code, certain) for rank, code, _, certain in ends] == [(1, LOST, False), (1, 7, True)]
+        assert left == []
+    finally:
+        pool.close()
+        server.close()
+
+
+def test_why_a_rank_was_killed_is_not_said_of_the_process_that_followed(agents: tuple[AgentPool, Server]) -> None:
+    """It ended by itself just before it could be killed, and was started again."""
+    pool, _ = agents
+    told: list[End] = []
+
+    class Again:
+        over = False
+
+        def delay_s(self, end: End) -> float | None:
+            return 0.0 if len(told) == 1 else None
+
+        def otherwise(self, end: End) -> str:
+            return "it is not started again"
+
+        def is_done(self, running: object) -> bool:
+            return False
+
+    def begin(rank: int) -> Watched:
+        supervisor.ended_on_host(rank, -9)
+        return pool.ranks()[rank]
+
+    supervisor = Supervisor(
+        pool.ranks()[:1], grace_s=60.0, ended=told.append, say=lambda text: None, revival=Again(), begin=begin
+    )
+    supervisor.kill_silent(0, "others waited for it")
+    supervisor.do(lambda: supervisor.ended_on_host(0, 1))
+    supervisor.run()
+    assert [(end.returncode, end.silent) for end in told] == [(1, ""), (-9, "")]
 
 
 def test_who_was_silent_for_too_long_is_told_to_end(

@@ -189,6 +189,62 @@ def test_the_ranks_of_a_host_that_leaves_are_dismissed(how: str, job: Job) -> No
     assert len(job.supervisor.started) == 3 and job.growth.host_name(job.supervisor.started[-1]) == "c"
 
 
+def test_a_rank_that_dies_on_a_host_that_leaves_is_not_started_there_again(job: Job) -> None:
+    """Often the signal that tells the agent of it, or the one after it, ends the rank, too."""
+    job.growth.found(slots(a=1, b=2))
+    job.remote.answer()
+    job.pool.heard(1, encode(Leaves()))
+    assert job.dismissed == [((1, 2), "b leaves the job")]
+    end = End(1, -15, job.clock.now_s)
+    assert job.growth.delay_s(end) is None
+    assert job.growth.otherwise(end) == "it is started again when a host has room for it"
+    with pytest.raises(OSError, match="its host leaves the job"):
+        job.growth.begin(2)  # its restart was due
+    job.growth.found(slots(a=1, c=1))
+    job.remote.answer()
+    assert job.growth.host_name(1) == "c"
+
+
+def test_a_process_that_cannot_be_started_is_tried_on_another_host(job: Job) -> None:
+    """As one that fails again and again: its host is left out for a while."""
+    job.growth.found(slots(a=1, b=1))
+    job.remote.answer()
+    for delay_s in (1.0, 2.0, 4.0, None):
+        end = End(1, LOST, job.clock.now_s, lost="it cannot be started again: No space left on device")
+        assert job.growth.delay_s(end) == delay_s
+    assert job.growth.otherwise(end) == "its host is left out for 10 s"
+    job.growth.found(slots(a=1, b=1, c=1))
+    assert job.remote.called == ["b", "c"]
+
+
+def test_the_loss_of_a_host_is_known_when_the_ends_of_its_ranks_are_judged(
+    unattached: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no start is tried there, whatever comes first to the supervisor's thread."""
+    monkeypatch.setattr(growth_module, "TICK_S", 3600.0)
+    job = unattached
+    job.table.found(slots(a=1, b=2))
+    job.table.decide(0.0)
+    job.table.reached(1)
+    job.table.decide(0.0)
+    job.pool.members.append(Agent(AgentPlace(1, "b", ()), [1, 2]))
+    ends: list[End] = []
+    supervisor = Supervisor(
+        job.pool.ranks(),
+        grace_s=60.0,
+        ended=ends.append,
+        say=job.said.append,
+        revival=job.growth,
+        begin=job.growth.begin,
+    )
+    job.growth.attach(supervisor, None)
+    job.pool.attach(supervisor)
+    job.pool.silent(1, 3.0)
+    supervisor.run()
+    assert [(end.rank, end.certain) for end in ends] == [(1, False), (2, False)]
+    assert len(job.said) == 2 and all(line.endswith("when a host has room for it") for line in job.said)
+
+
 def test_a_lost_host_is_called_again_after_its_cooldown(job: Job) -> None:
     """Its new agent starts the ranks again, and each process knows how many there were before it."""
     entries = slots(a=1, b=2)

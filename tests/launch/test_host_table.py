@@ -79,6 +79,24 @@ def test_processes_that_fail_too_often() -> None:
     assert table.decide(9.0) == [] and table.decide(10.0) == [Start(0, 0)]
 
 
+def test_ranks_that_fail_at_the_same_time_are_one_failure_of_their_host() -> None:
+    table = HostTable(slots(a=3, b=1), (0, 0, 0), 3, 3, (10.0, 30.0))
+    for place in range(3):
+        table.failed(place, 0.1 * place)
+    assert table.hosts[0].blocked_until_s == 10.2
+    table.failed(0, 10.5)
+    assert table.hosts[0].blocked_until_s == 30.5
+
+
+def test_who_was_dismissed_is_leaving_until_its_process_has_ended() -> None:
+    table = HostTable(slots(a=1, b=1), (0, 1), 4, 2, (10.0, 30.0))
+    table.found(slots(a=1))
+    table.decide(0.0)
+    assert [table.is_leaving(place) for place in range(2)] == [False, True]
+    table.ended(1, False)
+    assert not table.is_leaving(1) and table.decide(1.0) == []
+
+
 def test_a_process_that_has_succeeded_is_not_started_again() -> None:
     table = HostTable(slots(a=2), (0, 0), 4, 4, (10.0, 30.0))
     table.ended(1, True)

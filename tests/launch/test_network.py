@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlcore.launch.job.network import FailureLog
-from ddlcore.messages import Bye
+from ddlcore.messages import PROTOCOL, Bye, Register
 from tests.control.echo import EchoCoordinator
 
 
@@ -28,6 +28,13 @@ def test_a_cause_is_noted(reason: str, cause: bool) -> None:
         failure_log.handle(rank, Bye(reason))
     assert failure_log.raised == ([1, 0] if cause else [])
     assert len(coordinator.heard) == 3
+
+
+def test_a_rank_that_goes_on_after_its_failure_is_no_cause() -> None:
+    failure_log = FailureLog(EchoCoordinator())
+    failure_log.handle(1, Bye("init failed: no transport"))
+    failure_log.handle(1, Register(PROTOCOL, "0.1.0", 1, 5, "no transport"))
+    assert failure_log.raised == []
 
 
 def test_a_rank_that_does_not_answer_is_killed_once_and_not_before_ranks_run() -> None:

@@ -67,6 +67,17 @@ def test_a_failure_after_the_end_of_the_training_counts() -> None:
     assert exit_code(job.revival.relevant()) == 3
 
 
+def test_a_failure_that_was_mended_is_not_the_cause() -> None:
+    """Rank 3 was lost in the first world and never came back; the training went on without it."""
+    job = Job()
+    job.revival.delay_s(End(3, KILL, 1.0))
+    job.world = (2, (0, 1))
+    job.revival.delay_s(End(0, -11, 50.0))
+    job.revival.delay_s(End(1, -11, 51.0))
+    ends = job.revival.relevant()
+    assert [end.rank for end in ends] == [0, 1] and exit_code(ends) == 139
+
+
 def test_the_cause_is_the_first_end_in_the_last_world() -> None:
     """Neither what was mended before, nor what the processes that came later say."""
     job = Job()

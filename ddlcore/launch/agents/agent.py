@@ -281,7 +281,10 @@ class _Agent:
         threading.Thread(target=self._go_on, args=(reason,), name="ddl-succession", daemon=True).start()
 
     def _go_on(self, reason: str) -> None:
-        why = self._succession.go_on(reason, self._endpoint, self._join, lambda: list(self._running))
+        try:
+            why = self._succession.go_on(reason, self._endpoint, self._join, lambda: list(self._running))
+        except Exception as error:  # such as too many open files: otherwise the ranks would wait forever
+            why = f"no successor of the launcher could be sought: {error}"
         if why:
             self._part(f"{reason}; {why}")
 

@@ -396,9 +396,12 @@ class AgentPool:
         if isinstance(message, Data):
             self._take(agent, member, message)
         elif isinstance(message, Ended):
-            self._end(message.rank, message.returncode, message.lost)
+            # An agent that was lost may come back, but its ranks were given up: others may run at their places now.
+            if not member.gone and message.rank in member.ranks:
+                self._end(message.rank, message.returncode, message.lost)
         elif isinstance(message, Leaves):
-            self.leaves(member)
+            if not member.gone:
+                self.leaves(member)
         elif isinstance(message, Ack):
             assert member.credit is not None
             member.credit.give(message.nbytes)

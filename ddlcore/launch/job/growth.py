@@ -6,6 +6,7 @@ server and the supervisor.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 import types
@@ -175,6 +176,8 @@ class Growth:
         Return the object by which the supervisor watches the process. Raises OSError if the process cannot be started.
         """
         host = self._table.host_of(rank)
+        if self._table.is_leaving(rank):  # since the decision to start it
+            raise OSError(errno.EHOSTDOWN, "its host leaves the job", self._table.name_of(rank))
         self._starts[rank] = self._starts.get(rank, 0) + 1
         self._server.rank_started(rank, host)  # before the process can say anything
         if host == self._here:
@@ -193,8 +196,11 @@ class Growth:
         this case, record the end in the host table, which may start the rank on another host later.
         """
         delay_s = self._revival.delay_s(end)
+        if self._table.is_leaving(end.rank):
+            self._table.ended(end.rank, not end.failed)
+            return None
         if delay_s is None:
-            if end.failed and self._table.hosts[self._table.host_of(end.rank)].reached and not end.lost:
+            if end.failed and self._table.hosts[self._table.host_of(end.rank)].reached:
                 self._table.failed(end.rank, time.monotonic())
             else:
                 self._table.ended(end.rank, not end.failed)
@@ -202,12 +208,13 @@ class Growth:
 
     def otherwise(self, end: End) -> str:
         """Return words for the user that say what happens after ``end``, for which ``delay_s`` has returned None."""
-        if end.lost and not self._revival.over:
-            return "it is started again when a host has room for it"
-        left_s = self._table.hosts[self._table.host_of(end.rank)].blocked_until_s - time.monotonic()
-        if self._revival.over or left_s <= 0:
+        host = self._table.hosts[self._table.host_of(end.rank)]
+        left_s = host.blocked_until_s - time.monotonic()
+        if self._revival.over:
             return self._revival.otherwise(end)
-        return f"its host is left out for {left_s:.0f} s"
+        if not host.reached or not host.slots:
+            return "it is started again when a host has room for it"
+        return f"its host is left out for {left_s:.0f} s" if left_s > 0 else self._revival.otherwise(end)
 
     @property
     def over(self) -> bool:

@@ -156,6 +156,10 @@ class HostTable:
         """
         return self.hosts[self._at[place]].name if self._at[place] >= 0 else ""
 
+    def is_leaving(self, place: int) -> bool:
+        """Return whether the process at ``place`` was dismissed."""
+        return self._state[place] == _LEAVING
+
     @property
     def places(self) -> int:
         """The number of places, used and unused."""
@@ -217,6 +221,7 @@ class HostTable:
         least, most = self._cooldown_s
         if now_s - host.last_failure_s > 2 * most:
             host.failures = 0
-        host.failures += 1
+        if now_s >= host.blocked_until_s:  # else it is another rank of the same failure
+            host.failures += 1
         host.last_failure_s = now_s
         host.blocked_until_s = now_s + min(most, least * 2 ** (host.failures - 1))

@@ -21,6 +21,7 @@ from ddlcore.messages import (
     FromCoordinator,
     Profile,
     Pulse,
+    Register,
     ToCoordinator,
     Welcome,
     World,
@@ -71,6 +72,8 @@ class FailureLog:
             return []
         if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
             self.raised.append(rank)
+        elif isinstance(message, Register) and rank in self.raised:
+            self.raised.remove(rank)  # it goes on
         if self.history is not None:
             self.history.heard(rank, message)
         outgoing = self.noted(self._coordinator.handle(rank, message))

@@ -74,7 +74,7 @@ def place(
     if hosts is not None and hostfile is not None:
         raise ValueError("-H and --hostfile both say where; give one of them")
     entries: Sequence[HostSlots] | None = None
-    what = "-H"
+    what, most = "-H", settings.whole("max_np")
     if hosts is not None:
         entries, what = parse_hosts(hosts), f"-H {hosts}"
     elif hostfile is not None:
@@ -84,11 +84,12 @@ def place(
             raise ValueError(f"{what.split()[0]} and host discovery both say where; give one of them")
         entries, what = _discovered(discovery, settings), "what host discovery has found"
         slots = sum(one.slots for one in entries)
-        ranks = min(ranks or slots, slots, settings.whole("max_np") or ranks or slots)
+        most = most or ranks or 0  # the job may grow to this number when more hosts are found
+        ranks = min(ranks or slots, slots, most or slots)
     needed = _needed_launcher(settings.text("backend"), registry)
     named = settings.text("launcher") not in ("", "auto")
     if entries is None and not named and not needed and not _allocations(registry, environ):
-        return Placed(lay_out(ranks, None), most=settings.whole("max_np"))
+        return Placed(lay_out(ranks, None), most=most)
     from ddlcore.launch.agents.remote_plan import RemotePlan, choose_launcher
 
     provider, build = choose_launcher(settings.text("launcher"), needed, registry, environ)
@@ -100,8 +101,8 @@ def place(
     more = settings.whole("min_np") > 0 and (discovery is not None or len(known) > len(layout.hosts))
     if layout.remote_hosts or (provider.whole and (named or needed or granted)) or more:
         plan = RemotePlan.plan(layout, (provider, build), settings, environ, os.getcwd(), more)
-        return Placed(layout, plan, known, discovery, settings.whole("max_np"))
-    return Placed(layout, None, known, discovery, settings.whole("max_np"))
+        return Placed(layout, plan, known, discovery, most)
+    return Placed(layout, None, known, discovery, most)
 
 
 def find_discovery(settings: Settings, registry: Registry, environ: Mapping[str, str]) -> HostDiscovery | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from ddlcore.config import Settings
 from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
 from ddlcore.control.credentials import KeyPair
 from ddlcore.control.server import PreparedListener, Server
-from ddlcore.coordinator.membership import Coordinating, Membership
+from ddlcore.coordinator.membership import Coordinating, Membership, Outgoing
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
 from ddlcore.launch.agents.succession import ANSWER_S, SuccessorTask, task_in
@@ -199,14 +200,27 @@ class _Successor:
         history.host_of = growth.host_name
         history.goes_on(newest, [place for place, _ in running])
         growth.hand_over = HandingOver(remote, self._handover.most, Path(self._handover.directory))
+        self._take_over(worlds, running, ended)
         growth.attach(supervisor, None)
-        self._server.do(lambda: self._failure_log.noted(self._membership.adopt(worlds, running, ended)))
         supervisor.run()
         growth.close()
         ends = growth.relevant()
         self._agents.release()
         self._agents.finish(lambda: False)
         return self._conclude(ends, supervisor, growth)
+
+    def _take_over(self, worlds: Sequence[Opened], running: Sequence[Process], ended: Sequence[Process]) -> None:
+        """Have the server's thread take over the members, and wait for it: before, nothing that happens can be judged."""
+        done = threading.Event()
+
+        def adopt() -> Outgoing:
+            try:
+                return self._failure_log.noted(self._membership.adopt(worlds, running, ended))
+            finally:
+                done.set()
+
+        self._server.do(adopt)
+        done.wait(_GATHER_S)
 
     def _table(self, adopted: Sequence[Agent], newest: Opened, running: Sequence[Process]) -> HostTable:
         """Return the host table with the hosts of ``adopted``; processes are ``running`` at their places."""

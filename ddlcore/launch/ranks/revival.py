@@ -91,12 +91,14 @@ class Revival:
 
         If the training is complete, return the last ends of the ranks that have completed it. If it is not complete,
         return the first end of each rank during the last world, because later ends are consequences of these ends. The
-        job had recovered from failures in earlier worlds, so these failures do not count. For a rank that did not end
-        during the last world, return its last end.
+        job had recovered from failures in earlier worlds, so these failures do not count. If no rank failed during the
+        last world, also return the last end of each rank that did not end then.
         """
         number, members = self._world()
         last = {end.rank: end for _, end in self._in_world}
         if self._complete():
             return [end for end in last.values() if end.rank in members]
         first = {end.rank: end for at, end in reversed(self._in_world) if at == number}
-        return sorted({**last, **first}.values(), key=lambda end: end.at_s)
+        if not any(end.failed for end in first.values()):
+            first = {**last, **first}
+        return sorted(first.values(), key=lambda end: (end.at_s, end.rank))

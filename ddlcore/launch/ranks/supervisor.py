@@ -195,16 +195,17 @@ class Supervisor:
             while self._running or self._left_behind or self._due or self._tasks or self._stays:
                 for rank, returncode in self._watcher.wait(self._patience_s()):
                     self._note(rank, returncode)
-                while self._remote_ends:
-                    rank, returncode, lost, certain = self._remote_ends.popleft()
+                # A task that was given before an end, such as that the host is lost, is done before the end is judged.
+                ends = [self._remote_ends.popleft() for _ in range(len(self._remote_ends))]
+                while self._tasks:
+                    self._tasks.popleft()()
+                for rank, returncode, lost, certain in ends:
                     if rank in self._running:
                         self._note(rank, returncode, lost, certain)
                 while self._silent:
                     self._end_silent(*self._silent.popleft())
                 while self._orders:
                     self._follow(*self._orders.popleft())
-                while self._tasks:
-                    self._tasks.popleft()()
                 while self._signals:
                     self._obey(self._signals.popleft())
                 self._escalate(time.monotonic())
@@ -241,7 +242,9 @@ class Supervisor:
     def _note(self, rank: int, returncode: int, lost: str = "", certain: bool = True) -> None:
         now_s = time.monotonic()
         process = self._running.pop(rank)
-        silent = self._killed_silent.pop(rank, "") if returncode == -signal.SIGKILL else ""
+        silent = self._killed_silent.pop(rank, "")
+        if returncode != -signal.SIGKILL:
+            silent = ""  # it has ended by itself, just before
         self._conclude(End(rank, returncode, now_s, rank in self._stopped, lost, silent, certain))
         if process.leaves_group():
             process.signal_group(signal.SIGTERM)
