@@ -462,7 +462,7 @@ SETTINGS: tuple[Setting, ...] = (
         int,
         3,
         "elastic job: how often the process of one rank is started again within ten minutes: at once after a signal, "
-        "then after 1, 2, 4, … times restart_delay_s",
+        "then after 1, 2, 4, … times restart_delay_s; then its host is left out for host_cooldown_s",
         minimum=0,
         group="faults",
     ),

@@ -486,7 +486,11 @@ class Job:
         self._timeline.end(patience_s)
 
     def go_on_from(self, before: Job) -> None:
-        """Let the counts of ``stats`` go on from those of ``before``, this process's job in its last world."""
+        """Let the counts of ``stats`` go on from those of ``before``, this process's job in its last world.
+
+        A request to stop that was not carried out there is made again.
+        """
+        self.stop_calls.go_on_from(before.stop_calls)
         self._before = before.stats() if before._started else before._before
 
     def stats(self) -> Stats:
@@ -736,7 +740,9 @@ def log_at(level: str) -> None:
     log.setLevel(level)
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        # Whoever looks for a fault compares the times of several processes.
+        time = "%(asctime)s " if level == "DEBUG" else ""
+        handler.setFormatter(logging.Formatter(f"{time}%(levelname)s %(name)s: %(message)s"))
         log.addHandler(handler)
 
 

@@ -718,10 +718,13 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
     places: tuple[int, ...]  # the members' places, in the order of their ranks
     hosts: tuple[int, ...]  # the host index of each place of the launch
     steps: int  # the most steps that a member had applied
-    effective: Ballot  # the newest world that is known to have begun
-    ranks_lost: int = 0  # this and what follows: totals since the beginning of the job
+    effective: Ballot  # the newest world that is known to have been received by all its members
+    taken: Ballot = (0, 0)  # the newest world whose members are known to have taken over the state; (0, 0): none
+    ranks_lost: int = 0  # this and the next two: totals since the beginning of the job
     ranks_joined: int = 0
     seconds_lost: float = 0.0
+    complete: bool = False  # its members have reached the end of the training
+    stopped: str = ""  # why they stop at a call of ``should_stop()`` on which they have agreed
 
 
 class Complete(msgspec.Struct, frozen=True, array_like=True, tag="complete"):

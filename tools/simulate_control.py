@@ -1,7 +1,7 @@
 """Shows what control costs: the coordinator's CPU time for N ranks × T tensors in discovery, in replay, and between.
 
     python tools/simulate_control.py [--ranks 512,4096] [--tensors 400] [--steps 2]
-    python tools/simulate_control.py --elastic 4096     the worlds of an elastic job, see tools/elastic/members.py
+    python tools/simulate_control.py --elastic 10000 --hosts 250    the worlds of an elastic job, see tools/elastic/members.py
     python tools/simulate_control.py --network 256      the real sockets instead, see tools/crowd_control.py
 
 The coordinator is the real one: it gets the bytes that the ranks would send, and answers in bytes; only the network is
@@ -329,6 +329,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2, help="replayed steps in a row")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="exit 1 on a miss")
     parser.add_argument("--elastic", type=int, metavar="MEMBERS", help="simulate the worlds of an elastic job")
+    parser.add_argument("--hosts", type=int, default=0, help="on how many hosts its members are (default: 8 on each)")
     parser.add_argument("--network", type=int, metavar="CLIENTS", help="try the control network with so many clients")
     options = parser.parse_args()
     if options.network:  # in a fresh process, because its CPU time is printed
@@ -336,7 +337,7 @@ def main() -> int:
         arguments = [f"--clients={options.network}", f"--tensors={options.tensors}"]
         return subprocess.run([sys.executable, str(crowd), *arguments], check=False).returncode
     if options.elastic:
-        return 0 if simulate_worlds(options.elastic) or not options.check else 1
+        return 0 if simulate_worlds(options.elastic, options.hosts) or not options.check else 1
     met = [simulate(int(ranks), options.tensors, options.steps) for ranks in options.ranks.split(",")]
     return 0 if all(met) or not options.check else 1
 

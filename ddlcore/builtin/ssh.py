@@ -48,6 +48,7 @@ class SshLauncher(Launcher):
 
     def __init__(self) -> None:
         self._shell = "ssh"
+        self._passes_codes_on = True
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
         shell = plan.environ.get(REMOTE_SHELL, "")
@@ -71,6 +72,7 @@ class SshLauncher(Launcher):
         shell may not forward standard input. For example, `kubectl exec` without -i does not forward it.
         """
         self._shell = shell[0]
+        self._passes_codes_on = False  # `kubectl exec` ends with 1 where its own stream breaks, too
         start = shlex.join((*plan.program, *plan.public, str(index)))
         return StartCommand((*shell, host, f"exec {start}"), (index,), task="public")
 
@@ -95,9 +97,10 @@ class SshLauncher(Launcher):
     def proves_end(self, code: int) -> bool:
         """Return whether ``code`` is the exit code of the agent, which ssh has passed on.
 
-        It is not if ``code`` is 255: ssh itself ends with 255 if its connection has ended.
+        It is not if ``code`` is 255: ssh itself ends with 255 if its connection has ended. It is negative if a signal has
+        ended ssh on this host. Nothing is known of the codes of another remote shell.
         """
-        return code != 255
+        return self._passes_codes_on and 0 <= code < 255
 
     def explain(self, host: str, code: int | None, text: str) -> str:
         """Return one line that says why the agent of ``host`` did not connect.

@@ -62,7 +62,8 @@ class Relay:
         self._names: set[bytes] = set()  # connections of ranks that have sent something
         self._stale: set[bytes] = set()  # those of them that belong to a launcher that is gone
         self._held: list[list[bytes]] | None = None  # what ranks have sent to a successor that has not answered yet
-        self._has_held = False
+        self._has_held = False  # whether the first launcher is lost
+        self._farewell = b""  # what ranks were told then
         self._wishes: deque[Callable[[], None]] = deque()  # of other threads
         self._patient = patient  # until the launcher has sent something
         self._wake = Wake()
@@ -101,7 +102,7 @@ class Relay:
 
         Nothing that they send on their present connections counts any more. Call it within ``gone``.
         """
-        self._held, self._has_held = [], True
+        self._held, self._has_held, self._farewell = [], True, farewell
         for name in self._names:
             if name.startswith(b"c"):
                 self._listener.send([name, farewell])
@@ -173,6 +174,8 @@ class Relay:
                 self._send_up([OWN, data])
 
     def _join(self, access: Access, first: bytes) -> None:
+        if self._held is None:  # the one before has answered after all, and may have what ranks have sent
+            self.hold(self._farewell)
         self._upstream.linger = 0
         self._disconnect()
         self._access = access

@@ -113,7 +113,7 @@ class Server:
         self._agents = agents
         self._beats: Beats[int] = Beats(silence_s)
         self._agent_names: dict[int, bytes] = {}
-        self._given_up: set[int] = set()  # agents that were silent: others may run at the places of their ranks now
+        self._given_up: set[int] = set()  # lost agents: other processes may run at the places of their ranks now
         self._shelf: Shelf[_Route] = Shelf()
         self._lines: dict[int, _Route] = {}  # by rank: the connection from which it sent last
         self._said: Outgoing = []  # messages of the coordinator in this turn
@@ -202,6 +202,13 @@ class Server:
         Call this in the server's thread.
         """
         self._beats.forget(agent)
+
+    def give_up(self, agent: int) -> None:
+        """Ignore from now on what the ranks behind agent number ``agent`` say. Any thread may call this.
+
+        They count as lost, but they may live and not know it.
+        """
+        self._given_up.add(agent)
 
     def close(self) -> None:
         """Stop the server and remove the job file. Ranks that are still connected notice that the launcher is gone.
@@ -358,7 +365,7 @@ class Server:
         for agent in self._beats.due(now_s):
             self._send((self._agent_names[agent], OWN), b"")
         for agent in self._beats.silent(now_s):
-            self._given_up.add(agent)
+            self.give_up(agent)
             self._agents.silent(agent, self._beats.silence_s)
 
     def _tell_agents(self) -> None:

@@ -9,8 +9,10 @@ This module does no I/O. docs/design/elastic.md explains why no step and no samp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.stall_table import on_ranks
@@ -70,11 +72,11 @@ class Membership:
         self._leaving: dict[int, str] = {}  # places whose processes are to leave the training, and why
         self._waiting: dict[int, Register] = {}
         self._world: World | None = None
+        self._opened: Opened | None = None  # the announcement of the last world
         self._members: frozenset[int] = frozenset()  # of the last world
         self._steps = -1  # the most steps that a member had applied when the last world opened
-        self._steps_of: dict[
-            Ballot, int
-        ] = {}  # the same by world, for the last ones of which it is not known that they began
+        # The same for each of the last worlds of which it is not known that they began.
+        self._steps_of: dict[Ballot, int] = {}
         self._least_steps = -1  # the most steps of the newest world that is known to have begun
         self._effective: Ballot = (0, 0)  # the newest world that is known to have begun
         self._has_begun = False  # whether all members of a world have been there, so that there is a state to lose
@@ -85,8 +87,10 @@ class Membership:
         self._late_s: float | None = None  # since when processes wait for others that live
         self._told_late = False
         self._without: set[int] = set()  # living processes for which the first world does not wait
+        self._hopes: set[int] = set()  # those whose registration or end may let this part of the job go on
         self.evicted: dict[int, str] = {}  # places whose processes must be killed, and what is known of them
         self.complete = False  # whether the training has reached its end
+        self.has_no_quorum = False  # whether another part of the job may go on
         self.over = ""  # why no world can open any more; "": one can
 
     # --- what happens
@@ -97,23 +101,28 @@ class Membership:
             return [(place, Refused(self.over))]
         if place not in self._alive and not self._waits_for_agents:
             return []  # its process has ended since, and will enter no world
-        self._note_effective(message.effective)
+        self._note_taken(message.effective)
         self._leave(place, message.reason or "it has left for the next world")
         self._waiting[place] = message
         return self._decide()
 
-    def adopt(self, worlds: Collection[Opened], running: Collection[Process], ended: Collection[Process]) -> Outgoing:
+    def adopt(self, worlds: Collection[Opened], running: Mapping[Process, int], ended: Collection[Process]) -> Outgoing:
         """Take over a job whose coordinator is lost, and return the messages to send. Before this, no world opens.
 
-        ``worlds`` are those that agents have been told of, one at least. ``running`` are the processes that run on the
-        hosts of these agents, and ``ended`` those that have ended there. Processes may have registered before.
+        ``worlds`` are those that agents have been told of, one at least. ``running`` has the processes that run on the
+        hosts of these agents, with the indexes of the hosts; ``ended`` are those that have ended there. Processes may
+        have registered before.
         """
         world = max(worlds, key=lambda one: one.ballot)
         self._waits_for_agents = False
         self._has_begun = True
+        self.complete = any(one.complete for one in worlds if one.ballot == world.ballot)
         self._hosts = list(world.hosts)
+        for (place, _), host in running.items():  # it may have been started after the world had opened
+            self._hosts[place] = host
         self._steps = world.steps
         self._world = World(world.ballot[0], world.places, world.hosts, world.places[0], 0, world.ballot[1])
+        self._opened = world
         self._members = frozenset(world.places)
         for place, start in (*world.processes, *running, *ended):
             self._starts[place] = max(self._starts[place], start)
@@ -121,9 +130,11 @@ class Membership:
             self._steps_of[one.ballot] = one.steps
             if self._quorum is not None:
                 self._quorum.opened(one)
-        for ballot in {self._effective, *(one.effective for one in worlds)}:
-            self._note_effective(ballot)
+        for ballot in {self._effective, *(one.taken for one in worlds)}:
+            self._note_taken(ballot)
         if self._quorum is not None:
+            for one in worlds:
+                self._quorum.began(one.effective)
             for process in ended:
                 self._quorum.died(process)
         self._alive = {place for place, _ in running}
@@ -148,6 +159,18 @@ class Membership:
         self._ends[place] = reason
         self._leave(place, reason)
         return self._decide()
+
+    def unheard(self, places: Collection[int], certain: bool) -> Outgoing:
+        """Record that the processes at ``places`` are lost with their host, before ``ended`` is called for each of them.
+
+        So no world opens with some of them in between. ``certain``: see ``ended``. No messages are to be sent.
+        """
+        for place in places:
+            if certain and self._quorum is not None:
+                self._quorum.died((place, self._starts[place]))
+            self._alive.discard(place)
+            self._waiting.pop(place, None)
+        return []
 
     def started(self, place: int, host: int = -1) -> None:
         """Record that a new process was started at ``place`` on the host with the index ``host``.
@@ -175,6 +198,8 @@ class Membership:
     def began(self, generation: int) -> None:
         """Record that all members of world ``generation`` have entered it."""
         self._has_begun = True
+        if self._quorum is not None and self._world is not None and generation == self._world.generation:
+            self._quorum.began(self._world.ballot)
 
     def finished(self, generation: int) -> Outgoing:
         """Record that all members of world ``generation`` have reached the end of the training.
@@ -280,20 +305,26 @@ class Membership:
         """
         if self._world is None or self._gone or self.complete or self.over or self._is_last_world():
             return []
-        leaving = [place for place in self._world.members if place in self._leaving]
-        staying = len(self._world.members) - len(leaving)
         coming = len(self._waiting.keys() - self._leaving.keys())
-        return leaving if staying + coming >= self._least and staying > 0 else []
+        # Somebody who has trained must stay, to hand over the state.
+        most = min(len(self._world.members) + coming - self._least, len(self._world.members) - 1)
+        return sorted([place for place in self._leaving if place in self._members][: max(0, most)])
 
     def opened(self) -> Opened | None:
         """Return what agents are to know of the world that opened last; None if no successor could use it."""
-        if self._quorum is None or self._world is None:
+        if self._quorum is None or self._opened is None:
             return None
-        world, at_home = self._world, self._coordinator.host
+        return msgspec.structs.replace(self._opened, effective=self._quorum.effective, taken=self._effective)
+
+    def _announced(self, world: World, quorum: Quorum) -> Opened:
+        """Return the announcement of ``world``, which opens now. Its processes never change, whoever runs there later."""
+        at_home = self._coordinator.host
         # Where two parts of the job have half of it each, the one with the coordinator goes on.
         order = sorted(world.members, key=lambda place: (world.hosts[place] != at_home, place))
         processes = tuple(self._process(place) for place in order)
-        return Opened(world.ballot, processes, world.members, world.hosts, self._steps, self._quorum.effective)
+        return Opened(
+            world.ballot, processes, world.members, world.hosts, self._steps, quorum.effective, self._effective
+        )
 
     def start_of(self, place: int) -> int:
         """Return how many processes ran at ``place`` before the present or last one."""
@@ -315,7 +346,7 @@ class Membership:
         """Return the places whose processes must still register before a world can open."""
         if self._world is None:
             return sorted(self._alive - self._waiting.keys() - self._without)
-        return [one for one in self._world.members if one not in self._gone]
+        return [one for one in self._world.members if one not in self._gone] or sorted(self._hopes)
 
     def _is_missing_some(self) -> bool:
         """Return whether ``_missing`` is not empty. It is asked at each registration, of which there are thousands."""
@@ -329,13 +360,14 @@ class Membership:
         """Return whether no further world may open, because of the limit of resets."""
         return self._world is not None and 0 < self._reset_limit < self._world.generation
 
-    def _note_effective(self, ballot: Ballot) -> None:
-        """Record that the world ``ballot`` has begun: all its members have taken over the state, in their own memory."""
+    def _note_taken(self, ballot: Ballot) -> None:
+        """Record that all members of the world ``ballot`` have taken over the state, in their own memory."""
         if self._quorum is not None:
             self._quorum.began(ballot)
         self._effective = max(ballot, self._effective)
-        for key in [key for key in self._steps_of if key <= self._effective]:
-            self._least_steps = max(self._steps_of.pop(key), self._least_steps)
+        # An older world that is over may have had more steps: those of a root that died before others took over its state.
+        self._least_steps = self._steps_of.get(self._effective, self._least_steps)
+        self._steps_of = {key: steps for key, steps in self._steps_of.items() if key > self._effective}
 
     def _process(self, place: int) -> Process:
         return place, self._starts[place]
@@ -357,49 +389,76 @@ class Membership:
             newest = max((one.steps for one in self._waiting.values()), default=-1)
             if newest < self._least_steps or newest < 0 <= self._steps:
                 return self._end(f"the ranks with the newest state of the training have ended{self._causes()}")
-            objection = (
-                "" if self._quorum is None else self._quorum.objection({self._process(p) for p in self._waiting})
-            )
-            if objection:
-                return self._end(objection)
+        members = self._chosen()
+        leaving = self._waiting.keys() & self._leaving.keys() - set(members)
+        objection = self._objection(members)
+        self._hopes = set()
+        if objection and leaving and not self._objection(self._waiting):
+            # Who is dismissed has a vote until it is certain that it has ended: it may never hear of its dismissal.
+            self._hopes = set(leaving)
+            return self._dismissed(leaving)
+        if objection:
+            return self._without_quorum(objection)
         if len(self._waiting) < self._least:
             return []
-        dismissed = self._let_go()
-        return [*dismissed, *self._open()]
+        return [*self._dismissed(leaving), *self._open(members)]
 
-    def _let_go(self) -> Outgoing:
-        """Dismiss the waiting processes that must leave, and return the messages to send.
+    def _chosen(self) -> list[int]:
+        """Return the waiting processes that are to be members of the next world.
 
-        Dismiss no process if the others are too few to form a world, or if none of the others has the newest state.
+        Those that must leave are not, in the order in which they were told to, as far as enough others remain, and one of
+        these has the newest state. Who has trained stays, if there are more processes than ranks.
         """
-        leaving = self._waiting.keys() & self._leaving.keys()
-        staying = self._waiting.keys() - leaving
-        newest = max(one.steps for one in self._waiting.values())
-        if len(staying) < self._least or not any(self._waiting[place].steps == newest for place in staying):
-            return []
-        if self._world is not None and not any(self._waiting[place].generation for place in staying):
-            return []
-        for place in leaving:
-            del self._waiting[place]
-        return [(place, Dismissed(self._leaving[place])) for place in sorted(leaving)]
+        waiting = self._waiting
+        newest = max((one.steps for one in waiting.values()), default=-1)
+        holders = {
+            place
+            for place, one in waiting.items()
+            if one.steps == newest and (self._world is None or one.generation > 0)
+        }
+        staying = set(waiting)
+        for place in self._leaving:
+            if place in staying and len(staying) > self._least and holders != {place}:
+                staying.discard(place)
+                holders.discard(place)
+        return sorted(sorted(staying, key=lambda place: (waiting[place].generation == 0, place))[: self._most])
 
-    def _open(self) -> Outgoing:
+    def _dismissed(self, places: Collection[int]) -> Outgoing:
+        """Dismiss the waiting processes at ``places``, and return the messages to send."""
+        for place in places:
+            del self._waiting[place]
+        return [(place, Dismissed(self._leaving[place])) for place in sorted(places)]
+
+    def _objection(self, places: Collection[int]) -> str:
+        """Return why the processes at ``places`` may not form the next world; "" if they may."""
+        return "" if self._quorum is None else self._quorum.objection({self._process(place) for place in places})
+
+    def _without_quorum(self, objection: str) -> Outgoing:
+        """End this part of the job for ``objection``, unless other processes that run in it may still be in its way.
+
+        Each of these processes will register or end; where it registers, it has a vote, and where it ends, it has none.
+        """
+        assert self._quorum is not None
+        others = self._alive - self._waiting.keys()
+        self._hopes = {place for place in others if self._quorum.counts(self._process(place))}
+        if self._hopes and not self._objection(self._waiting.keys() | self._hopes):
+            return []
+        return self._end(objection)
+
+    def _open(self, members: Sequence[int]) -> Outgoing:
         before = self._world
         if self._is_last_world():
             return self._end(f"the job has begun anew {self._reset_limit} times (--reset-limit){self._causes()}")
-        # Who has trained stays, if there are more processes than ranks.
-        chosen = sorted(self._waiting, key=lambda place: (self._waiting[place].generation == 0, place))[: self._most]
-        members = tuple(sorted(chosen))
         self._steps = max(self._waiting[one].steps for one in members)
         root = min(one for one in members if self._waiting[one].steps == self._steps)
         number = 1 + (0 if before is None else before.generation)
         count = 0 if before is None else len(before.members)
-        world = World(number, members, tuple(self._hosts), root, count, self._coordinator.number)
+        world = World(number, tuple(members), tuple(self._hosts), root, count, self._coordinator.number)
         self._world = world
         self._members = frozenset(members)
-        opened = self.opened()
-        if self._quorum is not None and opened is not None:
-            self._quorum.opened(opened)
+        if self._quorum is not None:
+            self._opened = self._announced(world, self._quorum)
+            self._quorum.opened(self._opened)
         self._steps_of[world.ballot] = self._steps
         self._gone = {}
         self._short_s = self._late_s = None
@@ -414,6 +473,7 @@ class Membership:
 
     def _end(self, text: str) -> Outgoing:
         self.over = text
+        self.has_no_quorum = bool(self._objection(self._waiting))
         told = [(place, Refused(text)) for place in sorted(self._waiting)]
         self._waiting.clear()
         return list(told)

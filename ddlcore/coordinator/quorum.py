@@ -20,7 +20,7 @@ class Quorum:
         """Begin with ``worlds``: those that agents tell a successor of the coordinator."""
         self._worlds = {one.ballot: one for one in worlds}
         self._dead: set[Process] = set()
-        self.effective: Ballot = (0, 0)  # the newest world in which a collective has completed; (0, 0): none is known
+        self.effective: Ballot = (0, 0)  # the newest world that all its members have received; (0, 0): none is known
 
     def opened(self, world: Opened) -> None:
         """Record that ``world`` has opened.
@@ -32,7 +32,7 @@ class Quorum:
             self._worlds[world.ballot] = world
 
     def began(self, ballot: Ballot) -> None:
-        """Record that a collective has completed in the world ``ballot``, so that all of its members had received it.
+        """Record that all members of the world ``ballot`` have received it.
 
         Older worlds do not count any more.
         """
@@ -43,6 +43,10 @@ class Quorum:
     def died(self, process: Process) -> None:
         """Record that ``process`` has certainly died. A process whose host is only silent may live and train on."""
         self._dead.add(process)
+
+    def counts(self, process: Process) -> bool:
+        """Return whether ``process`` is a member of a world that may live."""
+        return any(process in world.processes for world in self._worlds.values())
 
     def objection(self, present: Collection[Process]) -> str:
         """Return why ``present``, the registered processes, may not form a world; "" if they may.

@@ -57,7 +57,20 @@ from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.patience import Patience
 
 Outgoing = list[tuple[int, FromCoordinator]]
-WorldKey = tuple[tuple[int, ...], int]  # the ranks, and a count of the worlds of exactly these ranks
+
+
+class WorldKey(tuple[tuple[int, ...], int]):
+    """The ranks of a world, and a count of the worlds of exactly these ranks.
+
+    Its hash is computed once: each of thousands of ranks that enter a world is looked up by it.
+    """
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
 
 
 @dataclass
@@ -176,6 +189,7 @@ class Sessions:
         self._due: Outgoing = []
         self._replay = replay
         self._gathering: dict[WorldKey, dict[int, Hello]] = {}
+        self._entered = WorldKey(((), 0))  # the world of an elastic job that its members enter
         self._worlds: dict[int, _World] = {}  # by launched rank
         self._ended: dict[int, str] = {}
         self._lost: dict[int, str] = {}
@@ -374,7 +388,7 @@ class Sessions:
         text = self._objection(rank, hello)
         if text:
             return [(rank, Refused(text))]
-        key = (hello.ranks, hello.ordinal)
+        key = WorldKey((hello.ranks, hello.ordinal))
         gone = [ended for ended in self._ended if ended in hello.ranks]  # the rank that ended first is the cause
         if gone:
             self._lost.setdefault(gone[0], self._ended[gone[0]])
@@ -393,7 +407,9 @@ class Sessions:
             return [(rank, Lost((members.index(place) if hello.ordinal == membership.generation else 0,), reason))]
         if hello.ranks or not membership.has(rank) or rank in self._worlds:
             return [(rank, Refused(f"rank {rank} cannot enter world {hello.ordinal} of this elastic job"))]
-        key = (members, hello.ordinal)
+        if self._entered[1] != hello.ordinal:
+            self._entered = WorldKey((members, hello.ordinal))
+        key = self._entered
         self._gathering.setdefault(key, {})[rank] = hello
         return self._begin_or_refuse(key)
 

@@ -33,6 +33,7 @@ class CountedCalls:
         self._name = name
         # A reason to act that is still to be sent. Set by signal handlers, which must not take a lock.
         self.wanted = ""
+        self.asked = ""  # the reason that was sent, or that was heard from the coordinator
         self.reached = False  # whether a call has returned True
         self._closed = False
         self._failure = failure
@@ -77,6 +78,7 @@ class CountedCalls:
 
     def agreed(self, message: AgreedCall) -> None:
         """Record the coordinator's answer, which says at which call all ranks act. Waiting calls go on."""
+        self.asked = self.asked or message.reason
         self._point = (message.joins, message.call)
         self._released.set()
 
@@ -91,4 +93,13 @@ class CountedCalls:
         Return "" if no such text was written to ``wanted`` since the last call of this method.
         """
         wanted, self.wanted = self.wanted, ""
+        self.asked = self.asked or wanted
         return wanted
+
+    def go_on_from(self, before: CountedCalls) -> None:
+        """Ask for what was asked for in ``before``, the last world, if the ranks have not acted there.
+
+        The coordinator of that world may be lost, and with it the request.
+        """
+        if not before.reached:
+            self.wanted = self.wanted or before.wanted or before.asked

@@ -13,6 +13,9 @@ import pytest
 import ddlcore
 from ddlcore.api import Job, stopping, use_job
 from ddlcore.errors import Closed, DdlInternalError, InvalidArgument, NotInitialized
+from ddlcore.messages import STOP, AgreedCall
+from ddlcore.runtime.counted_calls import CountedCalls
+from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.testing.world import World
 
 
@@ -44,6 +47,32 @@ def test_all_ranks_stop_at_the_same_call(asks: int, step: bool) -> None:
     with World(3) as world:
         stopped = world.run(play)
     assert len(set(stopped)) == 1 and stopped[0] > 0
+
+
+@pytest.mark.parametrize("how", ["not sent yet", "sent", "heard of", "carried out"])
+def test_a_request_that_was_not_carried_out_is_made_again_in_the_next_world(how: str) -> None:
+    """The coordinator that had it may be lost."""
+    failure = JobFailure()
+    before, after = (CountedCalls(STOP, "should_stop()", failure) for _ in range(2))
+    if how == "heard of":
+        before.agreed(AgreedCall(STOP, 0, 5, "SIGTERM on rank 1"))
+    else:
+        before.wanted = "SIGTERM on rank 1"
+    if how in ("sent", "carried out"):
+        assert before.take_wanted() == "SIGTERM on rank 1" and before.take_wanted() == ""
+    if how == "carried out":
+        before.agreed(AgreedCall(STOP, 0, 1, "SIGTERM on rank 1"))
+        assert before.next_is_agreed()
+    after.go_on_from(before)
+    assert after.take_wanted() == ("" if how == "carried out" else "SIGTERM on rank 1")
+
+
+def test_a_request_of_the_new_world_is_kept() -> None:
+    failure = JobFailure()
+    before, after = (CountedCalls(STOP, "should_stop()", failure) for _ in range(2))
+    before.asked, after.wanted = "old", "new"
+    after.go_on_from(before)
+    assert after.take_wanted() == "new"
 
 
 def test_requests_of_all_ranks_at_once() -> None:

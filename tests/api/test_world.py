@@ -25,7 +25,7 @@ def test_a_child_of_a_rank_may_not_call_init(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_only_children_of_a_launched_rank_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process is no child of itself: a rank may call init again. A world of one may start ranks."""
+    """A rank may call init again, because it is not its own child process. A world of one rank may start ranks."""
     monkeypatch.setenv(CHILD_MARK, "")  # so that it is removed after the test
     monkeypatch.delenv(CHILD_MARK)
     monkeypatch.delenv("DDL_JOB_FILE", raising=False)

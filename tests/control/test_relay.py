@@ -528,6 +528,39 @@ def test_what_a_launcher_says_after_its_loss_does_not_count(tcp: Side) -> None:
         heir.close()
 
 
+def test_ranks_register_again_with_the_second_successor(tcp: Side) -> None:
+    """The first one has answered just before the agent went on, so it has what ranks had sent."""
+    relay = tcp.agent(0)
+    held = threading.Event()
+
+    def part(reason: str) -> None:
+        relay.hold(encode(CoordinatorLost(reason)))
+        held.set()
+
+    relay._gone = part
+    tcp.server.close()
+    assert held.wait(PATIENCE_S)
+    heirs = [Side("tcp://127.0.0.1:0"), Side("tcp://127.0.0.1:0")]
+    try:
+        for number, heir in enumerate(heirs):
+            relay.join(heir.server.agent_access(heir.server.agents_endpoint), b"adopt me")
+            heir.until(lambda heir=heir: (0, b"adopt me") in heir.told)  # type: ignore[misc]
+            if number == 0:
+                heir.server.tell(0, b"adopted")
+                channel, _ = tcp.join(relay, 1)
+                greet(channel, 1)
+        (lost,) = channel.receive(PATIENCE_S)
+        assert isinstance(lost, CoordinatorLost)
+        again, _ = tcp.join(relay, 1)
+        again.send(hello(1))
+        heirs[1].server.tell(0, b"adopted")
+        assert again.receive(PATIENCE_S) == [Welcome("for 1")]
+        assert heirs[1].coordinator.heard == [(1, hello(1))]
+    finally:
+        for heir in heirs:
+            heir.close()
+
+
 def test_a_successor_that_is_not_there_yet(tcp: Side) -> None:
     """The agent tries again and again, and goes to another one if it is told to."""
     relay = tcp.agent(0)

@@ -283,12 +283,32 @@ class TestLeaving:
         assert one.ended(1, "exited with code 0") == [] == one.leavers()
 
     def test_they_stay_while_the_others_are_too_few(self) -> None:
-        one = begun(3, least=2)
+        one = begun(3, least=3)
         one.dismiss([1, 2], "node2 leaves")
         assert one.leavers() == [] == one.joiners()
         one.register(0, register(1, 5, "x"))
         one.register(1, register(1, 5, "x"))
         assert world_of(one.register(2, register(1, 5, "x"))).members == (0, 1, 2)
+
+    def test_as_many_leave_as_may_in_the_order_of_their_dismissal(self) -> None:
+        """Two hosts leave: none need be lost the hard way because not all of them can leave."""
+        one = begun(4, least=2)
+        one.dismiss([3], "node3 leaves")
+        one.dismiss([1, 2], "node2 leaves")
+        assert one.leavers() == [1, 3]
+        told = [message for place in range(4) for message in one.register(place, register(1, 5))]
+        assert told[:2] == [(1, Dismissed("node2 leaves")), (3, Dismissed("node3 leaves"))]
+        assert world_of(told[2:]).members == (0, 2) and one.leavers() == []
+
+    def test_all_may_be_on_hosts_that_leave(self) -> None:
+        """One of them keeps the state, until another one has come."""
+        one = begun(2)
+        one.dismiss([0, 1], "both leave")
+        assert one.leavers() == [0]
+        one.register(0, register(1, 5))
+        told = one.register(1, register(1, 5))
+        assert told[0] == (0, Dismissed("both leave")) and world_of(told[1:]).members == (1,)
+        assert one.leavers() == []
 
     def test_they_go_when_others_join(self) -> None:
         """In the same world: a newcomer takes the room of who leaves."""
@@ -483,6 +503,18 @@ class TestSessions:
     def test_another_version_is_refused(self) -> None:
         ((_, refused),) = self.sessions().handle(0, Register(1, "0.0.1", 0, -1, ""))
         assert isinstance(refused, Refused) and "rank 0 runs ddlcore 0.0.1 (protocol 1)" in refused.text
+
+
+def test_steps_of_a_world_that_never_began_are_forgotten() -> None:
+    """Rank 2 had one step more than rank 1, and died before rank 1 had its state; the job must not end for it later."""
+    one = Membership((0, 0), 1, 2, PATIENCE)
+    for place in (0, 1):
+        one.register(place, register())
+    one.register(0, register(1, 0, "x", 1))
+    assert world_of(one.register(1, register(1, 1, "x", 1))).root == 1
+    one.ended(1, "killed")
+    assert world_of(one.register(0, register(2, 0, "x", 1))).members == (0,)
+    assert world_of(one.register(0, register(3, 0, "x", 3))).members == (0,)
 
 
 @settings(max_examples=400, deadline=None)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership
 from ddlcore.coordinator.quorum import Quorum
-from ddlcore.messages import PROTOCOL, Ballot, FromCoordinator, Opened, Process, Refused, Register, World
+from ddlcore.messages import (
+    PROTOCOL,
+    Ballot,
+    Complete,
+    Dismissed,
+    FromCoordinator,
+    Opened,
+    Process,
+    Refused,
+    Register,
+    World,
+)
 
 PATIENCE = MemberPatience(10.0)
 
@@ -129,6 +141,121 @@ def test_processes_that_have_died_leave_the_rest_free() -> None:
     assert [type(message) for _, message in one.register(0, register(1, 5, (1, 0)))] == [World]
 
 
+def test_a_dismissed_rank_has_no_vote_for_a_world_that_it_is_not_in() -> None:
+    """Rank 1 is to leave when its host and that of rank 2 are cut off, and never hears of its dismissal."""
+    one = begun((0, 1, 2))
+    opened = opened_by(one)
+    one.dismiss([1], "its host leaves")
+    assert one.register(1, register(1, 5, (1, 0), "")) == [] and one.register(0, register(1, 5, (1, 0), "")) == []
+    told = one.ended(2, "no message from its host", certain=False)
+    assert [(place, type(message)) for place, message in told] == [(1, Dismissed)]
+    assert one.missing() == [1], "it may live, and train with rank 2"
+    other = successor()
+    assert other.adopt([opened], at_home((1, 0), (2, 0)), []) == []
+    told = [*other.register(1, register(1, 5, (1, 0))), *other.register(2, register(1, 5, (1, 0)))]
+    assert [(place, type(message)) for place, message in told] == [(1, World), (2, World)]
+    told = one.ended(1, "no message from its host", certain=False)
+    assert [(place, type(message)) for place, message in told] == [(0, Refused)] and one.has_no_quorum
+
+
+def test_the_others_go_on_when_the_end_of_the_dismissed_is_certain() -> None:
+    one = begun()
+    one.dismiss([1, 2, 3], "their hosts leave")
+    for place in (1, 2, 3):
+        assert one.register(place, register(1, 5, (1, 0), "")) == []
+    told = one.register(0, register(1, 5, (1, 0), ""))
+    assert [(place, type(message)) for place, message in told] == [(place, Dismissed) for place in (1, 2, 3)]
+    assert one.ended(1, "exited with code 0") == [], "0 is one of three"
+    told = one.ended(2, "exited with code 0")
+    assert [message.members for _, message in told if isinstance(message, World)] == [(0,)], "0 is the first of two"
+    assert one.ended(3, "exited with code 0") == [] and one.missing() == []
+
+
+def test_few_leave_at_once() -> None:
+    """The usual case: those that stay are a quorum without those that leave."""
+    one = begun()
+    one.dismiss([1], "its host leaves")
+    told = [one.register(place, register(1, 5, (1, 0), "")) for place in range(4)][-1]
+    assert [type(message) for _, message in told] == [Dismissed, World, World, World]
+
+
+def test_one_that_hangs_after_its_dismissal_is_evicted() -> None:
+    one = Membership((0, 1, 2, 3), 1, 4, MemberPatience(10.0, evict_s=5.0), 0, Quorum(), Coordinating(host=0))
+    for place in range(4):
+        one.register(place, register(0, -1, reason=""))
+    one.dismiss([1, 2, 3], "their hosts leave")
+    for place in range(4):
+        one.register(place, register(1, 5, (1, 0), ""))
+    one.ended(3, "exited with code 0")
+    assert [one.overdue(second) for second in (0.0, 4.0)] == [([], [])] * 2 and not one.evicted
+    one.overdue(5.0)
+    assert set(one.evicted) == {1, 2}
+
+
+def test_a_part_waits_for_whoever_may_still_give_it_a_quorum() -> None:
+    """Rank 3 is still in world 1, which began without its knowledge; in world 2 it is not.
+
+    World 2 is lost before it has begun, and so world 1 counts, too: rank 3 has a vote, or none where it has died.
+    """
+
+    def lost(rest: tuple[int, ...] = (0, 1, 2)) -> Membership:
+        one = successor()
+        first = world([(place, 0) for place in range(4)])
+        second = world([(0, 0), (1, 0), (2, 0)], 2)
+        one.adopt([first, second], at_home((2, 0), (1, 0), (3, 0)), [])
+        assert one.register(1, register(2, 5)) == []
+        return one
+
+    one = lost()
+    one.ended(2, "no message from its host", certain=False)
+    assert one.over, "neither is rank 2 there, nor rank 0"
+    one = lost()
+    assert [type(message) for _, message in one.register(2, register(2, 5))] == []
+    assert one.missing() == [3] and not one.over
+    told = one.register(3, register(1, 5, (1, 0)))
+    assert [message.members for _, message in told if isinstance(message, World)] == [(1, 2, 3)] * 3
+    one = lost()
+    one.register(2, register(2, 5))
+    told = one.ended(3, "killed")
+    assert [message.members for _, message in told if isinstance(message, World)] == [(1, 2)] * 2
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_no_world_opens_with_those_of_a_lost_host_that_are_not_given_up_yet(certain: bool) -> None:
+    """Of six ranks, three have crashed and wait to join again on the host that is lost, with one that trains."""
+    one = begun((0, 0, 1, 1, 1, 1))
+    for place in (3, 4, 5):
+        one.ended(place, "killed")
+    for place in (0, 1, 2):
+        one.register(place, register(1, 5, (1, 0)))
+    for place in (3, 4, 5):
+        one.started(place, 1)
+        assert one.register(place, register(0, -1, reason="")) == []
+    for place in (0, 1):
+        one.register(place, register(2, 6, (2, 0)))
+    assert one.unheard((2, 3, 4, 5), certain) == []
+    told = [message for place in (2, 3, 4, 5) for message in one.ended(place, "its host is gone", certain)]
+    assert [message.members for _, message in told if isinstance(message, World)] == [(0, 1)] * 2
+
+
+def test_a_world_counts_alone_when_all_its_members_are_there() -> None:
+    """They have received it; whether they have taken over the state does not matter for the quorum."""
+    one = begun()
+    one.ended(3, "killed")
+    for place in (0, 1, 2):
+        one.register(place, register(1, 5, (1, 0)))
+    assert opened_by(one).effective == (1, 0)
+    one.began(2)
+    opened = opened_by(one)
+    assert opened.effective == (2, 0) and opened.taken == (1, 0)
+    one.began(1)  # late news of an older world
+    assert opened_by(one).effective == (2, 0)
+    heir = successor()
+    heir.adopt([opened], at_home((1, 0), (2, 0)), [])
+    told = [*heir.register(1, register(2, 4, (1, 0))), *heir.register(2, register(2, 4, (1, 0)))]
+    assert [type(message) for _, message in told] == [World, World], "nobody had taken over the state with 5 steps"
+
+
 def test_half_without_ranks_of_the_launcher() -> None:
     """The first one is the lowest on the launcher's host, whatever the order of the hosts."""
     one = Membership((0, 0, 1, 1), 1, 4, PATIENCE, 0, Quorum(), Coordinating(host=1))
@@ -138,11 +265,25 @@ def test_half_without_ranks_of_the_launcher() -> None:
     assert opened is not None and opened.processes == ((2, 0), (3, 0), (0, 0), (1, 0))
 
 
+def test_what_was_told_of_a_world_is_told_again() -> None:
+    """Agents hear of a world more than once. Who has begun to run at a member's place since then is not in it."""
+    one = begun()
+    before = one.opened()
+    one.ended(2, "killed")
+    one.started(2)
+    assert one.opened() == before and before is not None and (2, 0) in before.processes
+
+
 # --- a successor
 
 
 def successor() -> Membership:
     return Membership((-1,) * 4, 1, 4, PATIENCE, 0, Quorum(), Coordinating(3, 2))
+
+
+def at_home(*processes: Process) -> dict[Process, int]:
+    """Return the processes with their hosts, if each runs on the host with the number of its place."""
+    return {process: process[0] for process in processes}
 
 
 def opened_by(one: Membership) -> Opened:
@@ -155,7 +296,7 @@ def test_a_successor_opens_no_world_before_it_knows_who_is_there() -> None:
     opened = opened_by(begun())
     one = successor()
     assert [one.register(place, register(1, 5, (1, 0))) for place in (1, 2, 3)] == [[], [], []]
-    told = one.adopt([opened], [(1, 0), (2, 0), (3, 0)], [])
+    told = one.adopt([opened], at_home((1, 0), (2, 0), (3, 0)), [])
     worlds = [message for _, message in told if isinstance(message, World)]
     assert [place for place, _ in told] == [1, 2, 3] and len(worlds) == 3
     assert worlds[0].ballot == (2, 3) and worlds[0].members == (1, 2, 3) and worlds[0].before == 4
@@ -168,15 +309,39 @@ def test_a_successor_counts_nobody_before_its_agents_have_come() -> None:
     for place in (1, 2):
         one.register(place, register(1, 5, (1, 0)))
     assert [one.overdue(second) for second in (0.0, 601.0)] == [([], []), ([], [])]
-    assert one.adopt([opened], [(1, 0), (3, 0)], [(2, 0)]) == []
+    assert one.adopt([opened], at_home((1, 0), (3, 0)), [(2, 0)]) == []
     told = one.register(3, register(1, 5, (1, 0)))
     assert [message.members for _, message in told if isinstance(message, World)] == [(1, 3), (1, 3)]
+
+
+def test_a_successor_knows_the_hosts_of_processes_that_were_started_after_the_newest_world() -> None:
+    """Rank 3 was moved, and is in no world yet: its transport must not take it for one on its old host."""
+    opened = opened_by(begun())
+    one = successor()
+    assert one.adopt([opened], {(1, 0): 1, (2, 0): 2, (3, 1): 1}, [(3, 0)]) == []
+    for place in (1, 2):
+        one.register(place, register(1, 5, (1, 0)))
+    assert one.joiners() == []
+    one.register(3, register(0, -1))
+    assert one.joiners() == [3]
+    one.register(1, register(2, 6, (2, 3)))
+    ((_, world), *_) = one.register(2, register(2, 6, (2, 3)))
+    assert isinstance(world, World) and (world.members, world.hosts) == ((1, 2, 3), (0, 1, 2, 1))
+
+
+def test_a_successor_knows_that_the_training_is_complete() -> None:
+    """Some still save what they have learned; nobody is to wait for them, or to train without them."""
+    opened = msgspec.structs.replace(opened_by(begun()), complete=True)
+    one = successor()
+    assert one.adopt([opened], at_home((1, 0)), [(2, 0), (3, 0)]) == []
+    assert one.complete
+    assert one.register(1, register(1, 5, (1, 0))) == [(1, Complete())]
 
 
 def test_a_successor_waits_for_all_that_run() -> None:
     opened = opened_by(begun())
     one = successor()
-    assert one.adopt([opened], [(1, 0), (2, 0), (3, 0)], []) == []
+    assert one.adopt([opened], at_home((1, 0), (2, 0), (3, 0)), []) == []
     assert one.register(1, register(1, 5, (1, 0))) == [] and one.register(3, register(1, 6, (1, 0))) == []
     assert one.missing() == [2]
     told = one.register(2, register(1, 5, (1, 0)))
@@ -186,7 +351,7 @@ def test_a_successor_waits_for_all_that_run() -> None:
 def test_a_successor_of_the_smaller_part_ends_it() -> None:
     opened = opened_by(begun())
     one = successor()
-    one.adopt([opened], [(2, 0)], [])
+    one.adopt([opened], at_home((2, 0)), [])
     ((_, refused),) = one.register(2, register(1, 5, (1, 0)))
     assert isinstance(refused, Refused) and "only 1 of 4" in refused.text
 
@@ -204,7 +369,7 @@ def test_older_worlds_of_which_a_successor_learns_late_do_not_count(came_first: 
     told: list[tuple[int, FromCoordinator]] = []
     for place in came_first:
         told += one.register(place, register(3, 5, (3, 0)))
-    told += one.adopt([newer, older], [(1, 1), (2, 0), (3, 0)], [])
+    told += one.adopt([newer, older], at_home((1, 1), (2, 0), (3, 0)), [])
     for place in {1, 2, 3}.difference(came_first):
         told += one.register(place, register(3, 5, (3, 0)))
     assert [(place, type(message)) for place, message in told] == [(place, World) for place in (1, 2, 3)]
@@ -214,7 +379,7 @@ def test_a_successor_knows_who_has_died() -> None:
     """1 and 3 have died before the launcher was lost; their agents know that. 0 was on the launcher's host."""
     opened = opened_by(begun())
     one = successor()
-    one.adopt([opened], [(2, 0)], [(1, 0), (3, 0)])
+    one.adopt([opened], at_home((2, 0)), [(1, 0), (3, 0)])
     ((_, refused),) = one.register(2, register(1, 5, (1, 0)))
     assert isinstance(refused, Refused) and "only 1 of 2" in refused.text, "0 may live, and is the first"
 
@@ -224,7 +389,7 @@ def test_a_successor_loses_no_step() -> None:
     opened = opened_by(begun())
     one = successor()
     newer = Opened(opened.ballot, opened.processes, opened.places, opened.hosts, 9, opened.effective)
-    one.adopt([newer], [(1, 0), (2, 0), (3, 0)], [])
+    one.adopt([newer], at_home((1, 0), (2, 0), (3, 0)), [])
     told = [message for place in (1, 2, 3) for message in one.register(place, register(1, 8, (1, 0)))]
     assert all(isinstance(message, Refused) and "newest state" in message.text for _, message in told) and told
 

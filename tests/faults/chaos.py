@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import pytest
 
 from ddlcore.config import CHILD_MARK
 
 ROOT = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def plan(request: pytest.FixtureRequest, seed: int, folder: Path) -> Iterator[None]:
+    """Name the plan of a test of chaos when it ends; if it fails, keep all that was written in ``folder``.
+
+    With ``--log-level DEBUG``, that has the time of each registration and refusal, and what each agent told a successor.
+    """
+    node = request.node.nodeid
+    command = f"SOAK_SEEDS={seed + 1} python -m pytest -m '' '{node}'"
+    try:
+        yield
+    except BaseException:
+        kept = ROOT / "build" / "chaos" / f"{node.rpartition('::')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
+        shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock"))
+        print(f"{command}\nrepeats this plan; what launchers and ranks have written is in {kept}")
+        raise
+    print(f"{command}\n")
 
 
 def living(folder: Path) -> list[int]:
@@ -59,7 +81,18 @@ def chaos(
     environ["PATIENCE_S"] = str(20.0 + each_s * faults)
     environ.pop(CHILD_MARK, None)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    options = ["-np", str(size), "--min-np", "1", "--restarts", "100000", "--restart-delay-s", "0.02"]
+    options = [
+        "-np",
+        str(size),
+        "--min-np",
+        "1",
+        "--restarts",
+        "100000",
+        "--restart-delay-s",
+        "0.02",
+        "--log-level",
+        "DEBUG",
+    ]
     run = [sys.executable, "-m", "ddlcore.launch", "run", *options]
     with open(folder.with_suffix(".out"), "w+") as output:
         job = subprocess.Popen([*run, sys.executable, *command], env=environ, stdout=output, stderr=output)

@@ -39,7 +39,8 @@ def main() -> None:
     until_s = time.monotonic() + float(os.environ["PATIENCE_S"])
     mine = folder / str(os.getpid())  # exists while this process has the state
     ddl.init()
-    state = ObjectState(weights=np.zeros(WIDTH), log=[])
+    more = np.zeros(int(os.environ.get("STATE_BYTES", "0")) // 8)  # so that taking over the state takes a while
+    state = ObjectState(weights=np.zeros(WIDTH), log=[], more=more)
 
     @run
     def train(state: Any) -> None:

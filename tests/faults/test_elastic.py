@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddlcore.config import CHILD_MARK
-from tests.faults.chaos import ROOT, chaos, living, ranks_of
+from tests.faults.chaos import ROOT, chaos, living, plan, ranks_of
 
 PROGRAM = Path(__file__).with_name("elastic_chaos.py")
 
@@ -35,10 +35,12 @@ def test_ranks_are_killed_at_random(seed: int, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("SOAK_SEEDS", "3"))))
-def test_a_hundred_kills(size: int, seed: int, tmp_path: Path) -> None:
-    done, text = chaos([str(PROGRAM)], size, 120, seed, tmp_path / "pids", 0.02, STEPS="2000")
-    check(text)
-    assert done == 120, text[-6000:]
+def test_a_hundred_kills(size: int, seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    with plan(request, seed, tmp_path):
+        done, text = chaos([str(PROGRAM)], size, 120, seed, tmp_path / "pids", 0.02, STEPS="2000")
+        check(text)
+        assert done == 120, text[-6000:]
+        print(f"seed {seed}, {size} ranks: {done} kills, {text.count('ddl run: world ')} changes of world, all right")
 
 
 @pytest.mark.timeout(330)

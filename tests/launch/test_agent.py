@@ -146,10 +146,10 @@ def test_a_rank_is_started_again_and_again(side: LaunchingSide) -> None:
     side.tell(Again(task(1)))
     assert side.reads(1, "1 1\n")
     side.tell(Signal(1, signal.SIGTERM, True))
-    assert side.next(Ended) == Ended(1, -signal.SIGTERM)
+    assert side.next(Ended) == Ended(1, -signal.SIGTERM, start=1)
     side.tell(Again(task(2)))
     assert side.reads(1, "1 2\n")
-    assert side.next(Ended) == Ended(1, 5)
+    assert side.next(Ended) == Ended(1, 5, start=2)
     assert side.codes == []
     side.tell(Release())
     assert isinstance(side.next(Finished), Finished)
@@ -251,7 +251,7 @@ def test_an_agent_that_cannot_even_seek_a_successor_kills_its_ranks(
 
 def test_an_agent_goes_on_under_a_successor_of_its_launcher(side: LaunchingSide) -> None:
     """It tells what runs on its host and which worlds it knows of, and its ranks live on."""
-    (pid,) = side.begin(("sh", "-c", SCRIPT), task(0)).pids
+    (pid,) = side.begin(("sh", "-c", SCRIPT), task(0), stdin_rank=1).pids
     assert side.reads(1, "1 0\n")
     world = Opened((1, 0), ((0, 0), (1, 0)), (0, 1), (1, 0), 5, (1, 0))
     heir = Hearing("tcp://127.0.0.1:0")
@@ -271,6 +271,10 @@ def test_an_agent_goes_on_under_a_successor_of_its_launcher(side: LaunchingSide)
         while is_seeking() and time.monotonic() < until_s:
             time.sleep(0.001)
         assert is_alive(pid) and not is_seeking()
+        given = side.agent._input
+        assert given is not None
+        given._thread.join(PATIENCE_S)
+        assert not given._thread.is_alive(), "the standard input of the launcher ends with it"
         heir.tell(Signal(1, signal.SIGTERM, True))
         assert heir.next(Ended) == Ended(1, -signal.SIGTERM)
         heir.tell(Quit())

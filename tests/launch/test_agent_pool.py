@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import platform
+import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import pytest
 from msgspec.structs import replace
@@ -22,10 +25,13 @@ from ddlcore.job import VERSION
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
 from ddlcore.launch.agents.preflight import judge, show
 from ddlcore.launch.agents.remote_plan import find_reach
+from ddlcore.launch.agents.started import Started
 from ddlcore.launch.agents.survey import survey, versions
 from ddlcore.launch.agents.wire import (
     CHUNK_BYTES,
     Ack,
+    Adopt,
+    Adopted,
     Begin,
     Begun,
     Credit,
@@ -37,6 +43,7 @@ from ddlcore.launch.agents.wire import (
     Quit,
     RankTask,
     Report,
+    Signal,
     decode_from_agent,
     decode_to_agent,
     encode,
@@ -45,6 +52,7 @@ from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor, Watched
+from ddlcore.messages import Opened
 from tests.control.echo import EchoCoordinator
 
 PACKAGES = {"numpy": False, "pluggy": True, "no-such-package": True}
@@ -185,6 +193,28 @@ def test_a_name_that_nobody_knows_has_the_address_of_the_others() -> None:
 # --- the end of an agent's ranks
 
 
+def no_begin(rank: int) -> Watched:
+    raise AssertionError(f"rank {rank} is started")
+
+
+class Never:
+    """Starts no rank again."""
+
+    over = expects = False
+
+    def delay_s(self, end: End) -> float | None:
+        return None
+
+    def otherwise(self, end: End) -> str:
+        return "it is not started again"
+
+    def is_done(self, running: object) -> bool:
+        return False
+
+    def has_failed(self, running: object) -> bool:
+        return False
+
+
 @pytest.fixture
 def agents() -> Iterator[tuple[AgentPool, Server]]:
     """A pool of one agent, heard without a network."""
@@ -292,17 +322,9 @@ def test_why_a_rank_was_killed_is_not_said_of_the_process_that_followed(agents: 
     pool, _ = agents
     told: list[End] = []
 
-    class Again:
-        over = False
-
+    class Again(Never):
         def delay_s(self, end: End) -> float | None:
             return 0.0 if len(told) == 1 else None
-
-        def otherwise(self, end: End) -> str:
-            return "it is not started again"
-
-        def is_done(self, running: object) -> bool:
-            return False
 
     def begin(rank: int) -> Watched:
         supervisor.ended_on_host(rank, -9)
@@ -326,6 +348,270 @@ def test_who_was_silent_for_too_long_is_told_to_end(
     agents[0].silent(0, 3.0)
     assert agents[0].members[0].gone
     assert told == [(0, Quit())]
+
+
+@pytest.mark.parametrize("task", ["stdin", "public"])
+@pytest.mark.parametrize("code", [0, 255])
+def test_the_end_of_a_command_is_that_of_its_agent_if_it_proves_it(
+    code: int, task: Literal["stdin", "public"], agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of a remote shell that may end before its agent says nothing of an agent that is connected."""
+    pool, server = agents
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    given_up: list[int] = []
+    monkeypatch.setattr(server, "give_up", given_up.append)
+    ends: list[tuple[int, bool]] = []
+    supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=lambda end: None, say=lambda text: None)
+    monkeypatch.setattr(supervisor, "ended_on_host", lambda rank, code, lost, certain: ends.append((rank, certain)))
+    pool.attach(supervisor)
+    pool.heard(0, encode(Here(5)))
+    pool.heard(0, encode(Begun((1, 2))))
+    told.clear()
+    started = SimpleNamespace(command=StartCommand(("ssh", "h"), (0,), task=task), text="")
+    pool._command_ended(cast(Started, started), code)
+    if task == "public":
+        assert (ends, told, given_up, pool.members[0].gone) == ([], [], [], "")
+    else:
+        assert ends == [(0, code == 0), (1, code == 0)]
+        assert (told, given_up) == ([(0, Quit())], [0]), "it may live, and its ranks are not heard any more"
+
+
+def test_ranks_of_an_agent_that_comes_too_late_are_not_heard(
+    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have been started in place of each, and would get the answer."""
+    given_up: list[int] = []
+    monkeypatch.setattr(agents[1], "give_up", given_up.append)
+    agents[0].heard(0, encode(Adopt(5, (((0, 0), 7),), (), ())))
+    assert given_up == [0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_ranks_that_a_signal_to_the_launcher_ends_are_not_started_again(
+    number: signal.Signals, agents: tuple[AgentPool, Server]
+) -> None:
+    """As by a batch system that cancels the job before the script has installed handlers; not for any other signal."""
+    begun: list[int] = []
+    told: list[End] = []
+
+    class Once(Never):
+        def delay_s(self, end: End) -> float | None:
+            return 0.0 if len(told) <= 2 else None
+
+    def begin(rank: int) -> Watched:
+        begun.append(rank)
+        supervisor.ended_on_host(rank, 0)
+        return agents[0].ranks()[rank]
+
+    supervisor = Supervisor(
+        agents[0].ranks(), grace_s=60.0, ended=told.append, say=lambda text: None, revival=Once(), begin=begin
+    )
+    supervisor.deliver(number)
+    for rank in (0, 1):  # the turn after the one that obeys the signal
+        supervisor.do(partial(supervisor.do, partial(supervisor.ended_on_host, rank, -number)))
+    supervisor.run()
+    assert begun == ([0, 1] if number == signal.SIGUSR1 else [])
+    assert [end.returncode for end in told] == [-number, -number, *[0 for _ in begun]]
+
+
+def test_who_still_loads_is_ended_when_no_world_can_open(
+    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would notice it when it registers, after many minutes perhaps, or never."""
+    sent: list[tuple[int, object]] = []
+    told: list[End] = []
+
+    class Over(Never):
+        over = True
+
+        def has_failed(self, running: object) -> bool:
+            return True
+
+    def tell(agent: int, data: bytes) -> None:
+        sent.append((agent, decode_to_agent(data)))
+        supervisor.ended_on_host(1, -15)
+
+    monkeypatch.setattr(agents[1], "tell", tell)
+    supervisor = Supervisor(
+        agents[0].ranks(), grace_s=0.01, ended=told.append, say=lambda text: None, revival=Over(), begin=None
+    )
+    supervisor.ended_on_host(0, 1)
+    supervisor.run()
+    assert sent == [(0, Signal(1, signal.SIGTERM, True))]
+    assert [(end.rank, end.stopped) for end in told] == [(0, False), (1, True)]
+
+
+def test_a_job_waits_for_a_host_that_is_being_called(agents: tuple[AgentPool, Server]) -> None:
+    looks = iter([True, True, False])
+
+    class Expects(Never):
+        @property
+        def expects(self) -> bool:  # type: ignore[override]
+            again = next(looks)
+            supervisor.do(lambda: None)  # the thread that looks at hosts does so once a second
+            return again
+
+    supervisor = Supervisor(
+        agents[0].ranks(),
+        grace_s=60.0,
+        ended=lambda end: None,
+        say=lambda text: None,
+        revival=Expects(),
+        begin=no_begin,
+    )
+    for rank in (0, 1):
+        supervisor.ended_on_host(rank, LOST, "its host is gone")
+    supervisor.run()
+    assert next(looks, None) is None
+
+
+def test_an_agent_that_was_given_up_before_it_came_is_told_to_end(
+    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host was slow, and another agent may have been called there since."""
+    pool, server = agents
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    changed: list[Agent] = []
+    pool.changed = changed.append
+    unheard: list[tuple[Sequence[int], bool]] = []
+    pool.unheard = lambda ranks, certain: unheard.append((ranks, certain))
+    pool.lose("h", "it has not answered within 60 s")
+    assert unheard == [((0, 1), False)]
+    pool.lose("h", "a second time")
+    for message in (Here(5), GOOD):
+        pool.heard(0, encode(message))
+    assert told == [(0, Quit())] * 3 and [member.gone for member in changed] == ["it has not answered within 60 s"]
+
+
+def test_signals_and_ends_of_the_same_kind_long_after_are_not_taken_for_one(
+    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks have handled SIGTERM; an hour later, one is ended by SIGTERM of somebody else."""
+    monkeypatch.setattr("ddlcore.launch.ranks.supervisor._WISH_S", 0.0)
+    begun: list[int] = []
+    told: list[End] = []
+
+    class Once(Never):
+        def delay_s(self, end: End) -> float | None:
+            return 0.0 if len(told) == 1 else None
+
+    def begin(rank: int) -> Watched:
+        begun.append(rank)
+        supervisor.ended_on_host(rank, 0)
+        return agents[0].ranks()[rank]
+
+    supervisor = Supervisor(
+        agents[0].ranks()[:1], grace_s=60.0, ended=told.append, say=lambda text: None, revival=Once(), begin=begin
+    )
+    supervisor.deliver(signal.SIGTERM)
+    supervisor.do(partial(supervisor.do, partial(supervisor.ended_on_host, 0, -15)))
+    supervisor.run()
+    assert begun == [0] and [end.returncode for end in told] == [-15, 0]
+
+
+def test_who_waits_for_the_end_of_a_complete_training_does_not_spin(agents: tuple[AgentPool, Server]) -> None:
+    asked: list[object] = []
+
+    class Done(Never):
+        over = True
+
+        def is_done(self, running: object) -> bool:
+            asked.append(running)
+            return True
+
+    supervisor = Supervisor(
+        agents[0].ranks(), grace_s=60.0, ended=lambda end: None, say=lambda text: None, revival=Done(), begin=no_begin
+    )
+
+    def end() -> None:
+        for rank in (0, 1):
+            supervisor.ended_on_host(rank, -15)
+
+    timer = threading.Timer(0.2, end)
+    timer.start()
+    supervisor.do(lambda: None)
+    supervisor.run()
+    timer.join()
+    assert len(asked) == 1
+
+
+def test_a_process_that_runs_is_not_started_a_second_time(agents: tuple[AgentPool, Server]) -> None:
+    """A launcher and its successor may both have wanted it."""
+    begun: list[int] = []
+
+    def begin(rank: int) -> Watched:
+        begun.append(rank)
+        return agents[0].ranks()[rank]
+
+    told: list[End] = []
+    supervisor = Supervisor(
+        agents[0].ranks(), grace_s=60.0, ended=told.append, say=lambda text: None, revival=Never(), begin=begin
+    )
+    supervisor.start(0)
+    for rank in (0, 1):
+        supervisor.do(partial(supervisor.ended_on_host, rank, 0))
+    supervisor.run()
+    assert begun == [] and len(told) == 2
+
+
+def test_an_agent_that_is_called_late_knows_the_world(
+    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it could not go on if the launcher were lost before its ranks are in a world."""
+    pool, server = agents
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    world = Opened((1, 0), ((0, 0), (1, 0)), (0, 1), (0, 0), 5, (0, 0))
+    pool.tell_of_world(world)
+    pool.call_late(AgentPlace(1, "late", ()), StartCommand(("cat",), (1,)))
+    pool.heard(1, encode(Here(5)))
+    assert (1, world) in told
+
+
+def test_the_end_of_a_process_is_not_taken_for_that_of_the_next_one(agents: tuple[AgentPool, Server]) -> None:
+    """A successor learns of it twice: when the agent comes, and by the message that had waited for it."""
+    pool, _ = agents
+    supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=lambda end: None, say=lambda text: None)
+    pool.attach(supervisor)
+    screen = Screen(bytearray().extend)
+    pool.again("h", 1, {}, Output((screen, screen), 2), start=1)
+    pool.heard(0, encode(Ended(1, -9, start=0)))
+    assert list(supervisor._remote_ends) == []
+    pool.heard(0, encode(Ended(1, 3, start=1)))
+    assert [(rank, code) for rank, code, _, _ in supervisor._remote_ends] == [(1, 3)]
+
+
+def test_a_successor_takes_whoever_comes_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also an agent whose host did not seem to answer, and one that comes again because it has not heard the answer."""
+    pool = AgentPool([AgentPlace(index, f"h{index}", ()) for index in range(4)], SshLauncher(), lambda text: None)
+    server = Server(4, EchoCoordinator(), agents=pool)
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    begun = threading.Event()
+    monkeypatch.setattr(server, "start", begun.set)
+    screen = Screen(bytearray().extend)
+    came: list[list[Agent]] = []
+    thread = threading.Thread(target=lambda: came.append(pool.adopt(server, (1, 2), 40.0, Output((screen, screen), 4))))
+    thread.start()
+    try:
+        assert begun.wait(40.0)
+        for agent in (0, 1, 1, 2):
+            pool.heard(agent, encode(Adopt(5, (((agent, 0), 7),), (), (), agent == 1)))
+        thread.join(40.0)
+        pool.heard(3, encode(Adopt(5, (), (), ())))
+        pool.heard(2, encode(Adopt(5, (((2, 0), 7),), (), ())))
+        assert [member.place.index for member in came[0]] == [0, 1, 2]
+        assert [member.wants_to_leave for member in came[0]] == [False, True, False]
+        assert [(agent, type(word)) for agent, word in told] == [
+            *((agent, Adopted) for agent in (0, 1, 1, 2)),
+            (3, Quit),
+            (2, Adopted),
+        ]
+    finally:
+        pool.close()
+        server.close()
 
 
 def test_an_agent_that_is_called_late_gets_the_function_too(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -14,7 +15,7 @@ from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import AgentPlace, HostSlots
 from ddlcore.control.server import Server
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
-from ddlcore.launch.agents.wire import Again, Leaves, Look, RankTask, decode_to_agent, encode
+from ddlcore.launch.agents.wire import Again, Leaves, Look, Quit, RankTask, decode_to_agent, encode
 from ddlcore.launch.job import growth as growth_module
 from ddlcore.launch.job.growth import Growth
 from ddlcore.launch.job.host_table import HostTable
@@ -66,6 +67,7 @@ class Remote:
     taken: list[tuple[str, int]] = field(default_factory=list)  # host and slots
     unreachable: str = ""
     problems: tuple[str, ...] = ()
+    calls_hosts: bool = True
 
     def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
         return {"RANK": str(rank), "HOST": host, "HOSTS": str(list(hosts))}
@@ -100,6 +102,7 @@ class Job:
         self.begun_here: list[tuple[int, list[int]]] = []
         self.said: list[str] = []
         self.over = ""
+        self.world: tuple[int, tuple[int, ...]] = (1, (0,))
         monkeypatch.setattr(self.server, "tell", lambda agent, data: self.told.append((agent, decode_to_agent(data))))
         monkeypatch.setattr(self.server, "rank_started", lambda rank, host: self.ranks.append((rank, host)))
         monkeypatch.setattr(self.server, "dismiss_ranks", lambda *which: self.dismissed.append(which))
@@ -112,7 +115,7 @@ class Job:
             lambda rank: self.table.hosts[self.table.host_of(rank)].reached,
             lambda: self.over,
             lambda: False,
-            lambda: (1, (0,)),
+            lambda: self.world,
         )
         screen = Screen(bytearray().extend)
         output = Output((screen, screen), 8)
@@ -171,6 +174,18 @@ def test_more_slots_of_this_host_are_used_without_an_agent(job: Job) -> None:
     assert (job.begun_here, job.told) == ([(1, [0, 0])], [])
 
 
+def test_a_lost_host_is_not_called_by_who_cannot_call_hosts(job: Job) -> None:
+    """A successor of the launcher: it would say in vain after each cool-down that it cannot."""
+    job.growth.found(slots(a=1, b=1))
+    job.remote.answer()
+    job.remote.calls_hosts = False
+    job.pool.silent(1, 3.0)
+    job.growth.delay_s(End(1, LOST, job.clock.now_s, lost="its host is gone"))
+    job.clock.now_s += 100.0
+    job.growth._act()
+    assert job.remote.called == ["b"] and "cannot take part" not in "".join(job.said)
+
+
 @pytest.mark.parametrize("how", ["discovery", "its agent says so"])
 def test_the_ranks_of_a_host_that_leaves_are_dismissed(how: str, job: Job) -> None:
     job.growth.found(slots(a=1, b=2))
@@ -187,6 +202,17 @@ def test_the_ranks_of_a_host_that_leaves_are_dismissed(how: str, job: Job) -> No
     assert job.remote.called == ["b", "c"] and job.supervisor.started == [1, 2], "another host takes the place"
     job.remote.answer()
     assert len(job.supervisor.started) == 3 and job.growth.host_name(job.supervisor.started[-1]) == "c"
+
+
+def test_a_host_that_left_before_a_successor_could_hear_it_leaves(unattached: Job) -> None:
+    """Its agent tells it when it comes to the successor, which then knows nothing of its ranks."""
+    job = unattached
+    job.pool.members.append(Agent(AgentPlace(1, "b", ()), [1], wants_to_leave=True))
+    job.table.found(slots(a=1, b=1))
+    job.table.hosts[1].reached = True
+    assert [type(decision).__name__ for decision in job.table.decide(job.clock.now_s)] == ["Start"]
+    job.attach()
+    assert job.dismissed == [((1,), "b leaves the job")]
 
 
 def test_a_rank_that_dies_on_a_host_that_leaves_is_not_started_there_again(job: Job) -> None:
@@ -326,7 +352,7 @@ def test_host_discovery_is_asked_again_and_again(unattached: Job, monkeypatch: p
     job, discovery = unattached, Discovery()
     tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     monkeypatch.setattr(growth_module, "TICK_S", 0.001)
-    monkeypatch.setattr(job.supervisor, "do", tasks.put)
+    monkeypatch.setattr(job.supervisor, "do", lambda task: None if task == job.growth._act else tasks.put(task))
     job.attach(discovery)
 
     def answer(hosts: list[HostSlots] | Exception) -> None:
@@ -338,12 +364,60 @@ def test_host_discovery_is_asked_again_and_again(unattached: Job, monkeypatch: p
     answer(slots(a=1, b=1))
     assert job.remote.called == ["b"]
     for error in (ValueError("the script ended with 3"), ValueError("the script ended with 3"), KeyError("host")):
-        answer(error)
+        discovery.answers.put(error)
+    answer(slots(a=1))
     assert job.said == [
         "host discovery: the script ended with 3; the hosts stay as they were",
         "host discovery: KeyError: 'host'; the hosts stay as they were",
     ]
-    answer(slots(a=1))
     assert job.table.hosts[1].slots == 0
     job.growth.close()
     discovery.answers.put(slots(a=1))
+
+
+def test_starts_do_not_wait_for_host_discovery(unattached: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that finds hosts may hang."""
+    job, acted = unattached, threading.Event()
+    monkeypatch.setattr(growth_module, "TICK_S", 0.001)
+    monkeypatch.setattr(job.supervisor, "do", lambda task: acted.set() if task == job.growth._act else None)
+    discovery = Discovery()  # it has no answer
+    job.attach(discovery)
+    assert acted.wait(PATIENCE_S)
+    job.growth.close()
+    discovery.answers.put(slots(a=1))
+
+
+def test_a_host_whose_call_hangs_does_not_keep_another_one_from_being_called(job: Job) -> None:
+    """ssh has a connection, but never gets a shell."""
+    job.growth.found(slots(a=1, b=2, c=2))
+    assert job.remote.called == ["b"]
+    job.clock.now_s += 60.5
+    job.growth._act()
+    assert job.remote.called == ["b", "c"]
+    assert job.said[-1] == "b cannot take part: it has not answered within 60 s"
+    assert job.pool.members[1].gone and (1, Quit()) in job.told, "if it answers later, it is to end"
+
+
+def test_ranks_that_are_lost_before_the_training_begins_wait_for_the_host_that_is_called(job: Job) -> None:
+    expects: list[bool] = []
+    job.growth.found(slots(a=1, b=2))
+    expects.append(job.growth.expects)  # no: a world has begun
+    job.world = (0, ())
+    expects.append(job.growth.expects)
+    job.over = "too few"
+    expects.append(job.growth.expects)
+    assert job.growth.has_failed([1])
+    job.over = ""
+    job.growth.delay_s(End(0, 255, job.clock.now_s, lost="its host is gone"))
+    expects.append(job.growth.expects)
+    job.growth.delay_s(End(0, 1, job.clock.now_s))
+    expects.append(job.growth.expects)  # no: a mistake in the script would end the ranks there, too
+    assert expects == [False, True, False, True, False]
+
+
+def test_no_host_is_expected_that_is_not_called(job: Job) -> None:
+    job.world = (0, ())
+    assert not job.growth.expects
+    job.growth.found(slots(a=1, b=2))
+    job.remote.answer()
+    assert not job.growth.expects, "it has answered"

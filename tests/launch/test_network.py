@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.launch.job.network import FailureLog
-from ddlcore.messages import PROTOCOL, Bye, Register
+from ddlcore.messages import (
+    PROTOCOL,
+    STOP,
+    AgreedCall,
+    Bye,
+    Finished,
+    Register,
+    ToCoordinator,
+    Welcome,
+    World,
+    WorldReport,
+)
 from tests.control.echo import EchoCoordinator
 
 
@@ -48,3 +60,36 @@ def test_a_rank_that_does_not_answer_is_killed_once_and_not_before_ranks_run() -
     for second in range(3):
         failure_log.overdue(float(second))
     assert killed == [(3, "rank 3 does not answer")]
+
+
+class Telling(EchoCoordinator):
+    """A coordinator that answers what the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer: Outgoing = []
+
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+        return self.answer
+
+
+def test_agents_are_told_whatever_a_successor_must_know() -> None:
+    """That a world opens, that all its members are there, that it is to stop, and that its training is complete."""
+    coordinator = Telling()
+    told: list[str] = []
+    failure_log = FailureLog(coordinator)
+    report = WorldReport(1, 2)
+    steps: list[tuple[ToCoordinator, Outgoing]] = [
+        (Register(PROTOCOL, "0.1.0", 0, -1, ""), [(rank, World(1, (0, 1), (0, 0), 0, 0)) for rank in (0, 1)]),
+        (Bye("x"), [(rank, Welcome("world1", report)) for rank in (0, 1)]),
+        (Bye("x"), [(rank, AgreedCall(STOP, 0, 5, "SIGTERM")) for rank in (0, 1)]),
+        (Finished(1), []),
+        (Finished(1), []),
+    ]
+    for message, answer in steps:
+        coordinator.answer = answer
+        before = len(told)
+        failure_log.opened = lambda: told.append(failure_log.stopped)
+        failure_log.handle(0, message)
+        assert len(told) - before <= 1, "once, and not for each member"
+    assert told == ["", "", "SIGTERM", "SIGTERM"]

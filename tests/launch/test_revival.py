@@ -48,6 +48,17 @@ def test_who_is_not_started_again() -> None:
     assert job.revival.delay_s(End(0, KILL, 0.0)) is None
 
 
+def test_a_job_that_has_failed_still_waits_for_those_that_may_write_a_checkpoint() -> None:
+    """They have been told, and raise an error; processes that were never in the world have nothing to write."""
+    job = Job()
+    job.world = (2, (0, 1))
+    assert not job.revival.has_failed([2])
+    job.over = "too few"
+    assert job.revival.has_failed([2]) and job.revival.has_failed([]) and not job.revival.has_failed([1, 2])
+    job.complete = True
+    assert not job.revival.has_failed([2])
+
+
 def test_a_job_that_was_completed_has_succeeded() -> None:
     job = Job()
     job.revival.delay_s(End(2, KILL, 1.0))

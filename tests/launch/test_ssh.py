@@ -79,6 +79,15 @@ def test_why_an_agent_never_came(code: int | None, text: str, reason: str) -> No
     assert "\n" not in explained
 
 
+def test_which_codes_prove_that_an_agent_has_ended() -> None:
+    """ssh passes the agent's code on, unless it has lost the connection, or a signal has ended it on this host."""
+    launcher = SshLauncher()
+    launcher.commands(plan(ssh_port=7))
+    assert [code for code in (-15, -9, 0, 1, 127, 137, 255) if launcher.proves_end(code)] == [0, 1, 127, 137]
+    launcher.commands(plan({"OMPI_MCA_plm_rsh_agent": "kubexec.sh"}))
+    assert not any(launcher.proves_end(code) for code in (0, 1, 137)), "kubectl exec ends with 1 if its stream breaks"
+
+
 @pytest.mark.parametrize(
     ("host", "known"), [("me@localhost", "localhost"), ("[::1]", "::1"), ("127.0.0.1", "127.0.0.1")]
 )

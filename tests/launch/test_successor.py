@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddlcore.control.client import connect
 from ddlcore.control.credentials import Access, KeyPair
@@ -16,6 +18,7 @@ from ddlcore.control.listening import tcp_listener, tcp_name
 from ddlcore.control.relay import Relay
 from ddlcore.coordinator.membership import Membership
 from ddlcore.job import VERSION
+from ddlcore.launch.agents.agent_pool import AgentPool
 from ddlcore.launch.agents.succession import SuccessorTask, encode_task
 from ddlcore.launch.agents.wire import (
     Adopt,
@@ -25,14 +28,17 @@ from ddlcore.launch.agents.wire import (
     FromAgent,
     Handover,
     Heir,
+    Quit,
     Release,
     ToAgent,
     decode_to_agent,
     encode,
 )
 from ddlcore.launch.job import growth, successor
+from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.exchange import nameless_file, write_all
-from ddlcore.messages import PROTOCOL, FromCoordinator, Hello, Opened, Register, Welcome, World
+from ddlcore.launch.ranks.exit_status import STOPPED
+from ddlcore.messages import PROTOCOL, FromCoordinator, Hello, Opened, Refused, Register, Welcome, World
 from ddlcore.messages import Finished as TrainingFinished
 
 PATIENCE_S = 40.0
@@ -42,7 +48,14 @@ LAST_WORLD = Opened((1, 0), ((0, 0), (1, 0)), (0, 1), (0, 1), 5, (1, 0))  # of t
 class OrphanedAgent:
     """An agent that comes to the successor with one rank, which is a thread of this process."""
 
-    def __init__(self, access: Access, place: int, worlds: tuple[Opened, ...]) -> None:
+    def __init__(
+        self,
+        access: Access,
+        place: int,
+        worlds: tuple[Opened, ...],
+        ended: bool = False,
+        until: type[ToAgent] = Adopted,
+    ) -> None:
         self.place = place
         self.words: list[ToAgent] = []
         self.opened: list[Opened] = []
@@ -50,8 +63,9 @@ class OrphanedAgent:
         self._changed = threading.Condition()
         self._relay = Relay(access, place, heard=self._hear, gone=self._part, silence_s=PATIENCE_S)
         self._relay.start()
-        self.say(Adopt(100 + place, (((place, 0), 200 + place),), (), worlds))
-        self.until(Adopted)
+        running, over = (((place, 0), 200 + place),), (((place, 0), 0),)
+        self.say(Adopt(100 + place, () if ended else running, over if ended else (), worlds))
+        self.until(until)
 
     def say(self, message: FromAgent) -> None:
         self._relay.say(encode(message))
@@ -96,6 +110,9 @@ class OrphanedAgent:
     def end(self, code: int) -> None:
         """Tell how the rank has ended, and end when the successor lets the agent go."""
         self.say(Ended(self.place, code))
+        self.finish()
+
+    def finish(self) -> None:
         self.until(Release)
         self.say(Finished())
 
@@ -130,16 +147,14 @@ class Orphans:
 
     def succeed(self, monkeypatch: pytest.MonkeyPatch, *agents: Callable[[], None]) -> None:
         """Run the successor to its end, and meanwhile each of ``agents`` in a thread."""
-        logs: list[int] = []
         threads = [threading.Thread(target=self._play, args=(agent,)) for agent in agents]
         for thread in threads:
             thread.start()
         with monkeypatch.context() as patch:
-            patch.setattr(os, "dup2", lambda fd, onto: logs.append(fd))  # this process keeps its stdout and stderr
+            patch.setattr(os, "dup2", lambda fd, onto: onto)  # this process keeps its stdout and stderr
             assert successor.main(self._arguments) == 0
         for thread in threads:
             thread.join(PATIENCE_S)
-        os.close(logs[0])
         if self.failures:
             raise self.failures[0]
 
@@ -149,8 +164,9 @@ class Orphans:
         except BaseException as error:  # it is raised in the main thread
             self.failures.append(error)
 
-    def agent(self, place: int) -> OrphanedAgent:
-        return OrphanedAgent(self.access, place, self._worlds)
+    def agent(self, place: int, ended: bool = False, until: type[ToAgent] = Adopted) -> OrphanedAgent:
+        """Return the agent of the host ``place``, whose rank runs, or has ended with 0, when it has its answer ``until``."""
+        return OrphanedAgent(self.access, place, self._worlds, ended, until)
 
     @property
     def output(self) -> str:
@@ -203,7 +219,8 @@ def test_a_successor_opens_the_next_world_and_ends_the_job(orphans: Orphans, mon
         told = [word for word in agents[place].words if isinstance(word, Opened)]
         assert told and {(one.ballot, one.places, one.steps) for one in told} == {((2, 1), (0, 1), 5)}
         handovers = [word for word in agents[place].words if isinstance(word, Handover)]
-        assert [heir.agent for heir in handovers[-1].heirs] == [1], "the next successor runs on another host"
+        ports = {heir.agent: bool(heir.endpoint) for heir in handovers[-1].heirs}
+        assert ports == {0: False, 1: True}, "the next successor runs on another host"
 
 
 def test_an_older_world_does_not_count_if_a_rank_registers_before_all_agents_have_come(
@@ -248,6 +265,14 @@ def test_an_older_world_does_not_count_if_a_rank_registers_before_all_agents_hav
 def test_the_exit_code_is_that_of_the_rank_that_failed(orphans: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else tells how the job has ended: its launcher, which the user has started, is lost."""
 
+    shown: list[bool] = []
+
+    def last_lines(output: Output, rank: int) -> list[str]:
+        shown.append(not output._thread.is_alive())
+        return ["ValueError: boo"]
+
+    monkeypatch.setattr(Output, "last_lines", last_lines)
+
     def play(place: int) -> None:
         agent = orphans.agent(place)
         try:
@@ -257,7 +282,129 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(orphans: Orphans, monkeyp
 
     orphans.succeed(monkeypatch, lambda: play(0), lambda: play(1))
     assert orphans.code == "3\n", orphans.output
+    assert shown == [True], "its last lines are asked for when all has been shown"
     assert "rank 1 on h1 failed first: it exited with code 3" in orphans.output
+
+
+def test_a_job_that_was_complete_has_succeeded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place_of_successor: None
+) -> None:
+    """Rank 0 still saved the model when the launcher was lost, and its agent has come; the other has ended before."""
+    monkeypatch.setattr(growth, "TICK_S", 0.01)
+    job = Orphans(tmp_path / "continued", worlds=(replace(LAST_WORLD, complete=True),))
+    started: list[int] = []
+    monkeypatch.setattr(AgentPool, "again", lambda pool, host, rank, *_: started.append(rank))
+
+    def play(place: int) -> None:
+        agent = job.agent(place, ended=place == 1)
+        try:
+            if place == 0:
+                time.sleep(0.1)  # the successor looks ten times whether there is something to start
+                agent.end(0)
+            else:
+                agent.finish()
+        finally:
+            agent.close()
+
+    job.succeed(monkeypatch, lambda: play(0), lambda: play(1))
+    assert job.code == "0\n" and started == [], job.output
+
+
+def test_the_exit_codes_of_ranks_that_ended_before_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place_of_successor: None
+) -> None:
+    """All of them did, so nobody is left to take over; they had agreed to stop."""
+    job = Orphans(tmp_path / "continued", worlds=(replace(LAST_WORLD, complete=True, stopped="SIGTERM"),))
+
+    def play(place: int) -> None:
+        agent = job.agent(place, ended=True)
+        try:
+            agent.finish()
+        finally:
+            agent.close()
+
+    job.succeed(monkeypatch, lambda: play(0), lambda: play(1))
+    assert job.code == f"{STOPPED}\n", job.output
+
+
+def test_a_successor_without_a_quorum_leaves_the_exit_code_to_the_other_part(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place_of_successor: None
+) -> None:
+    """Both may write into the same directory."""
+    monkeypatch.setattr(successor, "_GATHER_S", 1.0)
+    three = Opened((1, 0), ((0, 0), (1, 0), (2, 0)), (0, 1, 2), (0, 1, 2), 5, (1, 0))
+    job = Orphans(tmp_path / "continued", (1, 2), worlds=(three,))
+
+    def play() -> None:
+        agent = job.agent(1)
+        try:
+            (refused,) = agent.train(three)
+            assert isinstance(refused, Refused) and "only 1 of 3" in refused.text
+            agent.end(1)
+        finally:
+            agent.close()
+
+    job.succeed(monkeypatch, play)
+    assert [path.name for path in job.directory.glob("exit_code*")] == ["exit_code.h1"]
+
+
+def test_an_agent_that_the_launcher_had_given_up_is_told_to_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place_of_successor: None
+) -> None:
+    """Others may run at the places of its ranks."""
+    monkeypatch.setattr(growth, "TICK_S", 0.01)
+    three = Opened((1, 0), ((0, 0), (2, 0)), (0, 2), (0, 1, 2), 5, (1, 0))
+    job = Orphans(tmp_path / "continued", (0, 2), worlds=(three,))
+    gone = threading.Event()
+
+    def play(place: int) -> None:
+        agent = job.agent(place)
+        try:
+            agent.train(three)
+            assert gone.wait(PATIENCE_S)
+            agent.end(0)
+        finally:
+            agent.close()
+
+    def given_up() -> None:
+        agent = job.agent(1, until=Quit)
+        gone.set()
+        agent.close()
+
+    job.succeed(monkeypatch, lambda: play(0), lambda: play(2), given_up)
+    assert job.code == "0\n", job.output
+
+
+def test_a_directory_that_cannot_be_written_ends_no_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place_of_successor: None
+) -> None:
+    """The output is in a folder for temporary files then, and says so."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(successor, "_GATHER_S", 0.1)
+    job = Orphans(tmp_path / "file" / "continued")
+    job.succeed(monkeypatch)
+    (job.directory,) = tmp_path.glob("ddl-continued-*")
+    assert job.code == "1\n"
+    assert job.output.startswith(f"ddl run: {tmp_path}/file/continued: Not a directory; the output is here instead\n")
+
+
+@pytest.mark.parametrize("full", ["output", "exit_code"])
+def test_a_disk_that_is_full_ends_no_job(full: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is written from then on is in a folder for temporary files. Nobody finds a file without the exit code."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "dup2", lambda fd, onto: onto)
+    directory = tmp_path / "continued"
+    directory.mkdir()
+    (directory / {"output": "output", "exit_code": f".exit_code.{os.getpid()}"}[full]).symlink_to("/dev/full")
+    files = successor._Files(directory)
+    files.write(b"a line\n")
+    files.end("exit_code", 3)
+    (instead,) = tmp_path.glob("ddl-continued-*")
+    note = f"ddl run: {directory}: No space left on device; the output is here instead\n"
+    assert (instead / "output").read_text() == (f"{note}a line\n" if full == "output" else note)
+    assert [path.name for path in (instead / "exit_code", directory / "exit_code") if path.exists()] == ["exit_code"]
+    assert (instead / "exit_code").read_text() == "3\n"
 
 
 def test_a_successor_to_whom_nobody_comes_fails(orphans: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def explore(model: Model[S], limit: int = 1 << 62, seconds: float = 1e9) -> Expl
     moves = ends = 0
     until_s = time.monotonic() + seconds
     while stack:
-        state = stack.pop()
+        state = state_of_violation = stack.pop()
         try:
             goes_on = False
             for move in model.moves(state):
@@ -84,7 +84,7 @@ def explore(model: Model[S], limit: int = 1 << 62, seconds: float = 1e9) -> Expl
                     state_of_violation = move.after
                     model.check(move.after)
                     stack.append(move.after)
-            state_of_violation = state
+                    state_of_violation = state
             if not goes_on:
                 ends += 1
                 model.check_end(state)

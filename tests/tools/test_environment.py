@@ -36,7 +36,7 @@ def test_an_empty_variable_takes_a_setting_away() -> None:
 
 
 def test_pip_itself_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its environment variables and its files are read. A variable of uv that the user has set keeps its value."""
+    """uv gets what pip's variables and files say. If the user has set a variable of uv, its value stays."""
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://index.example/simple\ntimeout = 7\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

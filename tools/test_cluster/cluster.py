@@ -202,6 +202,10 @@ class TestCluster:
         """
         self._network.link(name, up, network)
 
+    def mute(self, name: str, muted: bool = True, network: int = 0) -> None:
+        """Break a host's cable in one direction, or mend it: what the host sends does not arrive, but it hears the others."""
+        self._network.mute(name, muted, network)
+
     def kill_host(self, name: str) -> None:
         """Simulate a power failure of a host: disconnect its cables, then kill every process on it.
 

@@ -70,6 +70,11 @@ class Network:
         self._batch(name, "tc", [f"qdisc replace dev eth{network} root {discipline}"])
         self._batch(SWITCH, "tc", [f"qdisc replace dev {name}.{network} root {discipline}"])
 
+    def mute(self, name: str, muted: bool, network: int) -> None:
+        """Drop what a host sends, and nothing else; or stop to do so, and remove its limit."""
+        discipline = "pfifo limit 0" if muted else "noqueue"
+        self._batch(name, "tc", [f"qdisc replace dev eth{network} root {discipline}"])
+
     def _batch(self, where: str, tool: str, lines: Sequence[str]) -> None:
         entering = [in_sbin("nsenter") or "nsenter", f"--net=/proc/{self._pids[where]}/ns/net"]
         command = [*self._root, *entering, in_sbin(tool) or tool, "-batch", "-"]

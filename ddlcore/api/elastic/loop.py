@@ -66,9 +66,11 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
         results.clear()
         world = member.world
         assert world is not None
+        enters = True
         given_up = again  # if this world is lost before the function is called, this still has to be computed again
         try:
             enter_world(job)
+            enters = False
             state.enter(world.members.index(world.root), world.before)
             member.began()
             given_up = 1  # the step in flight, if the function raises an error
@@ -82,7 +84,7 @@ def _train(member: ElasticMember, state: State, call: Callable[[], R]) -> R:
             reason, again = "", 0
             leave_world("has come to an agreed call")
         except Exception as error:
-            cause = _mendable(error, job)
+            cause = _mendable(error, job, enters)
             barren = 0 if state.steps > steps or isinstance(cause, PeerLost) else barren + 1
             if cause is None or barren >= _BARREN:
                 raise
@@ -101,15 +103,17 @@ def _check(job: Job) -> None:
         raise error
 
 
-def _mendable(error: Exception, job: Job) -> BaseException | None:
+def _mendable(error: Exception, job: Job, enters: bool = False) -> BaseException | None:
     """Return the error that made the training stop, if the training can go on in a new world; otherwise None.
 
     Examples of such errors are a lost rank and a failed transport. If ``job`` has failed, return the error of ``job``
-    and not ``error``, because frameworks wrap errors in other classes.
+    and not ``error``, because frameworks wrap errors in other classes. ``enters`` is true if the process was still
+    entering the world.
     """
     failed = job.failed_with()
     cause = failed or error
     # Scripts raise DdlInternalError itself to begin anew. The errors of its other subclasses would occur again.
     mendable = isinstance(cause, (PeerLost, TransportError)) or type(cause) is DdlInternalError
-    stalled = isinstance(failed, DeadlineExceeded) and job.settings.number("evict_after_s") > 0
-    return cause if mendable or stalled else None
+    # Whoever hangs does not come to the next world, and is evicted.
+    late = isinstance(cause if enters else failed, DeadlineExceeded) and job.settings.number("evict_after_s") > 0
+    return cause if mendable or late else None

@@ -68,6 +68,7 @@ from ddlcore.observe.merge import parts_in
 _PART_BYTES = 1 << 24  # read from a file at a time
 _STDIN = "its standard input ended"
 _QUIT_S = 1.0  # a launcher that ends sends Quit, and closes this standard input: Quit must be read first
+_STARTING_S = 10.0  # until a process that is being started runs, or cannot be started
 _FIRST_WORD_S = 20.0  # from the start to the launcher's first message
 _Next = Look | Begin | Quit | None  # None: the launcher is gone
 
@@ -138,7 +139,9 @@ class _Agent:
         self._ending = False  # the ranks are to be killed, or not to be started
         self._address = ""  # of this host, on the route to the launcher
         self._running: dict[Process, int] = {}  # the processes that run here, with their ids
-        self._ended: set[Process] = set()
+        self._ended: dict[Process, int] = {}  # with their return codes
+        self._starting: set[Process] = set()  # those that the launcher wants and that do not run yet
+        self._leaves = False  # this host is to leave the job
         self._succession = Succession(index)
         self._is_orphan = False  # the launcher is lost, and a successor is sought
         self._relay = Relay(
@@ -216,6 +219,7 @@ class _Agent:
                 self._supervisor.order(message.rank, message.number, message.group)
         elif isinstance(message, Again):
             self._tasks[message.task.rank] = message.task
+            self._starting.add((message.task.rank, message.task.start))
             self._later.append(message.task.rank)
             self._start_later()
         elif isinstance(message, Release):
@@ -258,6 +262,7 @@ class _Agent:
         is not elastic, the signal is ignored, because the launcher decides how to react to it.
         """
         if self._stays:
+            self._leaves = True
             self._say(Leaves())
 
     def leave(self) -> None:
@@ -277,6 +282,8 @@ class _Agent:
             self._part(reason)
             return
         self._is_orphan = True
+        if self._input is not None:
+            self._input.put(b"")  # the standard input of the launcher ends with it
         self._relay.hold(encode_for_rank(CoordinatorLost(f"the launcher is lost ({reason})")))
         threading.Thread(target=self._go_on, args=(reason,), name="ddl-succession", daemon=True).start()
 
@@ -290,8 +297,11 @@ class _Agent:
 
     def _join(self, access: Access) -> None:
         self._endpoint = access.endpoint
+        until_s = time.monotonic() + _STARTING_S
+        while self._starting and not self._ending and time.monotonic() < until_s:
+            time.sleep(0.01)  # a process that is not told of would be started a second time
         running = tuple(self._running.items())
-        first = Adopt(os.getpid(), running, tuple(self._ended), self._succession.worlds)
+        first = Adopt(os.getpid(), running, tuple(self._ended.items()), self._succession.worlds, self._leaves)
         self._relay.join(access, encode(first))
 
     def _part(self, reason: str) -> None:
@@ -357,11 +367,13 @@ class _Agent:
 
     def _tell_end(self, end: End) -> None:
         process = next((one for one in self._running if one[0] == end.rank), None)
+        start = self._tasks[end.rank].start if end.rank in self._tasks else 0
         if process is not None:
-            self._ended.add(process)
+            start = process[1]
+            self._ended[process] = end.returncode
             del self._running[process]
         if not self._gone:  # otherwise the launcher would take it for the cause that this agent has killed its ranks
-            self._say(Ended(end.rank, end.returncode, end.lost))
+            self._say(Ended(end.rank, end.returncode, end.lost, start))
 
     def _shared_environment(self, begin: Begin) -> dict[str, str]:
         mine = {name: value for name, value in os.environ.items() if not name.startswith("DDL_")}
@@ -374,9 +386,11 @@ class _Agent:
     def _begin_again(self, begin: Begin, rank: int, shared: dict[str, str]) -> RankProcess:
         if rank in self._files:
             os.close(self._files.pop(rank))
-        process = self._begin_rank(
-            replace(begin, stdin_rank=-1), self._tasks[rank], shared
-        )  # the first process has read its input
+        task = self._tasks[rank]
+        try:
+            process = self._begin_rank(replace(begin, stdin_rank=-1), task, shared)  # the first has read its input
+        finally:
+            self._starting.discard((rank, task.start))
         self._forward.add_again(rank, process.stdout, process.stderr)
         return process
 

@@ -71,6 +71,7 @@ class Agent:
     parts: dict[tuple[int, str], Path] = field(default_factory=dict)  # of a timeline, by rank and stream
 
     adopted: Adopt | None = None  # what it has told this successor of its launcher
+    wants_to_leave: bool = False  # its host is to leave the job
 
     def __post_init__(self) -> None:
         self.served.update(self.ranks)
@@ -127,11 +128,15 @@ class AgentPool:
         self._silence_s = 0.0
         self._function = b""  # that the ranks call; b"": they run a command
         self._adopts = False  # this pool belongs to a successor of the launcher, which waits for the agents
+        self._starts: dict[int, int] = {}  # by rank: how many processes ran there before the present one, if not 0
+        self._newest: Opened | None = None  # the last world of which agents were told
         self._early: list[tuple[int, int, str, bool]] = []  # ends of ranks that arrived before there was a supervisor
         self._feeding = 0  # pieces of output that are not yet shown
         self._arrived = 0  # bytes of streams received so far
         # Called when an agent that was called late has reported, and when any agent is lost; in any thread.
         self.changed: Callable[[Agent], None] = lambda member: None
+        # Called with the ranks of a lost host before the end of each of them is told, and whether they have certainly died.
+        self.unheard: Callable[[Sequence[int], bool], None] = lambda ranks, certain: None
         self.leaves: Callable[[Agent], None] = lambda member: None  # called when the host of an agent leaves the job
         self.timeline_dir: Path | None = None  # where the ranks' parts of a timeline are written
 
@@ -185,6 +190,12 @@ class AgentPool:
         with self._changed:
             member.finished = True
         self._tell(member.place.index, Quit())
+
+    def lose(self, host: str, reason: str) -> None:
+        """Give up the agent of ``host`` for ``reason``. Any thread may call this."""
+        for member in list(self.members):
+            if member.place.host == host:
+                self._lose(member, reason)
 
     def forget(self, rank: int) -> None:
         """Record that no agent runs ``rank`` any more."""
@@ -244,25 +255,32 @@ class AgentPool:
         return problems
 
     def adopt(self, server: Server, expected: Collection[int], timeout_s: float, output: Output) -> list[Agent]:
-        """Wait until the agents with the numbers ``expected`` have come to ``server``, and return those that have come.
+        """Wait until the agents with the numbers ``expected`` have come to ``server``, and return all that have come.
 
         This is for the pool of a successor of the launcher, instead of ``call`` and ``begin``. Waits at most ``timeout_s``
-        seconds. All other agents count as lost, and are told to end if they come later. ``output`` shows what ranks write.
+        seconds. Agents that have not come by then count as lost, and are told to end if they come later. ``output`` shows
+        what ranks write.
         """
         self._server, self._output = server, output
         for member in self.members:
             member.credit = Credit(self._sender(member.place.index))
-            if member.place.index not in expected:
-                member.gone = "its host does not answer"
         with self._changed:
             self._adopts = True
+            for member in self.members:
+                if not member.place.host:  # others may run at the places of its ranks
+                    member.gone = "the launcher had given it up"
         server.start()
-        self._wait(lambda m: m.adopted is not None or bool(m.gone), time.monotonic() + timeout_s, lambda: False)
+
+        def is_decided(member: Agent) -> bool:
+            return member.adopted is not None or bool(member.gone) or member.place.index not in expected
+
+        self._wait(is_decided, time.monotonic() + timeout_s, lambda: False)
         with self._changed:
             self._adopts = False
             for member in self.members:
                 if member.adopted is None and not member.gone:
-                    member.gone = f"its agent has not come within {timeout_s:g} s"
+                    late = f"its agent has not come within {timeout_s:g} s"
+                    member.gone = late if member.place.index in expected else "its host does not answer"
         return [member for member in self.members if member.adopted is not None]
 
     def hand_over(self, handover: Handover) -> None:
@@ -272,10 +290,16 @@ class AgentPool:
                 self._tell(member.place.index, handover)
 
     def tell_of_world(self, world: Opened) -> None:
-        """Tell all agents that ``world`` opens. Call it in the server's thread, before the ranks are told."""
+        """Tell all agents that ``world`` opens. Call it in the server's thread, before the ranks are told.
+
+        Agents that come later are told of it when they come.
+        """
+        self._newest = world
+        assert self._server is not None
+        data = encode(world)  # once: it names every member
         for member in self.members:
             if not member.over and member.here:
-                self._tell(member.place.index, world)
+                self._server.tell(member.place.index, data)
 
     # --- while ranks run
 
@@ -300,6 +324,7 @@ class AgentPool:
         self.forget(rank)  # it may have run on a host that was lost
         member.ranks.append(rank)
         member.served.add(rank)
+        self._starts[rank] = start
         output.add_fed_later(rank)
         self._tell(member.place.index, Again(RankTask(rank, dict(environ), start)))
         return RemoteRank(rank, self._teller(member.place.index))
@@ -397,10 +422,12 @@ class AgentPool:
             self._take(agent, member, message)
         elif isinstance(message, Ended):
             # An agent that was lost may come back, but its ranks were given up: others may run at their places now.
-            if not member.gone and message.rank in member.ranks:
+            is_present = message.rank in member.ranks and message.start >= self._starts.get(message.rank, 0)
+            if not member.gone and is_present:
                 self._end(message.rank, message.returncode, message.lost)
         elif isinstance(message, Leaves):
             if not member.gone:
+                member.wants_to_leave = True
                 self.leaves(member)
         elif isinstance(message, Ack):
             assert member.credit is not None
@@ -420,12 +447,16 @@ class AgentPool:
         if agent >= len(self.members):
             return
         self._lose(self.members[agent], f"no message from it for {silence_s:g} s")
-        self._tell(agent, Quit())  # the agent's ranks count as lost, so it must end them if its connection works again
 
     def _note(self, agent: int, member: Agent, message: Here | Report | Begun | Finished) -> None:
+        if member.gone and not isinstance(message, Finished):
+            self._disown(member)  # it was given up before it could be told
+            return
         with self._changed:
             if isinstance(message, Here):
                 member.here = True
+                if self._newest is not None:  # its ranks may not be in it, but may be in the next one
+                    self._tell(agent, self._newest)
                 assert self._look is not None
                 meets = 0 in member.ranks  # MASTER_PORT must be free on rank 0's host only
                 self._tell(agent, self._look if meets else replace(self._look, port=0))
@@ -446,16 +477,22 @@ class AgentPool:
 
     def _take_over(self, agent: int, member: Agent, message: Adopt) -> None:
         with self._changed:
-            late = not self._adopts or bool(member.gone)
-            if not late:
+            is_known = member.adopted is not None  # it connects again, because it has not heard the answer
+            late = bool(member.gone) or not (is_known or self._adopts)
+            if not late and not is_known:
                 member.adopted, member.here = message, True
                 member.ranks = [place for (place, _), _ in message.running]
                 member.begun = Begun(tuple(pid for _, pid in message.running))
+                member.wants_to_leave = message.leaves
                 assert self._output is not None
-                for rank in member.ranks:
-                    self._output.add_fed_later(rank)
+                for (place, start), _ in (*message.running, *message.ended):
+                    self._starts[place] = max(start, self._starts.get(place, 0))
+                    self._output.add_fed_later(place)  # also what those that have ended had still to say
                 self._changed.notify_all()
-        self._tell(agent, Quit() if late else Adopted())
+        if late:
+            self._disown(member)
+        else:
+            self._tell(agent, Adopted())
 
     def _take(self, agent: int, member: Agent, piece: Data) -> None:
         nbytes = len(piece.data)
@@ -496,6 +533,8 @@ class AgentPool:
     def _command_ended(self, started: Started, code: int) -> None:
         for index in started.command.agents:
             member = self.members[index]
+            if member.begun is not None and started.command.task == "public":
+                continue  # such a command may end before its agent; if the agent has ended, too, it is silent
             if not member.over:
                 certain = len(started.command.agents) == 1 and self._launcher.proves_end(code)
                 self._lose(member, self._explain(member, started, code), certain)
@@ -512,11 +551,19 @@ class AgentPool:
                 return
             member.gone = reason
             self._changed.notify_all()
+        self._disown(member)
+        self.unheard(tuple(member.ranks), certain)
         if member.credit is not None:
             member.credit.close()
         self.changed(member)
         for rank in list(member.ranks):
             self._end(rank, LOST, f"its host {member.place.host} is gone ({reason})", certain)
+
+    def _disown(self, member: Agent) -> None:
+        """Have the agent ``member`` end its ranks, if it lives. They count as lost, so they are not heard any more."""
+        if self._server is not None:
+            self._server.give_up(member.place.index)
+            self._tell(member.place.index, Quit())
 
     def _end(self, rank: int, returncode: int, lost: str, certain: bool = True) -> None:
         with self._changed:

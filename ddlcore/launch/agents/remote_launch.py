@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from ddlcore.config import Settings
 from ddlcore.contracts.launcher import AgentPlace
@@ -63,6 +64,7 @@ class RemoteLaunch:
     remote_plan: RemotePlan
     say: Callable[[str], None]
     agents: AgentPool = field(init=False)
+    calls_hosts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.agents = AgentPool(self.remote_plan.places, self.remote_plan.launcher, self.say)
@@ -279,7 +281,7 @@ class RemoteLaunch:
         heirs = []
         for member in self.agents.members:
             begun, place = member.begun, self._places.get(member.place.host)
-            if begun is not None and begun.endpoint and not member.over and place is not None:
+            if begun is not None and not member.over and place is not None:
                 ports = tuple(int(port) for port in place.ports)
                 where = (member.place.index, member.place.host, begun.endpoint, begun.server_public)
                 heirs.append(Heir(*where, ports, place.address, place.cores))

@@ -6,6 +6,7 @@ It decides which agent starts the successor, and brings an agent to it. What the
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import queue
 import signal
@@ -29,9 +30,16 @@ from ddlcore.launch.ranks.process import die_with_launcher
 from ddlcore.messages import Opened, Process
 
 PROBE_S = 3.0  # to find out whether a host answers; its kernel does so at once
+LOOK_S = 10.0  # an agent that waits for an heir looks as often whether its host still answers
 ANSWER_S = 60.0  # until a successor whose host answers has started and adopts an agent, also on a slow, busy machine
 _END_S = 30.0  # until a successor has written everything, after its agents have ended
 _PROGRAM = "from ddlcore.launch.job.successor import main; sys.exit(main(sys.argv[1:]))"
+
+
+class _Answer(enum.Enum):
+    ADOPTED = enum.auto()
+    GONE = enum.auto()  # this successor will not answer
+    OVER = enum.auto()  # the agent ends
 
 
 class SuccessorTask(msgspec.Struct, frozen=True):
@@ -41,7 +49,7 @@ class SuccessorTask(msgspec.Struct, frozen=True):
     agent: int  # the number of this agent
     server_public: str
     server_secret: str
-    expected: tuple[int, ...]  # agents whose hosts answer
+    expected: tuple[int, ...]  # agents whose hosts answer; others may come, too
     reason: str  # why the launcher counts as lost
 
 
@@ -55,14 +63,21 @@ def decode_task(data: bytes) -> SuccessorTask:
     return msgspec.msgpack.decode(data, type=SuccessorTask)
 
 
-def reachable(endpoints: Sequence[str], timeout_s: float = PROBE_S) -> set[str]:
-    """Return those of ``endpoints`` (``tcp://IP:PORT``) at which somebody accepts connections now."""
-    found: set[str] = set()
+def probe_all(endpoints: Sequence[str], timeout_s: float = PROBE_S) -> dict[str, bool]:
+    """Try to connect to each of ``endpoints`` (``tcp://IP:PORT``), and return those whose hosts have answered.
+
+    The value of an endpoint is True if a process accepts connections there, and False if the host refuses them.
+    """
+    found: dict[str, bool] = {}
 
     def probe(endpoint: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            socket.create_connection((endpoint_host(endpoint), int(endpoint.rpartition(":")[2])), timeout_s).close()
-            found.add(endpoint)
+            where = endpoint_host(endpoint), int(endpoint.rpartition(":")[2])
+            try:
+                socket.create_connection(where, timeout_s).close()
+                found[endpoint] = True
+            except ConnectionRefusedError:
+                found[endpoint] = False
 
     threads = [threading.Thread(target=probe, args=(one,), name="ddl-probe", daemon=True) for one in endpoints]
     for thread in threads:
@@ -70,7 +85,7 @@ def reachable(endpoints: Sequence[str], timeout_s: float = PROBE_S) -> set[str]:
     deadline_s = time.monotonic() + timeout_s + 1.0
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
-    return set(found)
+    return dict(found)
 
 
 class Succession:
@@ -86,7 +101,8 @@ class Succession:
         self._handover: Handover | None = None
         self._worlds: dict[tuple[int, int], Opened] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: adopted; False: the wait is over
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._is_over = False  # the agent ends
 
     def open(self, address: str) -> tuple[str, str]:
         """Open the port for a successor on this host, at ``address``. Returns the endpoint and the public key.
@@ -118,15 +134,16 @@ class Succession:
     @property
     def is_prepared(self) -> bool:
         """Whether this agent knows enough to go on without the launcher."""
-        return self._handover is not None and bool(self._worlds) and bool(self._handover.heirs)
+        return self._handover is not None and bool(self._worlds) and any(one.endpoint for one in self._handover.heirs)
 
     def adopted(self) -> None:
         """Record that a successor has taken this agent over. The relay's thread calls this."""
-        self._answers.put(True)
+        self._answers.put(_Answer.ADOPTED)
 
     def give_up(self) -> None:
-        """End ``go_on`` without success. Any thread may call this."""
-        self._answers.put(False)
+        """End ``go_on`` without success, because the agent ends. Any thread may call this."""
+        self._is_over = True
+        self._answers.put(_Answer.OVER)
 
     def go_on(
         self,
@@ -142,28 +159,53 @@ class Succession:
         """
         handover = self._handover
         assert handover is not None
-        while not self._answers.empty():
-            self._answers.get()
-        answering = reachable([lost_endpoint, *(heir.endpoint for heir in handover.heirs)])
-        if lost_endpoint in answering:
-            return "the launcher lives, but has given up the connection to this host"
-        heirs = [one for one in handover.heirs if one.endpoint in answering]
-        objection = self._objection(handover, heirs, running())
-        if objection:
-            return objection
-        for heir in heirs[:2]:  # a third one would come too late for ranks that wait
+        self._answers.put(_Answer.GONE)  # to an earlier succession that still waits
+        answers = self._answers = queue.SimpleQueue()
+        tried: set[int] = set()
+        until_s = time.monotonic() + 2 * ANSWER_S  # ranks wait no longer
+        while not self._is_over and time.monotonic() < until_s and self._answers is answers:
+            answering = probe_all([lost_endpoint, *(heir.endpoint for heir in handover.heirs if heir.endpoint)])
+            if answering.get(lost_endpoint):
+                return "the launcher lives, but has given up the connection to this host"
+            heirs = [one for one in handover.heirs if answering.get(one.endpoint)]
+            # The agent of a successor whose process was lost has no port any more, but its host may live.
+            lost_host = endpoint_host(lost_endpoint) if lost_endpoint in answering else ""
+            bare = [one for one in handover.heirs if not one.endpoint]
+            # Nor has one whose successor has just died, of which nobody was told yet: its host refuses the connection. But if
+            # the launcher's host refuses it, too, the job has probably ended while this agent was cut off.
+            has_ended = answering.get(lost_endpoint) is False
+            refused = [one for one in handover.heirs if answering.get(one.endpoint) is False and not has_ended]
+            objection = self._objection(handover, [*heirs, *refused, *bare], running())
+            if objection:
+                return objection
+            heir = next((one for one in heirs if one.agent not in tried), None)
+            if heir is None:
+                break
+            while not answers.empty():
+                if answers.get() is _Answer.ADOPTED:  # by the one before, after all
+                    return ""
+            tried.add(heir.agent)
             if heir.agent == self._agent:
-                self._start(handover, heirs, reason)
+                there = [*heirs, *refused, *(one for one in bare if one.address == lost_host)]
+                self._start(handover, there, reason)
             join(Access(heir.endpoint, 0, heir.server_public, handover.client_public, handover.client_secret))
-            if self._adopted(ANSWER_S):
+            if self._await(answers, heir, until_s) is _Answer.ADOPTED:
                 return ""
-        return "no successor of the launcher has answered"
+        # If the next succession has begun, it is no affair of this one what becomes of the agent.
+        return "no successor of the launcher has answered" if self._answers is answers else ""
 
-    def _adopted(self, timeout_s: float) -> bool:
-        try:
-            return self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            return False
+    def _await(self, answers: queue.SimpleQueue[_Answer], heir: Heir, until_s: float) -> _Answer:
+        """Wait in ``answers`` for the answer of the successor at ``heir``, as long as it may still come."""
+        until_s = min(until_s, time.monotonic() + ANSWER_S)
+        silent = 0
+        while time.monotonic() < until_s and silent < 2:
+            try:
+                return answers.get(timeout=max(0.0, min(LOOK_S, until_s - time.monotonic())))
+            except queue.Empty:
+                # A busy host may once not answer in time.
+                lives = heir.agent == self._agent or probe_all([heir.endpoint]).get(heir.endpoint)
+                silent = 0 if lives else silent + 1
+        return _Answer.GONE
 
     def _objection(self, handover: Handover, heirs: Sequence[Heir], running: Collection[Process]) -> str:
         """Return why the part of the job that this agent can reach cannot go on; "" if it probably can.
@@ -189,10 +231,11 @@ class Succession:
         write_all(fd, encode_task(task))
         started = threading.Event()
         # The process dies with the thread that starts it, so this thread stays until the process has ended.
-        threading.Thread(target=self._run, args=(handover, fd, started), name="ddl-successor", daemon=True).start()
+        args = (handover, fd, started, self._answers)
+        threading.Thread(target=self._run, args=args, name="ddl-successor", daemon=True).start()
         started.wait(PROBE_S)
 
-    def _run(self, handover: Handover, fd: int, started: threading.Event) -> None:
+    def _run(self, handover: Handover, fd: int, started: threading.Event, answers: queue.SimpleQueue[_Answer]) -> None:
         assert self._listener is not None
         numbers = (fd, self._listener.fileno())
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -208,13 +251,14 @@ class Succession:
                 preexec_fn=die_with_launcher(os.getpid()),
             )
         except OSError:
-            self.give_up()
+            answers.put(_Answer.GONE)
             return
         finally:
             os.close(fd)
             started.set()
         self._listener.close()  # it belongs to the successor now
         process.wait()
+        answers.put(_Answer.GONE)  # if it has adopted this agent, nobody waits any more
 
     def close(self) -> None:
         """Wait until the successor on this host, if there is one, has written everything; kill it if that takes too long."""

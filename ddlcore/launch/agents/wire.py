@@ -100,7 +100,7 @@ class Heir(msgspec.Struct, frozen=True, array_like=True):
 
     agent: int
     host: str
-    endpoint: str
+    endpoint: str  # ""; no successor can be started there, but the agent is in the job
     server_public: str
     ports: tuple[int, ...]  # free ports there
     address: str
@@ -170,6 +170,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     rank: int
     returncode: int
     lost: str = ""  # if a new process of the rank could not be started: the reason
+    start: int = 0  # how many processes ran at this place before the one that has ended
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
@@ -187,8 +188,9 @@ class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
 
     pid: int
     running: tuple[tuple[Process, int], ...]  # with the id of each process
-    ended: tuple[Process, ...]
+    ended: tuple[tuple[Process, int], ...]  # with the return code of each process
     worlds: tuple[Opened, ...]  # those that may live, as far as it was told
+    leaves: bool = False  # its host is to leave the job
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):

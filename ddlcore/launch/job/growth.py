@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ddlcore.plug.registry import Registry
 
 TICK_S = 1.0  # time between two queries of host discovery, and between two calls of ``HostTable.decide``
+CALL_S = 60.0  # from the call of a host until its agent has reported; ssh may wait for ever for a shell on a sick host
 
 
 def growth_of(
@@ -60,7 +61,8 @@ def growth_of(
     cooldown_s = cooldown_range(settings.text("host_cooldown_s"))
     table = HostTable(hosts, layout.ranks, placed.places, most, cooldown_s, here)
     revival = revival_of(table, membership, settings)
-    return Growth(table, revival, here, begin_here, server, remote, output, registry, say)
+    call_s = max(CALL_S, settings.number("start_timeout_s"))
+    return Growth(table, revival, here, begin_here, server, remote, output, registry, say, call_s)
 
 
 def revival_of(table: HostTable, membership: Membership, settings: Settings) -> Revival:
@@ -77,6 +79,10 @@ def revival_of(table: HostTable, membership: Membership, settings: Settings) -> 
 
 class Remote(Protocol):
     """The part of a remote launch that an elastic job needs while it runs."""
+
+    @property
+    def calls_hosts(self) -> bool:
+        """Whether agents can still be started."""
 
     @property
     def agents(self) -> AgentPool: ...
@@ -120,15 +126,18 @@ class Growth:
         output: Output,
         registry: Registry,
         say: Callable[[str], None],
+        call_s: float = CALL_S,
         starts: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
         """Begin with the ranks that were started at the start of the job.
 
         ``here`` is the index in ``table`` of the host whose processes ``begin_here`` starts; -1 means that there is no
-        such host. ``starts`` has the number of processes that each rank had before its present or last one, if not 0.
+        such host. An agent that has not reported ``call_s`` seconds after its call is given up. ``starts`` has the number
+        of processes that each rank had before its present or last one, if not 0.
         """
         self.hand_over: Callable[[HostTable], None] = lambda table: None  # called once a second
         self._starts = dict(starts)
+        self._call_s = call_s
         self._table = table
         self._revival = revival
         self._here = here
@@ -140,22 +149,28 @@ class Growth:
         self._say = say
         self._supervisor: Supervisor | None = None
         self._closing = threading.Event()
+        self._has_erred = False  # whether a process has failed by itself
         self._failed: set[str] = set()  # errors of host discovery that were already shown to the user
 
     def attach(self, supervisor: Supervisor, discovery: HostDiscovery | None) -> None:
         """Begin to ask ``discovery`` for hosts, and to carry out the decisions of the host table.
 
-        ``discovery`` is None if no host will be added. A new thread asks ``discovery`` once a second. The thread of
-        ``supervisor`` carries out all decisions. Call this before the supervisor runs.
+        ``discovery`` is None if no host will be added. A new thread asks ``discovery`` once a second, or whenever the last
+        answer has come. The thread of ``supervisor`` carries out all decisions. Call this before the supervisor runs.
         """
         self._supervisor = supervisor
         if self._remote is not None:
             agents = self._remote.agents
             agents.changed = lambda member: supervisor.do(lambda: self._agent_changed(member))
             agents.leaves = lambda member: supervisor.do(lambda: self._leaves(member))
-            for member in [member for member in agents.members if member.gone]:
-                self._agent_changed(member)
-        threading.Thread(target=self._look, args=(supervisor, discovery), name="ddl-hosts", daemon=True).start()
+            for member in list(agents.members):
+                if member.gone:
+                    self._agent_changed(member)
+                elif member.wants_to_leave:
+                    self._leaves(member)
+        threading.Thread(target=self._tick, args=(supervisor,), name="ddl-tick", daemon=True).start()
+        if discovery is not None:
+            threading.Thread(target=self._look, args=(supervisor, discovery), name="ddl-hosts", daemon=True).start()
 
     def close(self) -> None:
         """Stop asking for hosts, because the ranks have ended."""
@@ -196,6 +211,7 @@ class Growth:
         this case, record the end in the host table, which may start the rank on another host later.
         """
         delay_s = self._revival.delay_s(end)
+        self._has_erred = self._has_erred or (end.failed and not end.lost)
         if self._table.is_leaving(end.rank):
             self._table.ended(end.rank, not end.failed)
             return None
@@ -220,6 +236,17 @@ class Growth:
     def over(self) -> bool:
         """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
         return self._revival.over
+
+    def has_failed(self, running: Collection[int]) -> bool:
+        """Return whether the job cannot go on, and none of the ranks in ``running`` has been in its last world."""
+        return self._revival.has_failed(running)
+
+    @property
+    def expects(self) -> bool:
+        """Whether the ranks were lost with their hosts before the training began, and another host is being called."""
+        if self._revival.over or self._revival.has_begun or self._has_erred:
+            return False
+        return any(host.calling for host in self._table.hosts)
 
     def is_done(self, running: Collection[int]) -> bool:
         """Return whether the training is complete and needs no rank in ``running``, the ranks that still run."""
@@ -268,6 +295,8 @@ class Growth:
         elif self._table.hosts[index].calling:
             self._say(f"{name} cannot take part: {member.gone.removeprefix(f'{name}: ')}")
         self._table.lost(index, time.monotonic())
+        if not self._remote.calls_hosts:
+            self._table.leaves(index)
         self._act()
 
     def _leaves(self, member: Agent) -> None:
@@ -281,7 +310,11 @@ class Growth:
         if self._revival.over:
             return
         self.hand_over(self._table)
-        for decision in self._table.decide(time.monotonic()):
+        now_s = time.monotonic()
+        for host in self._table.called_before(now_s - self._call_s):
+            assert self._remote is not None
+            self._remote.agents.lose(self._table.hosts[host].name, f"it has not answered within {self._call_s:g} s")
+        for decision in self._table.decide(now_s):
             if isinstance(decision, Dismiss):
                 self._say(f"{decision.reason}: {ranks_text(decision.places)} will leave the training")
                 self._server.dismiss_ranks(decision.places, decision.reason)
@@ -311,17 +344,19 @@ class Growth:
         last = max(one for one, host in enumerate(hosts) if host >= 0 or one == rank)
         return hosts[: last + 1]
 
-    # --- the thread that looks
+    # --- threads: host discovery is code of others, and may take any time for an answer
 
-    def _look(self, supervisor: Supervisor, discovery: HostDiscovery | None) -> None:
+    def _tick(self, supervisor: Supervisor) -> None:
+        while not self._closing.wait(TICK_S):
+            supervisor.do(self._act)
+
+    def _look(self, supervisor: Supervisor, discovery: HostDiscovery) -> None:
         before: Sequence[HostSlots] | None = None
         while not self._closing.wait(TICK_S):
-            now = before if discovery is None else self._discover(discovery)
+            now = self._discover(discovery)
             if now is not None and now != before:
                 before = now
                 supervisor.do(lambda entries=now: self.found(entries))  # type: ignore[misc]
-            else:
-                supervisor.do(self._act)
 
     def _discover(self, discovery: HostDiscovery) -> Sequence[HostSlots] | None:
         try:

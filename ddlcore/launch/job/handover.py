@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Membership
 from ddlcore.launch.agents.agent_pool import AgentPool
 from ddlcore.launch.agents.wire import Handover
@@ -20,6 +25,9 @@ class _Knows(Protocol):
     def agents(self) -> AgentPool: ...
 
     def handover(self, hosts: Sequence[tuple[str, int]], places: int, most: int, directory: Path) -> Handover: ...
+
+
+log = logging.getLogger("ddl")
 
 
 def directory_of_successors(output_dir: Path | None) -> Path:
@@ -49,9 +57,17 @@ class HandingOver:
             self._remote.agents.hand_over(handover)
 
 
+def inform(agents: AgentPool, server: Server, membership: Membership, failure_log: FailureLog) -> None:
+    """Let ``agents`` hear of each world, and ``membership`` of each lost host."""
+    failure_log.opened = partial(tell_of_world, agents, membership, failure_log)
+    agents.unheard = lambda ranks, certain: server.do(lambda: membership.unheard(ranks, certain))
+
+
 def tell_of_world(agents: AgentPool, membership: Membership, failure_log: FailureLog) -> None:
     """Tell all agents of the world that has opened last, so that a successor could go on from there."""
     world = membership.opened()
     if world is not None:
         history = failure_log.history
+        world = replace(world, complete=membership.complete, stopped=failure_log.stopped)
+        log.debug("to agents: %s", world)
         agents.tell_of_world(world if history is None else history.add_totals(world))

@@ -46,6 +46,7 @@ class _Host:
     slots: int  # number of processes that the host may run now
     reached: bool  # whether processes can be started on the host now
     calling: bool = False  # whether the agent of the host is being started
+    called_s: float = 0.0  # since when, if it is
     failures: int = 0  # number of failures one after another
     blocked_until_s: float = 0.0  # no process is started on the host before this time
     leaving: bool = False  # whether the agent of the host has asked to leave the job
@@ -160,6 +161,10 @@ class HostTable:
         """Return whether the process at ``place`` was dismissed."""
         return self._state[place] == _LEAVING
 
+    def called_before(self, time_s: float) -> list[int]:
+        """Return the indexes of hosts whose agents were called before ``time_s`` and have not reported."""
+        return [index for index, host in enumerate(self.hosts) if host.calling and host.called_s < time_s]
+
     @property
     def places(self) -> int:
         """The number of places, used and unused."""
@@ -179,7 +184,7 @@ class HostTable:
                 if place < 0 or self._state.count(_BUSY) + self._called() >= self._most:
                     break
                 if not host.reached:
-                    host.calling = True
+                    host.calling, host.called_s = True, now_s
                     decisions.append(Call(index))
                     break
                 self._at[place], self._state[place] = index, _BUSY

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
 from ddlcore.launch.job.growth import BeginHere, Growth, growth_of
-from ddlcore.launch.job.handover import HandingOver, directory_of_successors, tell_of_world
+from ddlcore.launch.job.handover import HandingOver, directory_of_successors, inform
 from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
 from ddlcore.launch.job.page import JobPage, page_of
@@ -192,9 +191,9 @@ def _run(launch: Launch, page: JobPage | None) -> int:
 
     if page is not None:
         page.say = say
-        _show(screens[1], f"live page: {page.url}")
+        screens[1].say(f"live page: {page.url}")
     if launch.size > 1 and may_run_python(launch.command):
-        compile_kernels(lambda text: _show(screens[1], text), launch.settings.text("cache_dir"))
+        compile_kernels(screens[1].say, launch.settings.text("cache_dir"))
     adopt_orphans()
     with contextlib.ExitStack() as stack:
         try:
@@ -221,7 +220,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             raise NotStarted(str(error)) from None
         stack.callback(server.close)
         if remote is not None and membership is not None:
-            failure_log.opened = partial(tell_of_world, remote.agents, membership, failure_log)
+            inform(remote.agents, server, membership, failure_log)
         failure_log.told_stop = lambda reason: say(f"asked to stop ({reason}): the ranks stop at the same step")
         if page is not None:
             failure_log.listeners.append(page.heard)
@@ -235,7 +234,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         trap = stack.enter_context(SignalTrap(stays=remote is not None))
         if remote is not None:
             stack.callback(remote.agents.close)
-            _prepare(launch, remote, server, trap, lambda text: _show(screens[1], text))
+            _prepare(launch, remote, server, trap, screens[1].say)
         begun_s = time.monotonic()
         processes, begin_here = _begin(launch, server, output, say, remote, gathering)
         if remote is not None:
@@ -272,7 +271,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
             remote.agents.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
-            gathering.finish(lambda text: _show(screens[1], text), launch.size)
+            gathering.finish(screens[1].say, launch.size)
     host_of = growth.host_name if growth is not None else launch.placed.host_names().__getitem__
     _conclude(launch, host_of, ends, failure_log, output, screens[1], supervisor, begun_s)
     stopped = bool(failure_log.stopped) and not failure_log.differ
@@ -443,26 +442,22 @@ def _conclude(
 ) -> None:
     history = failure_log.history.summary() if failure_log.history is not None else ""
     if history:
-        _show(screen, history)
+        screen.say(history)
     first = first_failure(ends, failure_log.raised)
     interrupted_s = supervisor.interrupted_s
     if interrupted_s is not None and (first is None or first.at_s >= interrupted_s):  # else a rank had failed before
-        _show(screen, f"interrupted after {interrupted_s - begun_s:.1f} s{' and killed' if supervisor.killed else ''}")
+        screen.say(f"interrupted after {interrupted_s - begun_s:.1f} s{' and killed' if supervisor.killed else ''}")
         return
     if first is None:
         if failure_log.differ:  # parameters are compared after the ranks have ended their scripts
-            _show(screen, failure_log.differ)
+            screen.say(failure_log.differ)
         return
     lines = output.last_lines(first.rank)
     text = summary(ends, first, host_of(first.rank), lines, first.at_s - begun_s, output.wrote(first.rank))
     if launch.output_dir is not None:
         text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.places)}"
-    _show(screen, text)
+    screen.say(text)
 
 
 def _title(command: Sequence[str]) -> str:
     return " ".join([os.path.basename(command[0]), *command[1:]])
-
-
-def _show(screen: Screen, text: str) -> None:
-    screen.show("ddl", [(line.encode(), b"\n") for line in f"ddl run: {text}".splitlines()])

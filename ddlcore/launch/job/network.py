@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
+from ddlcore.job import log_at
 from ddlcore.launch.job.history import History
 from ddlcore.messages import (
     STOP,
@@ -18,9 +20,11 @@ from ddlcore.messages import (
     Ballot,
     Bye,
     Differ,
+    Finished,
     FromCoordinator,
     Profile,
     Pulse,
+    Refused,
     Register,
     ToCoordinator,
     Welcome,
@@ -32,6 +36,7 @@ from ddlcore.plug.registry import Registry
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
 
+log = logging.getLogger("ddl")
 _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because another rank failed
 
 
@@ -59,7 +64,8 @@ class FailureLog:
         self.listeners: list[Callable[[int, Pulse | Profile], None]] = []
         self.observers: list[Callable[[int, ToCoordinator, Outgoing], None]] = []
         self.history: History | None = None  # of the worlds of an elastic job
-        # Called when a world opens, and again when all its members are there, before they are told.
+        self._finished = 0  # the last world whose members have reached the end of the training
+        # Called when a world opens, and again when more is known of it, before its members are told.
         self.opened: Callable[[], None] = lambda: None
         self._opened: Ballot = (0, 0)
         self._report: WorldReport | None = None
@@ -74,9 +80,14 @@ class FailureLog:
             self.raised.append(rank)
         elif isinstance(message, Register) and rank in self.raised:
             self.raised.remove(rank)  # it goes on
+        if isinstance(message, Register):
+            log.debug("rank %d: %s", rank, message)
         if self.history is not None:
             self.history.heard(rank, message)
         outgoing = self.noted(self._coordinator.handle(rank, message))
+        if isinstance(message, Finished) and message.generation != self._finished:
+            self._finished = message.generation
+            self.opened()  # a successor must know that the training is complete
         for observer in self.observers:
             observer(rank, message, outgoing)
         return outgoing
@@ -97,10 +108,12 @@ class FailureLog:
         """Take note of ``outgoing``, messages of the coordinator, and return them."""
         if self.history is not None:
             outgoing = _told(outgoing, self.history)
-        for _, message in outgoing:
+        for rank, message in outgoing:
             if isinstance(message, World) and message.ballot != self._opened:
                 self._opened = message.ballot
                 self.opened()
+            elif isinstance(message, Refused):
+                log.debug("to rank %d: %s", rank, message)
             elif isinstance(message, Welcome) and message.report is not None and message.report is not self._report:
                 self._report = message.report
                 self.opened()  # with new totals
@@ -109,6 +122,7 @@ class FailureLog:
             elif isinstance(message, AgreedCall) and message.kind == STOP and not self.stopped:
                 self.stopped = message.reason
                 self.told_stop(message.reason)
+                self.opened()  # and that it stops
         return outgoing
 
     def lost(self) -> dict[int, str]:
@@ -161,6 +175,8 @@ def open_network(
     with lines for the user. Raises ValueError for a malformed setting ``control_address``, and DdlInternalError if this
     address is in use or if this process may not open enough files.
     """
+    if settings.text("log_level") == "DEBUG":  # this process may be the user's own, with a logging of its own
+        log_at("DEBUG")
     sessions = build_sessions(size, settings, registry, driver, membership=membership)
     failure_log = FailureLog(sessions, sessions.dead)
     failure_log.history = None if membership is None else History(say)

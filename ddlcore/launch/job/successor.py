@@ -6,14 +6,17 @@ what ranks write and how the job ends is found in files.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ddlcore.build import build_membership, build_sessions
 from ddlcore.config import Settings
@@ -22,16 +25,17 @@ from ddlcore.control.credentials import KeyPair
 from ddlcore.control.server import PreparedListener, Server
 from ddlcore.coordinator.membership import Coordinating, Membership, Outgoing
 from ddlcore.coordinator.quorum import Quorum
+from ddlcore.job import log_at
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
 from ddlcore.launch.agents.succession import ANSWER_S, SuccessorTask, task_in
 from ddlcore.launch.agents.wire import Handover, Heir
 from ddlcore.launch.job.growth import Growth, revival_of
-from ddlcore.launch.job.handover import HandingOver, tell_of_world
+from ddlcore.launch.job.handover import HandingOver, inform
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.host_table import HostTable, cooldown_range
 from ddlcore.launch.job.network import FailureLog
 from ddlcore.launch.output.output import Output
-from ddlcore.launch.output.screen import Screen, file_writer
+from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.environment import HostPlace, late_environment
 from ddlcore.launch.ranks.exit_status import End, exit_code, first_failure, summary
 from ddlcore.launch.ranks.supervisor import Supervisor, Watched
@@ -40,6 +44,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 
+log = logging.getLogger("ddl")
 _GATHER_S = ANSWER_S / 2  # an agent waits longer for this process than this process waits for agents
 
 
@@ -52,6 +57,8 @@ class _NoLauncher(Launcher):
 
 class _Adopted:
     """The agents that have come to this successor, in the part of a remote launch."""
+
+    calls_hosts = False  # only the lost launcher knew how
 
     def __init__(self, agents: AgentPool, handover: Handover, settings: Settings) -> None:
         self.agents = agents
@@ -73,7 +80,11 @@ class _Adopted:
 
     def handover(self, hosts: Sequence[tuple[str, int]], places: int, most: int, directory: Path) -> Handover:
         there = {member.place.index for member in self.agents.members if not member.over}
-        heirs = tuple(heir for heir in self._handover.heirs if heir.agent in there and heir.host != self.host)
+        heirs = tuple(
+            replace(heir, endpoint="") if heir.host == self.host else heir  # this process has taken the port there
+            for heir in self._handover.heirs
+            if heir.agent in there
+        )
         return _replaced(self._handover, heirs, tuple(hosts))
 
     host = ""  # of this process
@@ -100,31 +111,88 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     task = task_in(int(arguments[0]))
     listener = socket.socket(fileno=int(arguments[1]))
-    directory = Path(task.handover.directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    log = os.open(directory / "output", flags, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    code = 1
+    files = _Files(Path(task.handover.directory))
+    code, name = 1, "exit_code"
     try:
-        code = _Successor(task, listener, log).run()
+        one = _Successor(task, listener, files.write)
+        code = one.run()
+        if one.has_no_quorum:  # the job may go on elsewhere, and this directory may be shared
+            name = f"exit_code.{one.host}"
     finally:  # whoever waits for this file must find it also if this process fails; the log has the traceback then
-        (directory / "exit_code").write_text(f"{code}\n")
+        files.end(name, code)
     return 0
+
+
+class _Files:
+    """The files of a successor, which also get what this process itself writes: errors of Python, for example.
+
+    They are in a directory that ``ddl run`` has named. If it is full, or cannot be written on this host, they go on in a new
+    one among temporary files, because no one could do anything about it before the job has ended.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._has_moved = False
+        self._log = -1
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            self._move(error)
+
+    def write(self, data: bytes) -> None:
+        """Add ``data`` to the output."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._log, view) :]
+            except OSError as error:
+                if self._has_moved:
+                    raise
+                self._move(error)
+
+    def end(self, name: str, code: int) -> None:
+        """Write the exit code of the job to the file ``name``, which has it as soon as it exists. Close the output."""
+        part = self._directory / f".{name}.{os.getpid()}"
+        try:
+            part.write_text(f"{code}\n")
+            part.replace(part.with_name(name))
+        except OSError as error:
+            if self._has_moved:
+                raise
+            part.unlink(missing_ok=True)
+            self._move(error)
+            self.end(name, code)
+            return
+        os.close(self._log)
+
+    def _move(self, error: OSError) -> None:
+        before, self._directory = self._directory, Path(tempfile.mkdtemp(prefix="ddl-continued-"))
+        self._has_moved = True
+        self._open()
+        self.write(f"ddl run: {before}: {error.strerror}; the output is here instead\n".encode())
+
+    def _open(self) -> None:
+        log = os.open(self._directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if self._log >= 0:
+            os.close(self._log)
+        self._log = log
+        os.dup2(log, 1)
+        os.dup2(log, 2)
 
 
 class _Successor:
     """One successor, from the adoption of the agents to the end of the job."""
 
-    def __init__(self, task: SuccessorTask, listener: socket.socket, log: int) -> None:
+    def __init__(self, task: SuccessorTask, listener: socket.socket, write: Callable[[bytes], None]) -> None:
         handover = self._handover = task.handover
         self._task = task
         self._settings, self._registry = settings_of(os.environ, warns=False)
+        log_at(self._settings.text("log_level"))
         names = [name for name, _ in handover.hosts]
-        self._host = next(heir.host for heir in handover.heirs if heir.agent == task.agent)
-        self._here = names.index(self._host)
-        screen = Screen(file_writer(log), is_terminal=False, colour=False)
+        self.host = next(heir.host for heir in handover.heirs if heir.agent == task.agent)
+        self._here = names.index(self.host)
+        screen = self._screen = Screen(write, is_terminal=False, colour=False)
         self._output = Output((screen, screen), handover.places)
         self._begun_s = time.monotonic()
         number = 1 + task.agent
@@ -154,10 +222,15 @@ class _Successor:
     def _say(self, text: str) -> None:
         self._output.say(f"ddl run: {text}")
 
+    @property
+    def has_no_quorum(self) -> bool:
+        """Whether the job has ended here because another part of it may go on."""
+        return self._membership.has_no_quorum
+
     def run(self) -> int:
         """Coordinate the job to its end, and return its exit code."""
         self._output.start()
-        self._say(f"{self._task.reason}: this process on {self._host} takes the place of the launcher")
+        self._say(f"{self._task.reason}: this process on {self.host} takes the place of the launcher")
         try:
             adopted = self._agents.adopt(self._server, self._task.expected, _GATHER_S, self._output)
             worlds = [world for member in adopted if member.adopted for world in member.adopted.worlds]
@@ -173,17 +246,25 @@ class _Successor:
     def _supervise(self, adopted: Sequence[Agent], worlds: Sequence[Opened]) -> int:
         newest = max(worlds, key=lambda world: (world.ballot, world.seconds_lost))  # the copy with the latest totals
         told = [member.adopted for member in adopted if member.adopted is not None]
-        running = [process for one in told for process, _ in one.running]
-        ended = [process for one in told for process in one.ended]
-        table = self._table(adopted, newest, running)
+        for member in adopted:
+            log.debug("agent on %s: %s", member.place.host, member.adopted)
+        running = {
+            process: self._index_of(member)
+            for member in adopted
+            if member.adopted is not None
+            for process, _ in member.adopted.running
+        }
+        ended = {process: code for one in told for process, code in one.ended}
+        self._failure_log.stopped = max(world.stopped for world in worlds if world.ballot == newest.ballot)
+        table = self._table(adopted, newest, running, ended)
         remote = _Adopted(self._agents, self._handover, self._settings)
-        remote.host = self._host
+        remote.host = self.host
         revival = revival_of(table, self._membership, self._settings)
         starts: dict[int, int] = {}
         for place, start in (*newest.processes, *running, *ended):
             starts[place] = max(start, starts.get(place, 0))
         parts = (self._server, remote, self._output, self._registry, self._say)
-        growth = Growth(table, revival, -1, _starts_nothing, *parts, starts)
+        growth = Growth(table, revival, -1, _starts_nothing, *parts, starts=starts)
         supervisor = Supervisor(
             self._agents.ranks(),
             grace_s=self._settings.number("grace_s"),
@@ -194,22 +275,28 @@ class _Successor:
         )
         self._agents.attach(supervisor)
         self._failure_log.kill = supervisor.kill_silent
-        self._failure_log.opened = partial(tell_of_world, self._agents, self._membership, self._failure_log)
+        inform(self._agents, self._server, self._membership, self._failure_log)
         history = self._failure_log.history
         assert history is not None
         history.host_of = growth.host_name
         history.goes_on(newest, [place for place, _ in running])
         growth.hand_over = HandingOver(remote, self._handover.most, Path(self._handover.directory))
         self._take_over(worlds, running, ended)
+        growth.hand_over(table)  # before anything else can happen to this process
         growth.attach(supervisor, None)
         supervisor.run()
         growth.close()
-        ends = growth.relevant()
+        ends = growth.relevant() or [
+            End(place, code, self._begun_s)
+            for (place, start), code in ended.items()
+            if (place, start) in newest.processes
+        ]
         self._agents.release()
         self._agents.finish(lambda: False)
+        self._output.drain()  # before the last lines of a failed rank are asked for
         return self._conclude(ends, supervisor, growth)
 
-    def _take_over(self, worlds: Sequence[Opened], running: Sequence[Process], ended: Sequence[Process]) -> None:
+    def _take_over(self, worlds: Sequence[Opened], running: Mapping[Process, int], ended: Collection[Process]) -> None:
         """Have the server's thread take over the members, and wait for it: before, nothing that happens can be judged."""
         done = threading.Event()
 
@@ -222,21 +309,23 @@ class _Successor:
         self._server.do(adopt)
         done.wait(_GATHER_S)
 
-    def _table(self, adopted: Sequence[Agent], newest: Opened, running: Sequence[Process]) -> HostTable:
+    def _table(
+        self, adopted: Sequence[Agent], newest: Opened, running: Mapping[Process, int], ended: Mapping[Process, int]
+    ) -> HostTable:
         """Return the host table with the hosts of ``adopted``; processes are ``running`` at their places."""
         there = {member.place.host for member in adopted}
         hosts = [HostSlots(name, slots if name in there else 0) for name, slots in self._handover.hosts]
-        at = {place: host for member in adopted for place in member.ranks for host in [self._index_of(member)]}
+        at = {place: host for (place, _), host in running.items()}
+        done = {process[0] for process, code in ended.items() if code == 0 and process in newest.processes}
         count = 1 + max(place for place, host in enumerate(newest.hosts) if host >= 0 or place in at)
         assigned = [at.get(place, newest.hosts[place]) for place in range(count)]
         cooldown_s = cooldown_range(self._settings.text("host_cooldown_s"))
         table = HostTable(hosts, assigned, self._handover.places, self._handover.most, cooldown_s)
         for host in table.hosts:
             host.reached = host.name in there
-        live = {place for place, _ in running}
         for place in range(count):
-            if place not in live:
-                table.ended(place, False)
+            if place not in at:
+                table.ended(place, place in done)
         return table
 
     def _index_of(self, member: Agent) -> int:
@@ -254,13 +343,13 @@ class _Successor:
         history = failure_log.history.summary() if failure_log.history is not None else ""
         first = first_failure(ends, failure_log.raised)
         if history:
-            self._say(history)
+            self._screen.say(history)
         if first is not None:
             lines, after_s = self._output.last_lines(first.rank), first.at_s - self._begun_s
             wrote = self._output.wrote(first.rank)
-            self._say(summary(ends, first, growth.host_name(first.rank), lines, after_s, wrote))
+            self._screen.say(summary(ends, first, growth.host_name(first.rank), lines, after_s, wrote))
         elif failure_log.differ:
-            self._say(failure_log.differ)
+            self._screen.say(failure_log.differ)
         stopped = bool(failure_log.stopped) and not failure_log.differ
         code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
         return code or int(bool(failure_log.differ)) or int(not ends)

@@ -102,6 +102,10 @@ class Screen:
             self._at_start = returns
         self._put(out)
 
+    def say(self, text: str) -> None:
+        """Show ``text``, a message of the launcher, which may have several lines."""
+        self.show("ddl", [(line.encode(), b"\n") for line in f"ddl run: {text}".splitlines()])
+
     def end_line(self, owner: object = None) -> None:
         """If the last line on the screen is incomplete, end this line with a newline.
 

@@ -79,6 +79,18 @@ class Revival:
         """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
         return self._complete() or bool(self._over())
 
+    def has_failed(self, running: Collection[int]) -> bool:
+        """Return whether the job cannot go on, and none of the ranks in ``running`` has been in its last world.
+
+        Those that have may still write what they have.
+        """
+        return not self._complete() and bool(self._over()) and not set(running) & set(self._world()[1])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a world has opened."""
+        return self._world()[0] > 0
+
     def is_done(self, running: Collection[int]) -> bool:
         """Return whether the training is complete and needs no rank in ``running``, the ranks that still run.
 

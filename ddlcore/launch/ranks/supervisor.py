@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ LEFT_BEHIND_S = 1.0  # time from SIGTERM to SIGKILL for processes that run longe
 _DEAD_AFTER_S = 5.0  # a process that still runs this long after SIGKILL hangs in the kernel
 _GROUP_POLL_S = 0.02  # poll interval, because no event reports the end of a group's last process
 _IDLE_S = 3600.0
+_WISH_S = 60.0  # after a signal to the job, an end by the same signal follows from it; a rank may handle it for as long
 LOST = 255  # the return code recorded for a rank that was lost with its host
 
 
@@ -59,6 +61,13 @@ class RestartPolicy(Protocol):
     @property
     def over(self) -> bool:
         """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
+
+    def has_failed(self, running: Collection[int]) -> bool:
+        """Return whether the job cannot go on, and none of the ranks in ``running`` has been in its last world."""
+
+    @property
+    def expects(self) -> bool:
+        """Whether ranks may still be started although none runs."""
 
     def is_done(self, running: Collection[int]) -> bool:
         """Return whether the training is complete and needs no rank in ``running``, the ranks that still run."""
@@ -114,6 +123,8 @@ class Supervisor:
         self._left_behind: dict[Watched, float] = {}  # by ended rank whose group still has processes: when it ended
         self._ends: list[End] = []
         self._stopped: set[int] = set()
+        # By the return code of a rank that has no handler for a signal: when this signal was passed on to all ranks.
+        self._wished: dict[int, float] = {}
         self._terminate_at_s: float | None = None
         self._kill_at_s: float | None = None
         self._lost_at_s: float | None = None
@@ -192,7 +203,7 @@ class Supervisor:
         Return the ends of the ranks in the order in which they happened.
         """
         try:
-            while self._running or self._left_behind or self._due or self._tasks or self._stays:
+            while self._running or self._left_behind or self._due or self._tasks or self._stays or self._expects():
                 for rank, returncode in self._watcher.wait(self._patience_s()):
                     self._note(rank, returncode)
                 # A task that was given before an end, such as that the host is lost, is done before the end is judged.
@@ -208,6 +219,8 @@ class Supervisor:
                     self._follow(*self._orders.popleft())
                 while self._signals:
                     self._obey(self._signals.popleft())
+                if self._revival is not None:
+                    self._look_whether_over(self._revival, time.monotonic())
                 self._escalate(time.monotonic())
                 self._clear_groups(time.monotonic())
                 self._revive(time.monotonic())
@@ -221,6 +234,7 @@ class Supervisor:
         The ranks get SIGTERM first, and SIGKILL after ``LEFT_BEHIND_S`` seconds.
         """
         now_s = time.monotonic()
+        self._begin = None
         self._terminate()
         self._kill_at_s = now_s + LEFT_BEHIND_S
         watcher, self._watcher = self._watcher, Watcher()
@@ -265,7 +279,7 @@ class Supervisor:
         If the training is complete, end the remaining ranks.
         """
         delay_s = revival.delay_s(end)
-        if self._begin is None or self._ends_all:
+        if self._begin is None or self._ends_all or self._is_wished(end):
             delay_s = None
         if delay_s is not None:
             self._due[end.rank] = end.at_s + delay_s
@@ -273,8 +287,27 @@ class Supervisor:
             self._say(
                 f"rank {end.rank}{':' if end.lost else ''} {end.reason}; {_what_follows(delay_s) or revival.otherwise(end)}"
             )
+        self._look_whether_over(revival, end.at_s)
+
+    def _look_whether_over(self, revival: RestartPolicy, now_s: float) -> None:
+        """End the ranks that still run if no world needs them any more."""
+        if self._finished or self._terminate_at_s is not None:
+            return
         if revival.is_done(self._running):
             self.finish()
+        elif self._running and revival.has_failed(self._running):
+            self._terminate_at_s = (
+                now_s + self._grace_s
+            )  # those that only load would not notice it before they register
+
+    def _expects(self) -> bool:
+        if self._begin is None or self._revival is None or self._ends_all or self._finished or self.killed:
+            return False
+        return not self._wished and self._revival.expects
+
+    def _is_wished(self, end: End) -> bool:
+        """Return whether ``end`` follows from a signal to the job, so that the rank is not to be started again."""
+        return end.at_s - self._wished.get(end.returncode, -math.inf) < _WISH_S
 
     @property
     def _ends_all(self) -> bool:
@@ -286,12 +319,14 @@ class Supervisor:
             self._due.clear()
         for rank in [rank for rank, at_s in self._due.items() if at_s <= now_s and self._begin is not None]:
             del self._due[rank]
+            if rank in self._running:
+                continue
             assert self._begin is not None
             try:
                 watched = self._begin(rank)
             except OSError as error:
                 text = f"it cannot be started again: {error.strerror} ({error.filename})"
-                self._conclude(End(rank, LOST, now_s, lost=text))
+                self._conclude(End(rank, LOST, now_s, lost=text, certain=False))  # nothing is known of the one before
                 continue
             self._running[rank] = watched
             if watched.process is not None:
@@ -299,6 +334,8 @@ class Supervisor:
 
     def _obey(self, number: int) -> None:
         if number != signal.SIGINT:
+            if number in (signal.SIGTERM, signal.SIGHUP):
+                self._wished[-number] = time.monotonic()
             for process in self._running.values():
                 process.signal(number)
         elif self.interrupted_s is None:

@@ -6,14 +6,17 @@ import random
 import re
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import ddlcore as ddl
 from ddlcore.api.elastic import ObjectState, run
-from ddlcore.errors import Closed, DdlInternalError, HorovodInternalError, MismatchError
+from ddlcore.api.elastic.loop import _mendable
+from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, HorovodInternalError, MismatchError
+from ddlcore.job import Job
 from tests.api.elastic.threads import ElasticThreads, Killed
 
 STEPS = 40
@@ -169,6 +172,17 @@ def test_errors_that_would_come_again_leave_the_loop(error: Exception) -> None:
         train(ObjectState())
 
     assert all(result is error for result in ElasticThreads(2, play).play().values())
+
+
+@pytest.mark.parametrize("evict_after_s", [0.0, 60.0])
+def test_a_rank_that_hangs_while_it_enters_a_world_does_not_end_the_others(evict_after_s: float) -> None:
+    """With ``--evict-after``, they form another world without it; otherwise the job ends, as nobody ends that rank."""
+    error = DeadlineExceeded("init: rank 3 has not opened its transport within 60 s")
+    job = cast(
+        Job, SimpleNamespace(failed_with=lambda: None, settings=SimpleNamespace(number=lambda name: evict_after_s))
+    )
+    assert _mendable(error, job, True) is (error if evict_after_s else None)
+    assert _mendable(error, job, False) is None, "a deadline of the script's own"
 
 
 def test_a_script_may_ask_for_a_new_world() -> None:
