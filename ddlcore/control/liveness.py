@@ -54,7 +54,8 @@ class Watcher:
         self._poll = select.poll()
         self._poll.register(self._wake.fileno(), select.POLLIN)
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pidfd: (rank, process)
-        self._ended: deque[tuple[int, int]] = deque()  # ends that the threads have found
+        self._ended: deque[tuple[int, subprocess.Popen[bytes], int]] = deque()  # ends that the threads have found
+        self._forgotten: list[subprocess.Popen[bytes]] = []
 
     def add(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Watch the child process ``process``, which runs ``rank``. No other code may wait for this child."""
@@ -80,8 +81,19 @@ class Watcher:
             os.close(fd)
             ended.append((rank, process.wait()))  # does not block: the process has ended, and this reaps it
         while self._ended:
-            ended.append(self._ended.popleft())
+            rank, process, returncode = self._ended.popleft()
+            if not any(process is one for one in self._forgotten):
+                ended.append((rank, returncode))
         return ended
+
+    def forget(self, process: subprocess.Popen[bytes]) -> None:
+        """Stop watching ``process``, whose end then counts no more."""
+        for fd, (_, one) in list(self._children.items()):
+            if one is process:
+                del self._children[fd]
+                self._poll.unregister(fd)
+                os.close(fd)
+        self._forgotten.append(process)
 
     def wake(self) -> None:
         """Make the current or the next call of ``wait`` return soon. Any thread may call this."""
@@ -95,5 +107,5 @@ class Watcher:
         self._wake.close()
 
     def _wait_for(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        self._ended.append((rank, process.wait()))
+        self._ended.append((rank, process, process.wait()))
         self._wake.set()

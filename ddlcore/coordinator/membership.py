@@ -88,6 +88,7 @@ class Membership:
         self._told_late = False
         self._without: set[int] = set()  # living processes for which the first world does not wait
         self._hopes: set[int] = set()  # those whose registration or end may let this part of the job go on
+        self._unregistered: set[int] = set()  # those that ran when this coordinator took over, and have not registered
         self.evicted: dict[int, str] = {}  # places whose processes must be killed, and what is known of them
         self.complete = False  # whether the training has reached its end
         self.has_no_quorum = False  # whether another part of the job may go on
@@ -103,6 +104,7 @@ class Membership:
             return []  # its process has ended since, and will enter no world
         self._note_taken(message.effective)
         self._leave(place, message.reason or "it has left for the next world")
+        self._unregistered.discard(place)
         self._waiting[place] = message
         return self._decide()
 
@@ -124,7 +126,7 @@ class Membership:
         self._world = World(world.ballot[0], world.places, world.hosts, world.places[0], 0, world.ballot[1])
         self._opened = world
         self._members = frozenset(world.places)
-        for place, start in (*world.processes, *running, *ended):
+        for place, start in (*(process for one in worlds for process in one.processes), *running, *ended):
             self._starts[place] = max(self._starts[place], start)
         for one in worlds:
             self._steps_of[one.ballot] = one.steps
@@ -139,6 +141,7 @@ class Membership:
                 self._quorum.died(process)
         self._alive = {place for place, _ in running}
         self._waiting = {place: message for place, message in self._waiting.items() if place in self._alive}
+        self._unregistered = self._alive - self._waiting.keys()
         for place, start in world.processes:
             if (place, start) not in running:
                 self._gone.setdefault(place, "it has ended" if (place, start) in ended else "its host is lost")
@@ -154,6 +157,7 @@ class Membership:
         if certain and self._quorum is not None:
             self._quorum.died((place, self._starts[place]))
         self._alive.discard(place)
+        self._unregistered.discard(place)
         self._leaving.pop(place, None)
         self._waiting.pop(place, None)
         self._ends[place] = reason
@@ -169,6 +173,7 @@ class Membership:
             if certain and self._quorum is not None:
                 self._quorum.died((place, self._starts[place]))
             self._alive.discard(place)
+            self._unregistered.discard(place)
             self._waiting.pop(place, None)
         return []
 
@@ -241,7 +246,7 @@ class Membership:
 
         Return lines for the user about these processes, and the messages to send. ``now_s`` is the present time.
         """
-        late = self._missing() if self._waiting and (self._world is None or self._gone) else []
+        late = self._missing() if (self._waiting or self._hopes) and (self._world is None or self._gone) else []
         if self.over or self.complete or not late:
             self._late_s, self._told_late = None, False
             return [], []
@@ -381,18 +386,17 @@ class Membership:
             return list(done)
         if self._is_missing_some():
             return []
-        if self._world is not None:
-            if self._has_begun and not any(one.generation for one in self._waiting.values()):
-                return self._end(f"all ranks that had the state of the training have ended{self._causes()}")
-            # A world that has not begun does not count: if its root dies before the others have taken over its state,
-            # they compute its last step again, as if it had died before it registered.
-            newest = max((one.steps for one in self._waiting.values()), default=-1)
-            if newest < self._least_steps or newest < 0 <= self._steps:
-                return self._end(f"the ranks with the newest state of the training have ended{self._causes()}")
+        self._hopes = set()
+        stateless = self._without_state()
+        if stateless and self._unregistered:
+            # One of these may have the state: the coordinator before may have dismissed it, which it may not have heard.
+            self._hopes = set(self._unregistered)
+            return []
+        if stateless:
+            return self._end(f"{stateless}{self._causes()}")
         members = self._chosen()
         leaving = self._waiting.keys() & self._leaving.keys() - set(members)
         objection = self._objection(members)
-        self._hopes = set()
         if objection and leaving and not self._objection(self._waiting):
             # Who is dismissed has a vote until it is certain that it has ended: it may never hear of its dismissal.
             self._hopes = set(leaving)
@@ -402,6 +406,19 @@ class Membership:
         if len(self._waiting) < self._least:
             return []
         return [*self._dismissed(leaving), *self._open(members)]
+
+    def _without_state(self) -> str:
+        """Return why the processes that wait cannot go on with the training; "" if one of them has the state of it."""
+        if self._world is None:
+            return ""
+        if self._has_begun and not any(one.generation for one in self._waiting.values()):
+            return "all ranks that had the state of the training have ended"
+        # A world that has not begun does not count: if its root dies before the others have taken over its state,
+        # they compute its last step again, as if it had died before it registered.
+        newest = max((one.steps for one in self._waiting.values()), default=-1)
+        if newest < self._least_steps or newest < 0 <= self._steps:
+            return "the ranks with the newest state of the training have ended"
+        return ""
 
     def _chosen(self) -> list[int]:
         """Return the waiting processes that are to be members of the next world.

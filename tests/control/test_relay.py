@@ -501,9 +501,8 @@ def test_the_end_of_the_first_launcher_is_noticed_once(tcp: Side, adopted: bool)
         heir.close()
 
 
-def test_what_a_launcher_says_after_its_loss_does_not_count(tcp: Side) -> None:
-    """It was silent for a moment too long. What ranks say still waits for its successor."""
-    relay = tcp.agent(0)
+def holds(relay: Relay) -> threading.Event:
+    """Let ``relay`` hold what ranks say when its launcher is lost. Return an event that is set then."""
     held = threading.Event()
 
     def part(reason: str) -> None:
@@ -511,6 +510,13 @@ def test_what_a_launcher_says_after_its_loss_does_not_count(tcp: Side) -> None:
         held.set()
 
     relay._gone = part
+    return held
+
+
+def test_what_a_launcher_says_after_its_loss_does_not_count(tcp: Side) -> None:
+    """It was silent for a moment too long. What ranks say still waits for its successor."""
+    relay = tcp.agent(0)
+    held = holds(relay)
     relay.lose("no message from it for 3 s")
     assert held.wait(PATIENCE_S)
     channel, _ = tcp.join(relay, 1)
@@ -531,13 +537,7 @@ def test_what_a_launcher_says_after_its_loss_does_not_count(tcp: Side) -> None:
 def test_ranks_register_again_with_the_second_successor(tcp: Side) -> None:
     """The first one has answered just before the agent went on, so it has what ranks had sent."""
     relay = tcp.agent(0)
-    held = threading.Event()
-
-    def part(reason: str) -> None:
-        relay.hold(encode(CoordinatorLost(reason)))
-        held.set()
-
-    relay._gone = part
+    held = holds(relay)
     tcp.server.close()
     assert held.wait(PATIENCE_S)
     heirs = [Side("tcp://127.0.0.1:0"), Side("tcp://127.0.0.1:0")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -406,3 +406,42 @@ def test_a_process_that_was_started_again_counts_as_another_one() -> None:
         told = one.register(place, register(2, 6, (2, 0), reason=""))
     opened = opened_by(one)
     assert opened.ballot == (3, 0) and (3, 1) in opened.processes and opened.effective == (2, 0)
+
+
+def with_one_that_has_not_heard() -> Membership:
+    """World 2 has begun: 0 has the state, and 2, which is new, has not taken it over yet; 1 was dismissed and has not heard that.
+
+    The launcher is lost, and then 0 dies.
+    """
+    one = Membership((-1,) * 4, 1, 4, MemberPatience(10.0, evict_s=60.0), 0, Quorum(), Coordinating(3, 2))
+    newest = msgspec.structs.replace(world([(0, 0), (2, 1)], 2, (2, 0)), taken=(1, 0))
+    assert one.adopt([newest], at_home((0, 0), (1, 0), (2, 1)), []) == []
+    assert one.ended(0, "killed") == []
+    return one
+
+
+def test_a_successor_waits_for_a_state_that_somebody_may_have() -> None:
+    one = with_one_that_has_not_heard()
+    assert one.register(2, register(2, -1, (1, 0))) == [] and one.missing() == [1]
+    told = [message for _, message in one.register(1, register(1, 5, (1, 0)))]
+    assert [(message.members, message.root) for message in told if isinstance(message, World)] == [((1, 2), 1)] * 2
+
+
+@pytest.mark.parametrize("lose", [lambda one: one.ended(1, "killed"), lambda one: one.unheard([1], False)])
+def test_a_successor_waits_for_no_state_that_nobody_has(lose: Callable[[Membership], object]) -> None:
+    one = with_one_that_has_not_heard()
+    one.register(2, register(2, -1, (1, 0)))
+    lose(one)
+    one.ended(1, "killed")
+    assert "the ranks with the newest state" in one.over
+
+
+def test_a_successor_kills_a_process_that_does_not_come_with_the_state() -> None:
+    """Nobody else is there that would wait for it."""
+    one = with_one_that_has_not_heard()
+    assert one.ended(2, "killed") == [] and not one.over
+    assert one.overdue(0.0) == ([], []) and not one.evicted
+    one.overdue(61.0)
+    assert list(one.evicted) == [1]
+    one.ended(1, "killed")
+    assert "all ranks that had the state" in one.over

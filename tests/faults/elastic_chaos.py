@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 import ddlcore as ddl
 from ddlcore.api.elastic import ObjectState, run
+from tests.faults.marks import has_state
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 WIDTH, ROWS = 40, 24
@@ -37,16 +37,13 @@ def undisturbed(steps: int) -> Array:
 def main() -> None:
     steps, folder, pause_s = int(os.environ["STEPS"]), Path(os.environ["FOLDER"]), float(os.environ["PAUSE_S"])
     until_s = time.monotonic() + float(os.environ["PATIENCE_S"])
-    mine = folder / str(os.getpid())  # exists while this process has the state
     ddl.init()
     more = np.zeros(int(os.environ.get("STATE_BYTES", "0")) // 8)  # so that taking over the state takes a while
     state = ObjectState(weights=np.zeros(WIDTH), log=[], more=more)
 
     @run
     def train(state: Any) -> None:
-        mine.touch()
-        if "STATES" in os.environ:  # each host of a test cluster has its own process numbers
-            (Path(os.environ["STATES"]) / f"state.{socket.gethostname()}.{os.getpid()}").touch()
+        has_state()
         while state.steps < steps:
             while state.steps == steps - 40 and not (folder / "enough").exists() and time.monotonic() < until_s:
                 time.sleep(0.02)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import platform
-import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -43,7 +41,6 @@ from ddlcore.launch.agents.wire import (
     Quit,
     RankTask,
     Report,
-    Signal,
     decode_from_agent,
     decode_to_agent,
     encode,
@@ -51,7 +48,7 @@ from ddlcore.launch.agents.wire import (
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.launch.ranks.supervisor import LOST, Supervisor, Watched
+from ddlcore.launch.ranks.supervisor import LOST, Supervisor
 from ddlcore.messages import Opened
 from tests.control.echo import EchoCoordinator
 
@@ -193,28 +190,6 @@ def test_a_name_that_nobody_knows_has_the_address_of_the_others() -> None:
 # --- the end of an agent's ranks
 
 
-def no_begin(rank: int) -> Watched:
-    raise AssertionError(f"rank {rank} is started")
-
-
-class Never:
-    """Starts no rank again."""
-
-    over = expects = False
-
-    def delay_s(self, end: End) -> float | None:
-        return None
-
-    def otherwise(self, end: End) -> str:
-        return "it is not started again"
-
-    def is_done(self, running: object) -> bool:
-        return False
-
-    def has_failed(self, running: object) -> bool:
-        return False
-
-
 @pytest.fixture
 def agents() -> Iterator[tuple[AgentPool, Server]]:
     """A pool of one agent, heard without a network."""
@@ -317,28 +292,6 @@ def test_an_agent_that_was_given_up_says_nothing_about_the_processes_that_follow
         server.close()
 
 
-def test_why_a_rank_was_killed_is_not_said_of_the_process_that_followed(agents: tuple[AgentPool, Server]) -> None:
-    """It ended by itself just before it could be killed, and was started again."""
-    pool, _ = agents
-    told: list[End] = []
-
-    class Again(Never):
-        def delay_s(self, end: End) -> float | None:
-            return 0.0 if len(told) == 1 else None
-
-    def begin(rank: int) -> Watched:
-        supervisor.ended_on_host(rank, -9)
-        return pool.ranks()[rank]
-
-    supervisor = Supervisor(
-        pool.ranks()[:1], grace_s=60.0, ended=told.append, say=lambda text: None, revival=Again(), begin=begin
-    )
-    supervisor.kill_silent(0, "others waited for it")
-    supervisor.do(lambda: supervisor.ended_on_host(0, 1))
-    supervisor.run()
-    assert [(end.returncode, end.silent) for end in told] == [(1, ""), (-9, "")]
-
-
 def test_who_was_silent_for_too_long_is_told_to_end(
     agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,89 +340,10 @@ def test_ranks_of_an_agent_that_comes_too_late_are_not_heard(
     assert given_up == [0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_ranks_that_a_signal_to_the_launcher_ends_are_not_started_again(
-    number: signal.Signals, agents: tuple[AgentPool, Server]
-) -> None:
-    """As by a batch system that cancels the job before the script has installed handlers; not for any other signal."""
-    begun: list[int] = []
-    told: list[End] = []
-
-    class Once(Never):
-        def delay_s(self, end: End) -> float | None:
-            return 0.0 if len(told) <= 2 else None
-
-    def begin(rank: int) -> Watched:
-        begun.append(rank)
-        supervisor.ended_on_host(rank, 0)
-        return agents[0].ranks()[rank]
-
-    supervisor = Supervisor(
-        agents[0].ranks(), grace_s=60.0, ended=told.append, say=lambda text: None, revival=Once(), begin=begin
-    )
-    supervisor.deliver(number)
-    for rank in (0, 1):  # the turn after the one that obeys the signal
-        supervisor.do(partial(supervisor.do, partial(supervisor.ended_on_host, rank, -number)))
-    supervisor.run()
-    assert begun == ([0, 1] if number == signal.SIGUSR1 else [])
-    assert [end.returncode for end in told] == [-number, -number, *[0 for _ in begun]]
-
-
-def test_who_still_loads_is_ended_when_no_world_can_open(
-    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would notice it when it registers, after many minutes perhaps, or never."""
-    sent: list[tuple[int, object]] = []
-    told: list[End] = []
-
-    class Over(Never):
-        over = True
-
-        def has_failed(self, running: object) -> bool:
-            return True
-
-    def tell(agent: int, data: bytes) -> None:
-        sent.append((agent, decode_to_agent(data)))
-        supervisor.ended_on_host(1, -15)
-
-    monkeypatch.setattr(agents[1], "tell", tell)
-    supervisor = Supervisor(
-        agents[0].ranks(), grace_s=0.01, ended=told.append, say=lambda text: None, revival=Over(), begin=None
-    )
-    supervisor.ended_on_host(0, 1)
-    supervisor.run()
-    assert sent == [(0, Signal(1, signal.SIGTERM, True))]
-    assert [(end.rank, end.stopped) for end in told] == [(0, False), (1, True)]
-
-
-def test_a_job_waits_for_a_host_that_is_being_called(agents: tuple[AgentPool, Server]) -> None:
-    looks = iter([True, True, False])
-
-    class Expects(Never):
-        @property
-        def expects(self) -> bool:  # type: ignore[override]
-            again = next(looks)
-            supervisor.do(lambda: None)  # the thread that looks at hosts does so once a second
-            return again
-
-    supervisor = Supervisor(
-        agents[0].ranks(),
-        grace_s=60.0,
-        ended=lambda end: None,
-        say=lambda text: None,
-        revival=Expects(),
-        begin=no_begin,
-    )
-    for rank in (0, 1):
-        supervisor.ended_on_host(rank, LOST, "its host is gone")
-    supervisor.run()
-    assert next(looks, None) is None
-
-
 def test_an_agent_that_was_given_up_before_it_came_is_told_to_end(
     agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its host was slow, and another agent may have been called there since."""
+    """Its host was slow. Meanwhile another agent may have been called there."""
     pool, server = agents
     told: list[tuple[int, object]] = []
     monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
@@ -483,77 +357,6 @@ def test_an_agent_that_was_given_up_before_it_came_is_told_to_end(
     for message in (Here(5), GOOD):
         pool.heard(0, encode(message))
     assert told == [(0, Quit())] * 3 and [member.gone for member in changed] == ["it has not answered within 60 s"]
-
-
-def test_signals_and_ends_of_the_same_kind_long_after_are_not_taken_for_one(
-    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ranks have handled SIGTERM; an hour later, one is ended by SIGTERM of somebody else."""
-    monkeypatch.setattr("ddlcore.launch.ranks.supervisor._WISH_S", 0.0)
-    begun: list[int] = []
-    told: list[End] = []
-
-    class Once(Never):
-        def delay_s(self, end: End) -> float | None:
-            return 0.0 if len(told) == 1 else None
-
-    def begin(rank: int) -> Watched:
-        begun.append(rank)
-        supervisor.ended_on_host(rank, 0)
-        return agents[0].ranks()[rank]
-
-    supervisor = Supervisor(
-        agents[0].ranks()[:1], grace_s=60.0, ended=told.append, say=lambda text: None, revival=Once(), begin=begin
-    )
-    supervisor.deliver(signal.SIGTERM)
-    supervisor.do(partial(supervisor.do, partial(supervisor.ended_on_host, 0, -15)))
-    supervisor.run()
-    assert begun == [0] and [end.returncode for end in told] == [-15, 0]
-
-
-def test_who_waits_for_the_end_of_a_complete_training_does_not_spin(agents: tuple[AgentPool, Server]) -> None:
-    asked: list[object] = []
-
-    class Done(Never):
-        over = True
-
-        def is_done(self, running: object) -> bool:
-            asked.append(running)
-            return True
-
-    supervisor = Supervisor(
-        agents[0].ranks(), grace_s=60.0, ended=lambda end: None, say=lambda text: None, revival=Done(), begin=no_begin
-    )
-
-    def end() -> None:
-        for rank in (0, 1):
-            supervisor.ended_on_host(rank, -15)
-
-    timer = threading.Timer(0.2, end)
-    timer.start()
-    supervisor.do(lambda: None)
-    supervisor.run()
-    timer.join()
-    assert len(asked) == 1
-
-
-def test_a_process_that_runs_is_not_started_a_second_time(agents: tuple[AgentPool, Server]) -> None:
-    """A launcher and its successor may both have wanted it."""
-    begun: list[int] = []
-
-    def begin(rank: int) -> Watched:
-        begun.append(rank)
-        return agents[0].ranks()[rank]
-
-    told: list[End] = []
-    supervisor = Supervisor(
-        agents[0].ranks(), grace_s=60.0, ended=told.append, say=lambda text: None, revival=Never(), begin=begin
-    )
-    supervisor.start(0)
-    for rank in (0, 1):
-        supervisor.do(partial(supervisor.ended_on_host, rank, 0))
-    supervisor.run()
-    assert begun == [] and len(told) == 2
 
 
 def test_an_agent_that_is_called_late_knows_the_world(
@@ -609,6 +412,50 @@ def test_a_successor_takes_whoever_comes_while_it_waits(monkeypatch: pytest.Monk
             (3, Quit),
             (2, Adopted),
         ]
+    finally:
+        pool.close()
+        server.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_a_successor_takes_no_agent_that_the_launcher_had_given_up(
+    order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher started rank 0 again on another host, and was lost before the agent of rank 0's first process heard Quit.
+
+    The two processes of rank 0 have one place, so what the first one says would be taken for words of the second.
+    """
+    pool = AgentPool([AgentPlace(index, f"h{index}", ()) for index in range(3)], SshLauncher(), lambda text: None)
+    server = Server(3, EchoCoordinator(), agents=pool)
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    given_up: list[int] = []
+    monkeypatch.setattr(server, "give_up", given_up.append)
+    lost: list[int] = []
+    pool.unheard = lambda ranks, certain: lost.extend(ranks)
+    begun = threading.Event()
+    monkeypatch.setattr(server, "start", begun.set)
+    screen = Screen(bytearray().extend)
+    came: list[list[Agent]] = []
+    output = Output((screen, screen), 3)
+    thread = threading.Thread(target=lambda: came.append(pool.adopt(server, (0, 1, 2), 40.0, output)))
+    # Rank 1 was started anew on its own host, which tells the end of its first process.
+    words = [
+        Adopt(5, (((0, 0), 7), ((2, 0), 8)), (), ()),
+        Adopt(5, (((0, 1), 7),), (), ()),
+        Adopt(5, (((1, 1), 7),), (((1, 0), 9),), ()),
+    ]
+    thread.start()
+    try:
+        assert begun.wait(40.0)
+        for agent in order:
+            pool.heard(agent, encode(words[agent]))
+        thread.join(40.0)
+        assert [bool(member.gone) for member in pool.members] == [True, False, False]
+        running = [process for one in came[0] if one.adopted is not None for process, _ in one.adopted.running]
+        assert running == [(0, 1), (1, 1)] and [watched.rank for watched in pool.ranks()] == [0, 1]
+        assert given_up == [0] and (0, Quit()) in told
+        assert lost == ([0, 2] if order[0] == 0 else []), "its ranks may have registered"
     finally:
         pool.close()
         server.close()

@@ -63,7 +63,7 @@ def test_a_rank_that_does_not_answer_is_killed_once_and_not_before_ranks_run() -
 
 
 class Telling(EchoCoordinator):
-    """A coordinator that answers what the test says."""
+    """A coordinator whose answers are set by the test."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -118,6 +118,29 @@ def test_a_part_without_a_quorum_ends_at_once(ports: list[Port]) -> None:
     assert "only 1 of 4 ranks of world 1" in why
 
 
+def test_an_agent_that_is_not_the_heir_leaves_it_to_the_heir(ports: list[Port]) -> None:
+    """The agent of the lost third host has told the heir that its rank is dead, so two of three are here, not two of four."""
+    nowhere = "tcp://nowhere:1"
+    one = prepared(1, heir(0, ports[0].endpoint), heir(1, ports[1].endpoint), heir(2, nowhere))
+    joined: list[str] = []
+
+    def join(access: Access) -> None:
+        joined.append(access.endpoint)
+        one.adopted()
+
+    assert one.go_on("silence", nowhere, join, lambda: [(2, 0)]) == ""
+    assert joined == [ports[0].endpoint]
+
+
+def test_an_agent_whose_heir_has_ended_looks_by_itself(ports: list[Port], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heir has found that this part has no quorum. The agent finds the same, and starts no successor."""
+    monkeypatch.setattr(succession, "LOOK_S", 0.05)
+    nowhere = "tcp://nowhere:1"
+    one = prepared(1, heir(0, ports[0].endpoint), heir(1, ports[1].endpoint), heir(2, nowhere))
+    why = one.go_on("silence", nowhere, lambda _: ports[0].socket.close(), lambda: [(2, 0)])
+    assert "only 2 of 4 ranks of world 1" in why
+
+
 def test_a_wait_for_an_heir_can_be_given_up(ports: list[Port]) -> None:
     heirs = [heir(agent, ports[0].endpoint) for agent in (0, 1, 2)]
     one = prepared(2, *heirs)
@@ -218,7 +241,7 @@ def test_an_answer_that_comes_late_counts(ports: list[Port], monkeypatch: pytest
 
 
 def test_a_second_succession_ends_the_first(ports: list[Port]) -> None:
-    """The successor was lost before the first one had read its answer."""
+    """The successor was lost before the first call of ``go_on`` had read its answer."""
     one = prepared(3, heir(0, ports[0].endpoint), heir(1, ports[1].endpoint), heir(2, ""))
     asked = threading.Event()
     ends: list[str] = []

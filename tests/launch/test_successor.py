@@ -378,7 +378,7 @@ def test_an_agent_that_the_launcher_had_given_up_is_told_to_end(
 def test_a_directory_that_cannot_be_written_ends_no_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place_of_successor: None
 ) -> None:
-    """The output is in a folder for temporary files then, and says so."""
+    """The output then goes to a new folder among the temporary files, and its first line says so."""
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(successor, "_GATHER_S", 0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -93,6 +93,12 @@ def explore(model: Model[S], limit: int = 1 << 62, seconds: float = 1e9) -> Expl
         if len(came) >= limit or time.monotonic() > until_s:
             return Explored(len(came), moves, ends, False)
     return Explored(len(came), moves, ends, True)
+
+
+def search(model: Model[S], runs: int) -> Iterator[Explored[S]]:
+    """Follow ``runs`` random runs, then visit states for two minutes; yield both results."""
+    yield walk(model, runs, seed=21)
+    yield explore(model, 2_500_000, 120.0)
 
 
 def walk(model: Model[S], runs: int, seed: int) -> Explored[S]:

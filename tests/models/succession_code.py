@@ -1,7 +1,7 @@
 """Follows a run of the model of successions with the code that decides: Membership, Quorum, and Succession of an agent.
 
-Each thing that a coordinator or an agent of the model learns is told to the code, too. What the code then decides must be
-what the model may decide at that moment; and both must know of the same worlds.
+When a coordinator or an agent of the model learns something, the code is told the same. The code must then decide as the
+model may decide at that moment, and both must know of the same worlds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from ddlcore.coordinator.membership import Coordinating, MemberPatience, Members
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.succession import Succession as AgentsMemory
 from ddlcore.messages import PROTOCOL, Dismissed, Opened, Register, World
-from tests.models.explore import Violation
 from tests.models.succession_coordinators import SuccessionMove
 from tests.models.succession_model import Succession
 from tests.models.succession_state import FIRST_WORLD, GATHERS, LAUNCHER, NOBODY, SERVES, Config, Coordinator, State
@@ -52,17 +51,7 @@ class Follower:
             self._go(chance.choice(among))
 
     def _moves(self) -> list[SuccessionMove]:
-        if any(self._has_doubles(one) for one in self.state.coordinators if one is not None):
-            return []  # the code takes messages by their places
-        try:
-            return list(self._model.moves(self.state))
-        except Violation:  # the runs in which the code is known to end a part too early
-            return []
-
-    def _has_doubles(self, one: Coordinator) -> bool:
-        """Return whether a coordinator has two processes at one place: a former one had given one of them up."""
-        places = [self.state.processes[i].place for i in one.running]
-        return len(places) > len(set(places))
+        return list(self._model.moves(self.state))
 
     def _go(self, move: SuccessionMove) -> None:
         """Do ``move`` in the model and in the code, and then what the code decides."""
@@ -160,7 +149,7 @@ class Follower:
         self._tell_agents(before)
 
     def _tell_agents(self, before: State) -> None:
-        """Tell the agents of the code what those of the model have heard in the last move."""
+        """Tell the agents of the code the news that the agents of the model have heard in the last move."""
         for host, (old, new) in enumerate(zip(before.agents, self.state.agents)):
             if new.is_there and new.boss == old.boss:
                 for news in self._news.get(new.boss, [])[old.heard : new.heard]:

@@ -143,6 +143,7 @@ class Coordinators:
             gone=tuple(gone),
             waiting=tuple(i for i in one.waiting if i in one.running),
             starts=tuple(starts),
+            unregistered=tuple(i for i in one.running if i not in one.waiting),
         )
         heirs = tuple(host for host in one.agents if host != one.host)
         bare = include(tuple(host for host in state.agents[one.host].bare if host in one.agents), one.host)
@@ -159,7 +160,7 @@ class Coordinators:
     def _decide(self, state: State, number: int, one: Coordinator, worlds: Worlds) -> Iterator[SuccessionMove]:
         """Yield how coordinator ``number`` goes on when all members of its world have left it: a new world, or the end."""
         if not one.waiting or (has_no_state(state, one, worlds) and self._mutant != "any state"):
-            if self._config.is_mended and set(one.running) - set(one.waiting):
+            if one.unregistered and self._mutant != "waits for no state":
                 return  # one of these may have the state
             yield self._end(state, number, one, worlds)
             return

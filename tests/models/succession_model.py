@@ -1,4 +1,4 @@
-"""A model of successions: worlds, ballots and votes of an elastic job whose launcher and successors are lost.
+"""A model of succession: which worlds an elastic job opens when its launcher, and then its successors, are lost.
 
 It leaves out the training. What is left is who knows of which world: processes, the agents of their hosts, and the
 coordinators, of which the launcher is number 0 and the successor on host h is number 1 + h. Each move is one thing that
@@ -61,6 +61,7 @@ from tests.models.succession_state import (
     put,
     remains,
     spend,
+    without,
     without_agent,
 )
 
@@ -143,11 +144,14 @@ class Succession:
         if coordinator.phase == SERVES and i in worlds[coordinator.newest].members:
             gone = include(gone, i)
         knows = began(coordinator.knows, one.taken, one.taken)
-        after = coordinator._replace(knows=knows, waiting=include(coordinator.waiting, i), gone=gone)
+        unregistered = tuple(other for other in coordinator.unregistered if other != i)
+        after = coordinator._replace(
+            knows=knows, waiting=include(coordinator.waiting, i), gone=gone, unregistered=unregistered
+        )
         return put(state, registered, coordinators={number: after})
 
     def _take_over(self, state: State, worlds: Worlds) -> Iterator[SuccessionMove]:
-        """Yield that all members of a world that has begun have the newest state, and train from now on.
+        """Yield the move after which all members of a world that has begun have the newest state, and train.
 
         They are let in when the coordinator has seen all of them.
         """
@@ -197,8 +201,8 @@ class Succession:
         hosts = [other for other in agent.heirs if reaches(state, host, other)]
         if self.mutant == "takes a refusal for a loss":
             hosts = heirs
-        # With the rule mended, only the heir itself looks, and the others leave the decision to it.
-        leaves_to_heir = self.config.is_mended and heirs[:1] != [host]
+        # Only the heir itself looks, and the others leave the decision to it.
+        leaves_to_heir = heirs[:1] != [host] and self.mutant != "looks at hosts alone"
         is_hopeless = not leaves_to_heir and looks_hopeless(state, host, agent, hosts, worlds, self.mutant)
         if not heirs or is_hopeless:
             # A host opens one port, for one successor. Where no host has such a port any more, nobody can go on.
@@ -233,10 +237,15 @@ class Succession:
         own = [(i, one) for i, one in enumerate(state.processes) if one.host == host]
         dead = [] if self.mutant == "forgets the dead" else [one.name for _, one in own if one.life == DIED]
         starts = list(heir.starts or (0,) * len(self.config.hosts))
+        if any(one.life == ALIVE and one.start < starts[one.place] for _, one in own):
+            return without_agent(state, host)  # its coordinator had given it up, and started another process at a place
         for _, one in own:
             starts[one.place] = max(starts[one.place], one.start)
+        running = {i: state.processes[i] for i in heir.running}
+        older = {one.host for one in running.values() if one.start < starts[one.place]}
+        heir = without(heir, [i for i, one in running.items() if one.host in older])
         after = heir._replace(
-            agents=include(heir.agents, host),
+            agents=include(tuple(other for other in heir.agents if other not in older), host),
             told=united(heir.told, agent.knows),
             dead=tuple(sorted({*heir.dead, *dead})),
             running=include(heir.running, *(i for i, one in own if one.life == ALIVE)),

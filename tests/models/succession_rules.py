@@ -61,7 +61,7 @@ def hears_of(knows: Knowledge, news: News, mutant: str = "") -> Knowledge:
 
 
 def united(one: Knowledge, two: Knowledge) -> Knowledge:
-    """Return what two know together."""
+    """Return the knowledge of ``one`` and ``two`` together."""
     worlds = tuple(sorted({*one.worlds, *two.worlds}))
     return Knowledge(worlds, max(one.begun, two.begun), max(one.taken, two.taken))
 
@@ -126,7 +126,7 @@ def is_served(state: State, host: int) -> bool:
 
 
 def answering(state: State, host: int, agent: Agent) -> list[int]:
-    """Return the heirs that accept connections from ``host``, in the order in which they are due."""
+    """Return the heirs that accept connections from ``host``, in the order of succession."""
     return [
         heir
         for heir in agent.heirs

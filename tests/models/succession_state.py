@@ -30,6 +30,8 @@ MUTANTS = (
     "trusts the command",  # the launcher takes the end of the command that started an agent for the end of its processes
     "any state",  # a coordinator opens a world whose members have no state, or an older one than others had trained
     "no quorum",  # a coordinator opens a world with whoever has registered
+    "looks at hosts alone",  # each agent decides whether its part is hopeless, not only the one that would start a successor
+    "waits for no state",  # a successor ends the job while one that runs, and has not registered yet, may have the state
     "any first",  # each coordinator takes its own host's member for the first of a world, whoever has opened it
 )
 
@@ -99,6 +101,7 @@ class Coordinator(NamedTuple):
     leaving: tuple[int, ...] = ()  # those that are to be dismissed, in the order in which that was asked for
     news: tuple[News, ...] = ()  # what it has told its agents, in this order
     starts: tuple[int, ...] = ()  # by place: the highest start number that it has heard of
+    unregistered: tuple[int, ...] = ()  # those that ran when it took over, and have not registered
 
 
 class World(NamedTuple):
@@ -139,17 +142,15 @@ Worlds = Mapping[Ballot, World]  # those of a state
 
 @dataclass(frozen=True)
 class Config:
-    """What is explored. ``hosts`` has the host of each rank; the launcher runs on host 0, with or without ranks."""
+    """What is explored. ``hosts`` has the host of each rank. The launcher runs on host 0, also if no rank runs there."""
 
     hosts: tuple[int, ...]
     may: Budget = NOTHING
     mutant: str = ""
-    is_mended: bool = False  # whether nobody ends a part too early, as the code does in KNOWN of succession_traces
 
     def __str__(self) -> str:
         may = [f"{name}={count}" for name, count in self.may._asdict().items() if count]
-        notes = [self.mutant, "mended" if self.is_mended else ""]
-        return f"{'|'.join(map(str, self.hosts))} {' '.join([*may, *filter(None, notes)])}"
+        return f"{'|'.join(map(str, self.hosts))} {' '.join([*may, *filter(None, [self.mutant])])}"
 
 
 def first_state(config: Config) -> State:
@@ -200,12 +201,13 @@ def without(one: Coordinator, lost: Collection[int]) -> Coordinator:
         running=tuple(i for i in one.running if i not in lost),
         waiting=tuple(i for i in one.waiting if i not in lost),
         leaving=tuple(i for i in one.leaving if i not in lost),
+        unregistered=tuple(i for i in one.unregistered if i not in lost),
         gone=include(one.gone, *lost) if one.phase == SERVES else one.gone,
     )
 
 
 def without_agent(state: State, host: int) -> State:
-    """Return ``state`` without the agent of ``host``: its processes end with it, and nobody tells of that."""
+    """Return ``state`` after ``host`` has lost its agent. Its processes end, too, and no coordinator is told of that."""
     lost = {i: remains(one, LOST) for i, one in enumerate(state.processes) if one.host == host and one.life != LOST}
     over = {
         number: ended(one, GONE)

@@ -52,11 +52,6 @@ TRACES = {
             """
         ),
     ),
-}
-
-# Runs in which the code itself ends a part of a job that could go on: the configuration, the moves, and what is broken. Each
-# needs several failures in a short time. ``Config.is_mended`` has rules with which they go on.
-KNOWN = {
     # 3 has died. The only one that could tell agent 2 is the successor, which it has not reached. It takes 1 and 2 for two
     # of four, and ends; they are two of three.
     "looks at hosts alone": (
@@ -67,11 +62,10 @@ KNOWN = {
             host 3 is lost; agent 2 loses 0 and ends
             """
         ),
-        "agent 2 ends, though its part of the job could go on",
     ),
     # 1 is dismissed and never hears of it. Of the members of (2, 0), 0 dies before 3, which is new, has taken over its state. So
     # only 1 has the state. It runs, but it registers later than 3.
-    "does not wait for a state": (
+    "waits for no state": (
         Config((1, 2, 3), Budget(deaths=2, hosts=1, restarts=1, dismissals=1)),
         _moves(
             """
@@ -84,6 +78,5 @@ KNOWN = {
             2 learns that 0 has died; 3 registers at 2; 2 ends the job
             """
         ),
-        "coordinator 2 ends the job, though its part could go on",
     ),
 }

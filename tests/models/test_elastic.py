@@ -12,7 +12,7 @@ import pytest
 from tests.models.elastic_model import Elastic
 from tests.models.elastic_state import MUTANTS, Budget, Config
 from tests.models.elastic_traces import TRACES
-from tests.models.explore import explore, follow, walk
+from tests.models.explore import explore, follow, search, walk
 from tests.tiers import long
 
 # Few enough states to visit all of them.
@@ -68,7 +68,7 @@ def test_many_runs_and_states(capsys: pytest.CaptureFixture[str]) -> None:
     runs = int(os.environ.get("SOAK_RUNS", "10000"))
     for config in LARGE:
         begun_s = time.monotonic()
-        for result in (walk(Elastic(config), runs, seed=21), explore(Elastic(config), 2_500_000, 120.0)):
+        for result in search(Elastic(config), runs):
             with capsys.disabled():
                 print(f"\n{config}: {result}; {time.monotonic() - begun_s:.0f} s", end="")
             assert not result.violation, str(result)

@@ -103,7 +103,7 @@ class Members:
         self._coordinate(self.host_of, Coordinating(host=0), range(1, self.hosts))
 
     def _coordinate(self, at: list[int], coordinating: Coordinating, agents: Iterable[int]) -> None:
-        """Begin with a new coordinator, for which processes run on the hosts ``at``, or -1 for each place."""
+        """Create a new coordinator. ``at`` has the host of the process at each place, or -1 if no process runs there."""
         self.membership = Membership(at, 1, self.size, MemberPatience(600.0), 0, Quorum(), coordinating)
         sessions = Sessions(self.size, ThresholdFusion(), membership=self.membership)
         self.coordinator = FailureLog(sessions, sessions.dead)

@@ -51,6 +51,7 @@ _SLICE_S = 0.1
 _PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
 _CLEARED_S = 4.0  # time from the end of an agent's ranks to its Finished: processes that ranks left behind get 2 s
 _LET_GO_S = 2.0  # time from Quit to the end of the command that started the agent
+_GIVEN_UP = "the launcher had given it up"
 
 
 @dataclass
@@ -268,7 +269,7 @@ class AgentPool:
             self._adopts = True
             for member in self.members:
                 if not member.place.host:  # others may run at the places of its ranks
-                    member.gone = "the launcher had given it up"
+                    member.gone = _GIVEN_UP
         server.start()
 
         def is_decided(member: Agent) -> bool:
@@ -478,6 +479,8 @@ class AgentPool:
     def _take_over(self, agent: int, member: Agent, message: Adopt) -> None:
         with self._changed:
             is_known = member.adopted is not None  # it connects again, because it has not heard the answer
+            if self._adopts and not member.gone and _has_older(message, self._starts):
+                member.gone = _GIVEN_UP
             late = bool(member.gone) or not (is_known or self._adopts)
             if not late and not is_known:
                 member.adopted, member.here = message, True
@@ -488,11 +491,22 @@ class AgentPool:
                 for (place, start), _ in (*message.running, *message.ended):
                     self._starts[place] = max(start, self._starts.get(place, 0))
                     self._output.add_fed_later(place)  # also what those that have ended had still to say
-                self._changed.notify_all()
+                for other in self.members:
+                    if other.adopted is not None and _has_older(other.adopted, self._starts):
+                        self._set_aside(other, other.adopted)
+            self._changed.notify_all()
         if late:
             self._disown(member)
         else:
             self._tell(agent, Adopted())
+
+    def _set_aside(self, member: Agent, told: Adopt) -> None:
+        """Give up the agent ``member``, which has come to this successor, as the launcher had done."""
+        member.gone = _GIVEN_UP
+        member.adopted = replace(told, running=())  # what it knows of worlds and of deaths counts
+        ranks, member.ranks = member.ranks, []
+        self._disown(member)
+        self.unheard(ranks, False)
 
     def _take(self, agent: int, member: Agent, piece: Data) -> None:
         nbytes = len(piece.data)
@@ -596,3 +610,11 @@ class AgentPool:
                     return False
                 self._changed.wait(_SLICE_S)
         return True
+
+
+def _has_older(told: Adopt, starts: Mapping[int, int]) -> bool:
+    """Return whether the agent that has ``told`` this runs a process at whose place a later one has run, as in ``starts``.
+
+    The launcher then had given up the agent, or it would not have started the later one.
+    """
+    return any(start < starts.get(place, 0) for (place, start), _ in told.running)

@@ -175,10 +175,12 @@ class Succession:
             # the launcher's host refuses it, too, the job has probably ended while this agent was cut off.
             has_ended = answering.get(lost_endpoint) is False
             refused = [one for one in handover.heirs if answering.get(one.endpoint) is False and not has_ended]
-            objection = self._objection(handover, [*heirs, *refused, *bare], running())
-            if objection:
-                return objection
             heir = next((one for one in heirs if one.agent not in tried), None)
+            # Others leave the decision to the heir: agents may tell it of deaths of which this agent does not know.
+            if heir is None or heir.agent == self._agent:
+                objection = self._objection(handover, [*heirs, *refused, *bare], running())
+                if objection:
+                    return objection
             if heir is None:
                 break
             while not answers.empty():
@@ -210,7 +212,7 @@ class Succession:
     def _objection(self, handover: Handover, heirs: Sequence[Heir], running: Collection[Process]) -> str:
         """Return why the part of the job that this agent can reach cannot go on; "" if it probably can.
 
-        Only a successor knows for certain, but without this look, a host that is cut off would wait for long.
+        Only a successor knows for certain, but without this look, a host that is cut off would start one and wait for others.
         """
         names = [name for name, _ in handover.hosts]
         here = {names.index(heir.host) for heir in heirs if heir.host in names}

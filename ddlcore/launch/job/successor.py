@@ -218,6 +218,7 @@ class _Successor:
             silence_s=self._settings.number("silence_s"),
             prepared=PreparedListener(listener, keys, handover.client_public),
         )
+        inform(self._agents, self._server, self._membership, self._failure_log)
 
     def _say(self, text: str) -> None:
         self._output.say(f"ddl run: {text}")
@@ -261,7 +262,7 @@ class _Successor:
         remote.host = self.host
         revival = revival_of(table, self._membership, self._settings)
         starts: dict[int, int] = {}
-        for place, start in (*newest.processes, *running, *ended):
+        for place, start in (*(process for world in worlds for process in world.processes), *running, *ended):
             starts[place] = max(start, starts.get(place, 0))
         parts = (self._server, remote, self._output, self._registry, self._say)
         growth = Growth(table, revival, -1, _starts_nothing, *parts, starts=starts)
@@ -275,7 +276,6 @@ class _Successor:
         )
         self._agents.attach(supervisor)
         self._failure_log.kill = supervisor.kill_silent
-        inform(self._agents, self._server, self._membership, self._failure_log)
         history = self._failure_log.history
         assert history is not None
         history.host_of = growth.host_name

@@ -128,6 +128,7 @@ class Supervisor:
         self._terminate_at_s: float | None = None
         self._kill_at_s: float | None = None
         self._lost_at_s: float | None = None
+        self._dead_by_s: dict[int, float] = {}  # by rank that got SIGKILL alone: when it should have ended
         self.interrupted_s: float | None = None  # time of the first Ctrl-C; None: there was none
         self.killed = False  # all ranks were killed, because of a second Ctrl-C or a call of `abandon`
         for process in processes:
@@ -219,11 +220,11 @@ class Supervisor:
                     self._follow(*self._orders.popleft())
                 while self._signals:
                     self._obey(self._signals.popleft())
-                if self._revival is not None:
-                    self._look_whether_over(self._revival, time.monotonic())
                 self._escalate(time.monotonic())
                 self._clear_groups(time.monotonic())
                 self._revive(time.monotonic())
+                if self._revival is not None:
+                    self._look_whether_over(self._revival, time.monotonic())
             return self._ends
         finally:
             self._watcher.close()
@@ -256,6 +257,7 @@ class Supervisor:
     def _note(self, rank: int, returncode: int, lost: str = "", certain: bool = True) -> None:
         now_s = time.monotonic()
         process = self._running.pop(rank)
+        self._dead_by_s.pop(rank, None)
         silent = self._killed_silent.pop(rank, "")
         if returncode != -signal.SIGKILL:
             silent = ""  # it has ended by itself, just before
@@ -274,10 +276,7 @@ class Supervisor:
             self._terminate_at_s = end.at_s + self._grace_s
 
     def _go_on(self, end: End, revival: RestartPolicy) -> None:
-        """In an elastic job, decide whether the rank of ``end`` is started again, and report this to the user.
-
-        If the training is complete, end the remaining ranks.
-        """
+        """In an elastic job, decide whether the rank of ``end`` is started again, and report this to the user."""
         delay_s = revival.delay_s(end)
         if self._begin is None or self._ends_all or self._is_wished(end):
             delay_s = None
@@ -287,18 +286,16 @@ class Supervisor:
             self._say(
                 f"rank {end.rank}{':' if end.lost else ''} {end.reason}; {_what_follows(delay_s) or revival.otherwise(end)}"
             )
-        self._look_whether_over(revival, end.at_s)
 
     def _look_whether_over(self, revival: RestartPolicy, now_s: float) -> None:
         """End the ranks that still run if no world needs them any more."""
-        if self._finished or self._terminate_at_s is not None:
+        if self._terminate_at_s is not None:  # this is done already
             return
         if revival.is_done(self._running):
             self.finish()
         elif self._running and revival.has_failed(self._running):
-            self._terminate_at_s = (
-                now_s + self._grace_s
-            )  # those that only load would not notice it before they register
+            # Those that are still loading would not notice it before they register.
+            self._terminate_at_s = now_s + self._grace_s
 
     def _expects(self) -> bool:
         if self._begin is None or self._revival is None or self._ends_all or self._finished or self.killed:
@@ -351,14 +348,19 @@ class Supervisor:
         process = self._running.get(rank)
         if process is not None and rank not in self._stopped:
             self._killed_silent[rank] = why
-            process.signal_group(signal.SIGKILL)
+            self._signal_group(process, signal.SIGKILL)
 
     def _follow(self, rank: int, number: int, group: bool) -> None:
         process = self._running.get(rank)
         if process is not None and group:
-            process.signal_group(number)
+            self._signal_group(process, number)
         elif process is not None:
             process.signal(number)
+
+    def _signal_group(self, process: Watched, number: int) -> None:
+        process.signal_group(number)
+        if number == signal.SIGKILL and process.process is not None:
+            self._dead_by_s[process.rank] = time.monotonic() + _DEAD_AFTER_S
 
     # --- what follows
 
@@ -366,7 +368,7 @@ class Supervisor:
         if self._left_behind:
             return _GROUP_POLL_S
         deadlines = [at for at in (self._terminate_at_s, self._kill_at_s, self._lost_at_s) if at is not None]
-        deadlines += self._due.values()
+        deadlines += [*self._due.values(), *self._dead_by_s.values()]
         return max(0.0, min([_IDLE_S, *(at - time.monotonic() for at in deadlines)]))
 
     def _escalate(self, now_s: float) -> None:
@@ -388,14 +390,23 @@ class Supervisor:
         if self._kill_at_s is not None and now_s >= self._kill_at_s:
             self._kill()
         if self._lost_at_s is not None and now_s >= self._lost_at_s:
-            self._say(
-                f"{ranks_text(sorted(self._running))} cannot be ended by SIGKILL (they hang in the kernel): "
-                "giving up on them"
-            )
-            for rank in list(self._running):
-                self._note(rank, -signal.SIGKILL)
+            self._give_up(list(self._running))
             self._left_behind.clear()
             self._lost_at_s = None
+        overdue = [rank for rank, by_s in self._dead_by_s.items() if now_s >= by_s]
+        if overdue:
+            self._give_up(overdue)
+
+    def _give_up(self, ranks: Sequence[int]) -> None:
+        """Take it that ``ranks``, which got SIGKILL, have ended: none of their own code will run any more."""
+        self._say(
+            f"{ranks_text(sorted(ranks))} cannot be ended by SIGKILL (they hang in the kernel): giving up on them"
+        )
+        for rank in ranks:
+            process = self._running[rank].process
+            if process is not None:
+                self._watcher.forget(process)
+            self._note(rank, -signal.SIGKILL)
 
     def _terminate(self) -> None:
         self._stopped.update(self._running)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from plugins.ddl_tf.tests.launching import EXAMPLES, LEAN, PROGRAMS
-from tests.faults.chaos import chaos
+from tests.faults.chaos import ROOT, chaos, plan
+from tests.faults.chaos_of_hosts import HostChaos, NewCluster, stormy
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 SHAPES = [(30, 3), (12,), (12,), (12,), (12,), (12, 5), (5,), (5, 1), (1,)]  # the weights of the program's model
@@ -94,11 +95,40 @@ def test_ranks_are_killed_at_random_in_fit(
     folder = tmp_path / "pids"
     command = [str(PROGRAMS / "elastic_training.py"), "fit", "step", str(folder), "0", str(initial_weights(tmp_path))]
     done, text = chaos(command, size, kills, seed, folder, 0.2, each_s=15.0, STEPS=str(20 * epochs))
+    assert done == kills and check_fit(text, alone, epochs) == size, text[-6000:]
+
+
+def check_fit(text: str, alone: Any, epochs: int) -> int:
+    """Check the results in ``text`` of a training in fit(), and return how many ranks were left.
+
+    ``alone`` is the result of one process that was not disturbed.
+    """
     results = results_in(text)
-    assert done == kills and len(results) == size, text[-6000:]
     for one in results:
         np.testing.assert_allclose(one["values"], alone["values"], rtol=0, atol=1e-10, err_msg=text[-6000:])
         assert one["log"] == list(range(20 * epochs)), text[-6000:]
+    return len(results)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SOAK_SEEDS", "1"))))
+def test_a_storm_in_fit(new_cluster: NewCluster, seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Ranks are killed in fit(), hosts hang or are cut off, and the launcher's host is lost."""
+    epochs = 20
+    ((alone,), _) = run("fit", "step", 1, 0, tmp_path, epochs=epochs)
+    folder = tmp_path / "storm"
+    folder.mkdir()
+    program = [str(PROGRAMS / "elastic_training.py"), "fit", "step", str(folder), "0", str(initial_weights(tmp_path))]
+    more = {**QUIET, **LEAN, "OUTSIDE": "1", "RANKS": "2", "EPOCHS": str(epochs), "PAUSE_S": "0.2"}
+    more["PYTHONPATH"] = os.pathsep.join([more["PYTHONPATH"], str(ROOT)])
+
+    def check(_: Path, text: str) -> None:
+        assert check_fit(text, alone, epochs) >= 2, text[-6000:]
+
+    with plan(request, seed, folder):
+        chaos_of_hosts = HostChaos(new_cluster(4), folder, 20 * epochs, seed, 2300.0, program, more, check, back_s=30.0)
+        stormy(chaos_of_hosts, seed, 16, 5)
 
 
 @pytest.mark.long

@@ -22,7 +22,8 @@ from ddl_torch import elastic  # noqa: E402
 from ddlcore.errors import DdlInternalError  # noqa: E402
 from plugins.ddl_torch.tests import elastic_uses as uses  # noqa: E402
 from tests.api.elastic.threads import ElasticThreads, Killed  # noqa: E402
-from tests.faults.chaos import chaos  # noqa: E402
+from tests.faults.chaos import chaos, plan  # noqa: E402
+from tests.faults.chaos_of_hosts import HostChaos, NewCluster, stormy  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "plugins/ddl_torch/tests/programs/elastic_uses.py"
@@ -205,13 +206,20 @@ def chaos_with_sparse_gradients(size: int, faults: int, seed: int, steps: int, f
     variables = {"USE": "sparse", "STEPS": str(steps), "RANKS": str(size)}
     done, text = chaos([str(PROGRAM)], size, faults, seed, folder, pause_s, 6.0, **variables)
     assert done == faults, text
+    assert check_sparse(folder, text, steps) == size, text
+
+
+def check_sparse(folder: Path, text: str, steps: int) -> int:
+    """Check the results in ``folder``, and return how many ranks were left. ``text`` is what the job has written."""
     wanted, epochs = expected("sparse", steps), steps * uses.GLOBAL_BATCH // uses.SAMPLES
     results = [torch.load(file) for file in folder.glob("result*")]
-    assert len(results) == len(re.findall(f"result {steps} on {size}", text)) == size, text
+    size = len(results)
+    assert size == len(re.findall(f"result {steps} on {size}", text)), text
     for result in results:
         assert (result["uses.weight"] == epochs).all(), (text, result["uses.weight"])
         for name, value in wanted.items():
             assert (result[name] - value).abs().max() <= 1e-10, (name, text)
+    return size
 
 
 @pytest.mark.long
@@ -224,3 +232,20 @@ def test_ranks_are_killed_at_random_with_sparse_gradients(tmp_path: Path) -> Non
 @pytest.mark.parametrize("seed", range(int(os.environ.get("SOAK_SEEDS", "2"))))
 def test_a_hundred_kills_with_sparse_gradients(seed: int, tmp_path: Path) -> None:
     chaos_with_sparse_gradients(4, 100, seed, 2000, tmp_path / "pids", 0.1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SOAK_SEEDS", "1"))))
+def test_a_storm_with_sparse_gradients(
+    new_cluster: NewCluster, seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Ranks are killed, hosts hang or are cut off, and the launcher's host is lost."""
+    steps = 1000
+
+    def check(folder: Path, text: str) -> None:
+        assert check_sparse(folder, text, steps) >= 2, text
+
+    with plan(request, seed, tmp_path):
+        more = {"USE": "sparse", "RANKS": "2"}
+        stormy(HostChaos(new_cluster(4), tmp_path, steps, seed, 1700.0, [str(PROGRAM)], more, check), seed, 20, 6)
