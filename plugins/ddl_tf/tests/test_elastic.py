@@ -13,7 +13,7 @@ import tensorflow as tf
 from ddl_tf.keras import elastic
 
 import ddlcore.api
-from ddlcore.errors import InvalidArgument
+from ddlcore.errors import DdlInternalError, InvalidArgument
 from ddlcore.testing import run_world
 
 pytestmark = pytest.mark.timeout(180)
@@ -239,6 +239,44 @@ def test_callbacks_say_where_the_training_is(rollback: str, commit_first: bool) 
     else:
         assert seen.places == [(3, 1), (3, 3), (3, 3), (4, 0), (4, 2), (4, 2), (5, 1), (5, 1), (6, 0)]
     assert (state.epoch, state.batch, state.steps) == (6, 0, 9 if rollback == "step" else 7)
+
+
+class _Lost(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Interrupts a call of ``fit`` after two batches, as a lost rank does."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 1:
+            raise DdlInternalError("a rank is lost")
+
+
+@pytest.mark.parametrize("rollback", ["step", "commit"])
+def test_callbacks_of_an_interrupted_fit_count_no_more(rollback: str) -> None:
+    """A training function that makes its callbacks anew for each world leaves those of the worlds before behind."""
+    ddl.init()
+    try:
+        model = small_model()
+        model.compile(optimizer=ddl.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+        state = elastic.KerasState(model, rollback=rollback, epoch=3, batch=1)
+        x, y = np.ones((12, 3), np.float32), np.ones((12, 2), np.float32)
+
+        def fit(batches: int, *more: Any) -> None:
+            updates = [elastic.UpdateBatchStateCallback(state), elastic.UpdateEpochStateCallback(state)]
+            callbacks = [elastic.CommitStateCallback(state), *updates, *more]
+            model.fit(x[: 4 * batches], y[: 4 * batches], batch_size=4, callbacks=callbacks, verbose=0)
+
+        fit(2)  # the rest of epoch 3
+        fit(3)
+        with pytest.raises(DdlInternalError):
+            fit(3, _Lost())
+        assert (state.epoch, state.batch) == (5, 2)
+        fit(1)
+        with pytest.raises(DdlInternalError):
+            fit(3, _Lost())
+    finally:
+        ddl.shutdown()
+    assert (state.epoch, state.batch) == (6, 2)
+    assert (state._saved["epoch"], state._saved["batch"]) == (6, 2)
+    assert len(state.positions) == 2, "the others are forgotten, with what they refer to"
 
 
 def test_horovods_names_are_there() -> None:

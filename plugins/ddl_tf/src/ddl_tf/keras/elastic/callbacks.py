@@ -22,6 +22,7 @@ class UpdateBatchStateCallback(Callback):
         self._done = 0  # batches of the present epoch that were done when ``fit`` began
 
     def on_train_begin(self, logs: Any = None) -> None:
+        _take_part(self)
         self._done = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -47,6 +48,7 @@ class UpdateEpochStateCallback(Callback):
         self._offset: int | None = None  # from Keras' numbers of epochs to those of the training
 
     def on_train_begin(self, logs: Any = None) -> None:
+        _take_part(self)
         self._offset = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -100,7 +102,18 @@ class CommitStateCallback(Callback):
 
         Some of them may come after this callback in the list of callbacks.
         """
-        return [one for one in self.state.positions if getattr(one, "model", None) is self.model]
+        return [one for one in self.state.positions if getattr(one, "params", None) is self.params]
+
+
+def _take_part(callback: Any) -> None:
+    """Record that ``callback`` updates its state in the call of ``fit`` that begins, and forget those of earlier calls.
+
+    A callback of an earlier call, such as one that a failure has ended, would count from where that call began. ``fit``
+    gives all its callbacks the same object of parameters.
+    """
+    others = [one for one in callback.state.positions if one is not callback]
+    now = [one for one in others if getattr(one, "params", None) is None or one.params is callback.params]
+    callback.state.positions = [*now, callback]
 
 
 def _is_last(callback: Any, batch: int) -> bool:
