@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,6 @@ class Setting:
     doc: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
-    former: str = ""  # an earlier name: still accepted, with a warning
     group: str = ""
     brief: str = ""  # what the short help says, in one line; empty: only --help-all shows the flag
 
@@ -162,7 +160,6 @@ SETTINGS: tuple[Setting, ...] = (
         1 << 20,
         "in replay, largest size of the first and of the last bucket of a step, in bytes; 0: the same as fusion_bytes",
         minimum=0,
-        former="first_batch_bytes",
         group="performance",
     ),
     Setting(
@@ -675,8 +672,7 @@ def load_settings(
     the key with its file and line.
     """
     table = {row.name: row for row in rows}
-    file = _renamed(file or {}, table)
-    environ = _renamed_variables(environ, table)
+    file = file or {}
     flags = {name: value for name, value in (flags or {}).items() if value is not None}
     unknown = [_unknown(where_in(file, name), name, table) for name in sorted(set(file) - set(table))]
     unknown += [_unknown(f"--{name.replace('_', '-')}", name, table) for name in sorted(set(flags) - set(table))]
@@ -704,36 +700,6 @@ def _unknown(where: str, name: str, table: Iterable[str]) -> str:
     near = nearest(name, table)
     what_next = f"did you mean {near}?" if near else f"there are {', '.join(sorted(table))}"
     return f"{where}: no setting is called {name}; {what_next}"
-
-
-def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mapping[str, object]:
-    """Return a copy of ``file`` in which each former name of a setting is replaced by the present name.
-
-    ``file`` contains the keys and values of a config file. Warns about each former name in ``file``.
-    """
-    former = {row.former: row.name for row in table.values() if row.former in file}
-    for old, new in former.items():
-        _warn_former(f"config file: {old}", new)
-    if not former:
-        return file
-    return {former.get(key, key): value for key, value in sorted(file.items(), key=lambda item: item[0] not in former)}
-
-
-def _renamed_variables(environ: Mapping[str, str], table: Mapping[str, Setting]) -> Mapping[str, str]:
-    """Return a copy of ``environ`` in which variables with a former name are set under the present name, too.
-
-    If the variable with the present name is set already, it keeps its value. Warns about each former name in
-    ``environ``.
-    """
-    found = {f"DDL_{row.former.upper()}": row.env for row in table.values() if row.former}
-    former = {old: new for old, new in found.items() if old in environ}
-    for old, new in former.items():
-        _warn_former(old, new)
-    return {**{new: environ[old] for old, new in former.items()}, **environ} if former else environ
-
-
-def _warn_former(old: str, new: str) -> None:
-    warnings.warn(f"{old} is called {new} now; the old name will go in a later version", FutureWarning, stacklevel=4)
 
 
 class ConfigFile(dict[str, object]):

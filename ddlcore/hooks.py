@@ -16,7 +16,6 @@ from ddlcore.types import Knob
 
 __all__ = [
     "ENTRY_POINT_GROUP",
-    "FORMER_GROUPS",
     "AdapterProvider",
     "BenchPeerProvider",
     "CheckProvider",
@@ -38,7 +37,6 @@ __all__ = [
 ]
 
 ENTRY_POINT_GROUP = "ddlcore.plugins.v2"  # the number is the major version of the plugin contract
-FORMER_GROUPS = {"ddlcore.plugins": "1.0"}  # by group: the contract version of its plugins
 hookspec = pluggy.HookspecMarker("ddlcore")  # used by the core, which specifies the hooks
 hookimpl = pluggy.HookimplMarker("ddlcore")  # the decorator of a plugin's hooks
 
@@ -178,7 +176,10 @@ class BenchPeerProvider(Provider):
 
 @dataclass(frozen=True)
 class CommandProvider(Provider):
-    """A subcommand of ``ddl``. ``target`` names a click command. ``aliases`` are other names of the subcommand."""
+    """A subcommand of ``ddl``. ``target`` names a click command. ``aliases`` are other names of the subcommand.
+
+    A name of two words, such as "plugins new", is that of a command below the first one, ``ddl plugins``.
+    """
 
     aliases: tuple[str, ...] = field(default_factory=tuple)
 

@@ -134,14 +134,6 @@ class Kind(IntEnum):
         """Whether the size of a tensor's first dimension may differ between ranks and between calls."""
         return self in (Kind.ALLGATHER, Kind.ALLTOALL)
 
-    @property
-    def is_elementwise(self) -> bool:
-        """Whether the operation combines each element only with the elements at the same index on other ranks.
-
-        If it does, the tensors may have any dense memory layout.
-        """
-        return self in (Kind.ALLREDUCE, Kind.BROADCAST)
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

@@ -24,10 +24,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
-from ddlcore.commands.bench.pipe import told
-from ddlcore.commands.bench.plan import SIZES, BenchPlan, parse_sizes
-from ddlcore.commands.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
-from ddlcore.commands.bench.timing import Together
+from ddl_doctor.bench.pipe import told
+from ddl_doctor.bench.plan import SIZES, BenchPlan, parse_sizes
+from ddl_doctor.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
+from ddl_doctor.bench.timing import Together
+
 from ddlcore.contracts.transport import Plan
 from ddlcore.plug.registry import Registry
 from ddlcore.text.numbers import exact_size
@@ -84,9 +85,9 @@ def rank_main(part: str, pipe: str, sizes: tuple[int, ...], rounds: int) -> None
     """Run ``part`` on this rank; rank 0 writes the results to ``pipe``."""
     import ddl_torch as ddl
     import torch
+    from ddl_doctor.bench.rank import measure_all, open_peers
 
     from ddlcore.api import current_job
-    from ddlcore.commands.bench.rank import measure_all, open_peers
 
     torch.set_num_threads(1)
     ddl.init()

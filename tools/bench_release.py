@@ -24,15 +24,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
+from ddl_conform.pretend import KIND, PretendRuntime
+from ddl_conform.pretend_tensors import PretendTensor, stream
+from ddl_conform.pretend_transport import PretendTransport
+from ddl_conform.pretend_world import PRETEND, pretend_registry
+from ddl_doctor.bench.pipe import told
+
 from ddlcore.builtin.shm.transport import ShmTransport
-from ddlcore.commands.bench.pipe import told
 from ddlcore.hooks import TransportProvider
 from ddlcore.plug.registry import Distribution
 from ddlcore.runtime.device.routes import Commit
-from ddlcore.testing.pretend import KIND, PretendRuntime
-from ddlcore.testing.pretend_tensors import PretendTensor, stream
-from ddlcore.testing.pretend_transport import PretendTransport
-from ddlcore.testing.pretend_world import PRETEND, pretend_registry
 from ddlcore.types import Device
 
 __all__ = ["COMMIT", "EVENT", "UNSAFE", "OverShm", "table"]
@@ -104,9 +105,9 @@ def step_times(job: Any, compute_s: float, steps: int) -> dict[str, float]:
     Also return the number of commit messages of a step.
     """
     import numpy as np
+    from ddl_conform.pretend_tensors import current_stream
 
     import ddlcore as ddl
-    from ddlcore.testing.pretend_tensors import current_stream
 
     mine = current_stream()
     zeros = np.zeros(ELEMENTS, np.float32)

@@ -22,7 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds modules in its own folder only
 
-from ddlcore.commands.bench.results import median_interval
+from ddl_doctor.bench.results import median_interval
+
 from ddlcore.messages import Planned
 from ddlcore.observe.ring_buffer import Record, RingBuffer
 from ddlcore.observe.trace_hooks import TraceHooks

@@ -21,9 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
-from ddlcore.commands.bench.pipe import told
-from ddlcore.commands.bench.plan import BenchPlan, parse_dtype, parse_operations, parse_sizes
-from ddlcore.commands.bench.results import TRANSPORT, Row, interval_words, ratio
+from ddl_doctor.bench.pipe import told
+from ddl_doctor.bench.plan import BenchPlan, parse_dtype, parse_operations, parse_sizes
+from ddl_doctor.bench.results import TRANSPORT, Row, interval_words, ratio
+
 from ddlcore.contracts.bench import BenchPeer
 from ddlcore.plug.registry import Registry
 from ddlcore.text.numbers import exact_size
@@ -43,8 +44,9 @@ SIZES = "64K,256K,1M,4M,16M,64M"
 
 def rank_main(given: argparse.Namespace) -> None:
     """Run the benchmark on this rank; rank 0 writes the results to the pipe."""
+    from ddl_doctor.bench.rank import measure_all, open_peers
+
     import ddlcore.api as ddl
-    from ddlcore.commands.bench.rank import measure_all, open_peers
 
     ddl.init()
     job = ddl.current_job()

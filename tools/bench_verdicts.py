@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlcore.commands.bench.results import Ratio
+from ddl_doctor.bench.results import Ratio
+
 from ddlcore.launch.ranks.environment import usable_cores
 
 __all__ = ["LITTLE_ROOM", "Judged", "concluded", "machine_words", "markdown", "missed", "put", "table"]

@@ -16,38 +16,38 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # In the order in which the author of a plugin needs them.
 MODULES = (
-    "hooks",
-    "contracts/transport",
-    "contracts/memory",
-    "contracts/adapter",
-    "contracts/framework",
-    "contracts/compressor",
-    "contracts/fusion",
-    "contracts/tuner",
-    "contracts/launcher",
-    "contracts/cluster",
-    "contracts/device",
-    "contracts/kernels",
-    "contracts/check",
-    "contracts/known_bad",
-    "contracts/bench",
-    "contracts/communicators",
-    "contracts/discovery",
-    "contracts/store",
-    "types",
-    "errors",
-    "testing/transports",
-    "testing/transport_base",
-    "testing/processes",
-    "testing/composed",
-    "testing/adapters",
-    "testing/adapter_base",
-    "testing/compressors",
-    "testing/fusion",
-    "testing/tuners",
-    "testing/launchers",
-    "testing/devices",
-    "testing/world",
+    "ddlcore.hooks",
+    "ddlcore.contracts.transport",
+    "ddlcore.contracts.memory",
+    "ddlcore.contracts.adapter",
+    "ddlcore.contracts.framework",
+    "ddlcore.contracts.compressor",
+    "ddlcore.contracts.fusion",
+    "ddlcore.contracts.tuner",
+    "ddlcore.contracts.launcher",
+    "ddlcore.contracts.cluster",
+    "ddlcore.contracts.device",
+    "ddlcore.contracts.kernels",
+    "ddlcore.contracts.check",
+    "ddlcore.contracts.known_bad",
+    "ddlcore.contracts.bench",
+    "ddlcore.contracts.communicators",
+    "ddlcore.contracts.discovery",
+    "ddlcore.contracts.store",
+    "ddlcore.types",
+    "ddlcore.errors",
+    "ddl_conform.transports",
+    "ddl_conform.transport_base",
+    "ddl_conform.processes",
+    "ddl_conform.composed",
+    "ddl_conform.adapters",
+    "ddl_conform.adapter_base",
+    "ddl_conform.compressors",
+    "ddl_conform.fusion",
+    "ddl_conform.tuners",
+    "ddl_conform.launchers",
+    "ddl_conform.devices",
+    "ddl_conform.world",
 )
 INTERNAL = {"DTYPES", "OPS", "RankProcesses", "only_where"}  # names that only the conformance kit uses
 HELPERS = "# --- used by the standard tests"  # in a suite: authors of plugins write or set only what is above this line
@@ -57,19 +57,19 @@ HEAD = """# Reference of the contracts
 
 This page describes every class and function that a plugin implements or uses. `python tools/reference.py` writes it from
 the docstrings. [Writing a plugin](plugins.md) explains where to begin. At the end are the suites of the
-conformance kit, without their tests: import them from `ddlcore.testing`.
+conformance kit (ddl-conform), without their tests: import them from `ddlcore.testing`.
 """
 
-__all__ = ["main", "reference"]
+__all__ = ["main", "reference", "source_of"]
 
 
 def reference() -> str:
     """Return the whole page."""
     parts = [HEAD]
     for name in MODULES:
-        source = (ROOT / "ddlcore" / f"{name}.py").read_text(encoding="utf-8")
+        source = source_of(name).read_text(encoding="utf-8")
         module = ast.parse(source)
-        parts.append(f"## `ddlcore.{name.replace('/', '.')}`\n\n{ast.get_docstring(module) or ''}\n")
+        parts.append(f"## `{name}`\n\n{ast.get_docstring(module) or ''}\n")
         public = _exports(module) - INTERNAL
         comments = _comments(source)
         parts.extend(_fields(module.body, comments, public, "Constants:\n\n"))
@@ -79,6 +79,13 @@ def reference() -> str:
             elif isinstance(item, ast.FunctionDef) and item.name in public:
                 parts.append(f"### `{_signature(item)}`\n\n{ast.get_docstring(item) or ''}\n")
     return "\n".join(parts).replace("``", "`").rstrip() + "\n"
+
+
+def source_of(module: str) -> Path:
+    """Return the file of ``module``, which is one of ``MODULES``."""
+    package, *parts = module.split(".")
+    folder = ROOT if package == "ddlcore" else ROOT / "plugins" / package / "src"
+    return (folder / package / Path(*parts)).with_suffix(".py")
 
 
 def _exports(module: ast.Module) -> set[str]:

@@ -145,7 +145,7 @@ def lent(env: Environment) -> str:
     """Check that plugins install beside frameworks that were there before, and are imported from their wheels."""
     env.create()
     lend(env.folder, env.folder.with_name("lent"))
-    env.install("ddlcore[testing]", *LENT)
+    env.install("ddl-conform", *LENT)
     return ", ".join(origin(env.bin / "python", module, env.folder) for module in ("ddlcore", *LENT.values()))
 
 
@@ -169,6 +169,20 @@ def outside_training(env: Environment, script: str, *flags: str, options: tuple[
     return " ".join(accuracy[0].split())
 
 
+def bench(env: Environment) -> str:
+    """Check that a command of a tool package runs, and return the last line of its table."""
+    shown = env.ddl("bench", "-np", "2", "--ops", "allreduce", "--sizes", "4", "--rounds", "3")
+    return " ".join(next(line for line in shown.splitlines() if "allreduce" in line).split())
+
+
+def absent(env: Environment) -> str:
+    """Check that `ddl` says how to install the package of a command that is not there."""
+    shown = env.ddl("doctor", expect=2).strip()
+    if not re.search(r"install it: pip install .*ddl.doctor", shown):
+        raise Failed(f"`ddl doctor` says:\n{shown}")
+    return shown[:160]
+
+
 def stages(folder: Path) -> list[list[Lane]]:
     """Return all steps: the lanes of a stage run side by side, and each step of a lane needs those before it."""
     wheels = folder / "dist"
@@ -188,12 +202,13 @@ def stages(folder: Path) -> list[list[Lane]]:
 def with_torch(env: Environment) -> Lane:
     """Return the steps of the environment with PyTorch, and with the plugins that others have written."""
     train = partial(outside_training, env, "digits.py")
-    packages = (TORCH, "scikit-learn", "ddlcore[testing]", "ddl-torch", "ddl-gloo", "ddl-nccl")
+    packages = (TORCH, "scikit-learn", "ddl-conform", "ddl-doctor", "ddl-torch", "ddl-gloo", "ddl-nccl")
     return [
         ("fresh environment", partial(env.make, *packages)),
         ("ddl info", partial(info, env)),
         ("README", partial(readme, env)),
         ("digits with PyTorch", partial(digits, env, "torch_digits.py")),
+        ("ddl bench", partial(bench, env)),
         ("conform shm", partial(conform, env, "shm")),
         ("plugins that are begun", partial(new_plugins, env)),
         ("plugins from outside", partial(env.install, *OUTSIDE)),
@@ -208,7 +223,7 @@ def with_torch(env: Environment) -> Lane:
 def with_jax(env: Environment) -> Lane:
     """Return the steps of the environment with JAX."""
     return [
-        ("fresh environment for JAX", partial(env.make, "ddlcore[testing]", "ddl-jax", "scikit-learn")),
+        ("fresh environment for JAX", partial(env.make, "ddl-conform", "ddl-jax", "scikit-learn")),
         ("conform jax", partial(conform, env, "jax", "adapter")),
         ("train with JAX", partial(outside_training, env, "jax_digits.py")),
     ]
@@ -220,6 +235,7 @@ def with_frameworks(env: Environment) -> Lane:
     return [
         ("fresh environment for other frameworks", partial(lent, env)),
         ("ddl plugins", partial(offered, env)),
+        ("ddl doctor, which is not there", partial(absent, env)),
         *(
             (f"digits with {framework}", partial(digits, env, script))
             for plugin, (framework, script) in scripts.items()

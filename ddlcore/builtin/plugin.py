@@ -5,8 +5,8 @@ from __future__ import annotations
 from ddlcore.config import Setting
 from ddlcore.hooks import (
     AdapterProvider,
-    CheckProvider,
     ClusterProvider,
+    CommandProvider,
     CompressorProvider,
     DiscoveryProvider,
     FusionProvider,
@@ -60,6 +60,18 @@ SHM_KNOBS = (
         doc="what is published at a time",
     ),
 )
+
+
+@hookimpl
+def ddl_cli() -> list[CommandProvider]:
+    """Return the providers of the core's own commands, in the order of `ddl --help`."""
+    known = (
+        ("run", "starts the ranks of a job"),
+        ("info", "what is installed, and what is missing"),
+        ("tune", "finds good settings"),
+        ("plugins", "lists plugins"),
+    )
+    return [CommandProvider(name, f"ddlcore.commands.{name}.command:{name}", doc=doc) for name, doc in known]
 
 
 @hookimpl
@@ -120,7 +132,6 @@ def ddl_transports() -> list[TransportProvider]:
             sizes=(2, None),
             settings=HIERARCHICAL_SETTINGS,
             knobs=HIERARCHICAL_KNOBS,
-            suite="ddlcore.testing.builtin:HierarchicalSuite",
         ),
     ]
 
@@ -135,7 +146,6 @@ def ddl_adapters() -> list[AdapterProvider]:
             doc="numpy arrays",
             module="ddlcore",
             framework="numpy",
-            suite="ddlcore.testing.builtin:NumpySuite",
         )
     ]
 
@@ -162,27 +172,10 @@ def ddl_compressors() -> list[CompressorProvider]:
                 name,
                 f"ddlcore.builtin.compressors:{name.title()}Compression",
                 doc=f"floats travel as {label}",
-                suite=f"ddlcore.testing.builtin:{name.title()}Suite",
             )
             for name, label in (("fp16", "float16"), ("bf16", "bfloat16"))
         ),
     ]
-
-
-@hookimpl
-def ddl_checks() -> list[CheckProvider]:
-    """Return the providers of those checks of `ddl doctor` that run whichever plugins are installed."""
-    known = (
-        ("versions", "versions:VersionsCheck", "ddl, Python and frameworks are the same on all hosts"),
-        ("known-bad", "versions:KnownBadVersions", "nothing installed is known to be bad"),
-        ("dev-shm", "system:SharedMemoryCheck", "/dev/shm is large enough for workers of data loaders"),
-        ("limits", "system:LimitsCheck", "enough files may be opened, enough memory locked"),
-        ("network-cards", "network:NetworkCardsCheck", "which network cards there are"),
-        ("iommu", "gpus:IommuCheck", "no IOMMU stands between GPUs"),
-        ("gpu-sharing", "gpus:GpuSharingCheck", "every rank takes a GPU of its own"),
-        ("gpu-links", "gpus:GpuLinksCheck", "the GPUs of a host reach each other's memory"),
-    )
-    return [CheckProvider(name, f"ddlcore.builtin.checks.{target}", doc=doc) for name, target, doc in known]
 
 
 @hookimpl
@@ -248,7 +241,6 @@ def ddl_launchers() -> list[LauncherProvider]:
             name="ssh",
             target="ddlcore.builtin.ssh:SshLauncher",
             doc="ssh, or the remote shell that OMPI_MCA_plm_rsh_agent names",
-            suite="ddlcore.testing.builtin:SshSuite",
             settings=(
                 Setting(
                     "ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0, group="hosts"
@@ -262,7 +254,6 @@ def ddl_launchers() -> list[LauncherProvider]:
             name="srun",
             target="ddlcore.builtin.slurm:SrunLauncher",
             doc="srun, on the nodes of the allocation",
-            suite="ddlcore.testing.builtin:SrunSuite",
             priority=20,
             variables=("SLURM_JOB_ID",),
             whole=True,

@@ -10,65 +10,31 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
+from ddlcore.builtin.plugin import ddl_cli
 from ddlcore.commands.help import HELP_NAMES, examples
-from ddlcore.text.nearest import nearest
-
-if TYPE_CHECKING:
-    from ddlcore.plug.registry import Registry
+from ddlcore.commands.provided import ProvidedGroup
 
 REFUSED = 2  # exit code when nothing was started
-_COMMANDS = (
-    "run",
-    "info",
-    "bench",
-    "tune",
-    "timeline",
-    "doctor",
-    "plugins",
-    "conform",
-)  # each a folder beside this file
 
 
-class _Commands(click.Group):
-    """A click group of ddl's own commands, followed by the commands of plugins.
-
-    The module of a command is imported only when the command is called.
-    """
+class _Commands(ProvidedGroup):
+    """A click group of the core's own commands, followed by the commands of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS, *sorted(set(_registry().commands) - set(_COMMANDS))]
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            near = nearest(args[0], self.list_commands(ctx), like=0.6)  # low: one letter is much of a short word
-            if not near:
-                raise
-            raise click.UsageError(f"{error.message.rstrip('.')}; did you mean '{near}'?", ctx) from None
+        own = [one.name for one in ddl_cli()]
+        return [*own, *(name for name in super().list_commands(ctx) if name not in own)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name in _COMMANDS:
-            command = getattr(importlib.import_module(f"ddlcore.commands.{name}.command"), name)
-            assert isinstance(command, click.Command)
-            return command
-        registry = _registry()
-        for provider in registry.commands.values():
-            if name in (provider.name, *provider.aliases):
-                return registry.load(provider)
-        return None
-
-
-def _registry() -> Registry:
-    from ddlcore.plug.settings import settings_of
-
-    return settings_of(os.environ)[1]
+        for own in ddl_cli():
+            if name == own.name:  # without a look at the installed plugins, which takes a while
+                module, _, attribute = own.target.partition(":")
+                command = getattr(importlib.import_module(module), attribute)
+                assert isinstance(command, click.Command)
+                return command
+        return super().get_command(ctx, name)
 
 
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -134,8 +134,7 @@ def _declared(row: Setting, group: Group) -> tuple[list[str], dict[str, Any]]:
     if row.choices:
         metavar = metavar if row.name in _VALUES else "|".join(row.choices)
         complete = completion.words(*row.choices)
-    former = ["--" + row.former.replace("_", "-")] if row.former else []
-    names = [row.flag, *_ALSO.get(row.name, ()), *former, row.name]
+    names = [row.flag, *_ALSO.get(row.name, ()), row.name]
     return names, {**described, "metavar": metavar, "shell_complete": complete}
 
 

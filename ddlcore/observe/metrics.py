@@ -67,13 +67,6 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
             tuple(buckets),
         ),
         Family(
-            "ddl_batches_total",
-            "counter",
-            "The former name of ddl_buckets_total; it will go in a later version.",
-            "how",
-            tuple(buckets),
-        ),
-        Family(
             "ddl_stage_seconds_total",
             "counter",
             "Seconds that the engine spent in each stage, and the user's threads in wait.",

@@ -28,6 +28,13 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
     "library of communicators": {
         "mpi4py": "ddl-mpi",
     },
+    "command": {
+        "bench": "ddl-doctor",
+        "conform": "ddl-conform",
+        "doctor": "ddl-doctor",
+        "plugins new": "ddl-conform",
+        "timeline": "ddl-doctor",
+    },
     "bench peer": {
         "gloo": "ddl-torch",
         "mpi": "ddl-mpi",

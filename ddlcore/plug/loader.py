@@ -17,9 +17,8 @@ from importlib.metadata import version as installed_version
 import pluggy
 
 from ddlcore.config import Settings
-from ddlcore.contracts import API_VERSION
 from ddlcore.errors import PluginError
-from ddlcore.hooks import ENTRY_POINT_GROUP, FORMER_GROUPS, Hooks, Provider
+from ddlcore.hooks import ENTRY_POINT_GROUP, Hooks, Provider
 from ddlcore.plug.finding import raised_at, run_alone
 from ddlcore.plug.registry import Distribution, Refusal, Registry
 from ddlcore.text.nearest import nearest
@@ -40,7 +39,6 @@ def load_plugins(settings: Settings) -> Registry:
     _introduce(importlib.import_module(_BUILTIN), _core(), registry)
     for origin, entry in _chosen(_installed(), settings, registry):
         try:
-            _require_contract(entry)
             with redirect_stdout(sys.stderr):  # a plugin's output must not mix with the output of a command
                 _introduce(_plugin(entry), origin, registry)
         except (Exception, SystemExit) as error:  # plugins may raise anything; KeyboardInterrupt passes
@@ -50,28 +48,9 @@ def load_plugins(settings: Settings) -> Registry:
 
 
 def _installed() -> list[_Found]:
-    """Return the entry points of all plugins that installed distributions announce, sorted by name.
-
-    A distribution may announce its plugin for several versions of the plugin contract. If the present version is one of
-    these, the entry points of this distribution for earlier versions are left out.
-    """
-    announced = entry_points()  # once for all groups: it reads a file of every distribution
-    found = [(_origin(entry), entry) for entry in announced.select(group=ENTRY_POINT_GROUP)]
-    present = {origin.name for origin, _ in found}
-    former = [(_origin(entry), entry) for group in FORMER_GROUPS for entry in announced.select(group=group)]
-    found += [one for one in former if one[0].name not in present]
+    """Return the entry points of all plugins that installed distributions announce, sorted by name."""
+    found = [(_origin(entry), entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
     return sorted(found, key=lambda one: (one[0].name, one[1].name))
-
-
-def _require_contract(entry: EntryPoint) -> None:
-    """Raise PluginError if the plugin was written for an earlier version of the plugin contract."""
-    if entry.group in FORMER_GROUPS:
-        ours = ".".join(map(str, API_VERSION))
-        raise PluginError(
-            f"it was written for plugin contract {FORMER_GROUPS[entry.group]}, this ddlcore has {ours}, in which words "
-            "changed: a batch is a bucket, Prepared.enter is run_atomic, a cluster's seat is rank_info; its author "
-            f'follows "Versions of the contract" in docs/plugins.md and names the entry point group {ENTRY_POINT_GROUP}'
-        )
 
 
 def _plugin(entry: EntryPoint) -> object:

@@ -72,7 +72,7 @@ def misspelt_variables(environ: Mapping[str, str], rows: Iterable[Setting]) -> l
     prefix of this plugin are left out, because they may be correct.
     """
     rows = list(rows)
-    known = {row.env for row in rows} | {f"DDL_{row.former.upper()}" for row in rows if row.former}
+    known = {row.env for row in rows}
     absent = {
         prefix
         for names in ALIASES.values()

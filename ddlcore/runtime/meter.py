@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any, TypedDict, cast
 
@@ -12,9 +11,6 @@ from ddlcore.types import Kind
 
 now_ns = time.perf_counter_ns
 _WITH_TENSORS = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER)
-
-
-_FORMER_KEYS = {f"batches_{how}": f"buckets_{how}" for how in ("negotiated", "replayed", "void")}
 
 
 class WorldStats(TypedDict):
@@ -103,7 +99,7 @@ def added(before: Stats, now: Stats) -> Stats:
         elif key in ("bytes", "seconds"):
             own = whole[key]
             whole[key] = {name: value.get(name, 0) + own.get(name, 0) for name in {**value, **own}}
-    return cast("Stats", _WithFormerKeys(whole))
+    return cast("Stats", whole)
 
 
 class Meter:
@@ -179,19 +175,4 @@ class Meter:
             routes=dict(routes),
             world=world,
         )
-        return cast("Stats", _WithFormerKeys(counted))
-
-
-class _WithFormerKeys(dict[str, Any]):
-    """A dict of statistics that also accepts the keys of earlier versions, and then warns the user."""
-
-    def __missing__(self, key: str) -> Any:
-        if key not in _FORMER_KEYS:
-            raise KeyError(key)
-        new = _FORMER_KEYS[key]
-        warnings.warn(
-            f"stats()[{key!r}] is called {new!r} now; the old key will go in a later version",
-            FutureWarning,
-            stacklevel=2,
-        )
-        return self[new]
+        return counted

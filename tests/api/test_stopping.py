@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from ddl_conform.world import World
 
 import ddlcore
 from ddlcore.api import Job, stopping, use_job
@@ -16,7 +17,6 @@ from ddlcore.errors import Closed, DdlInternalError, InvalidArgument, NotInitial
 from ddlcore.messages import STOP, AgreedCall
 from ddlcore.runtime.counted_calls import CountedCalls
 from ddlcore.runtime.job_failure import JobFailure
-from ddlcore.testing.world import World
 
 
 def calls_until_stop(job: Job, most: int, step: bool = True, pause_s: float = 0.0) -> int:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-__all__ = ["ROOT", "Source", "core", "every", "plugins"]
+from ddlcore.config import read_toml
+
+__all__ = ["ROOT", "Source", "core", "every", "plugins", "tools"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,11 +78,25 @@ def core() -> list[Source]:
 
 
 def plugins() -> dict[str, list[Source]]:
-    """Every file of each plugin, by the name of its module."""
+    """Every file of each plugin that uses the public part of ddlcore only, by the name of its module."""
+    return {name: sources for name, sources in _packages().items() if name not in tools()}
+
+
+def tools() -> dict[str, list[Source]]:
+    """Every file of each tool package, by the name of its module: it asks for the ddlcore of its own version."""
+    pinned = {
+        path.parent.name
+        for path in (ROOT / "plugins").glob("*/pyproject.toml")
+        if any(one.startswith("ddlcore==") for one in read_toml(path)["project"]["dependencies"])  # type: ignore[index]
+    }
+    return {name: sources for name, sources in _packages().items() if name in pinned}
+
+
+def _packages() -> dict[str, list[Source]]:
     folders = sorted(path for path in (ROOT / "plugins").glob("*/src/*") if path.is_dir() and path.suffix == "")
     return {folder.name: list(_below(folder, folder.name)) for folder in folders}
 
 
 def every() -> list[Source]:
-    """The core and all plugins."""
-    return core() + [source for sources in plugins().values() for source in sources]
+    """The core, all tool packages and all plugins."""
+    return core() + [source for sources in _packages().values() for source in sources]

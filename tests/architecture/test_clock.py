@@ -13,7 +13,7 @@ SHOWN_ONLY = {  # modules that show the time of day to people, or write it into 
     "ddlcore.observe.flight",
     "ddlcore.launch.job.handover",  # the name of a directory
 }
-BETWEEN_HOSTS = {"ddlcore.commands.doctor.pairs"}  # compares the clocks of two hosts, on purpose
+BETWEEN_HOSTS = {"ddl_doctor.doctor.pairs"}  # compares the clocks of two hosts, on purpose
 WALL = {"time", "time_ns", "localtime", "strftime"}
 
 

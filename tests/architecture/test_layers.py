@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.architecture.source import ROOT, core, every, plugins
+from tests.architecture.source import ROOT, core, every, plugins, tools
 
 LAYERS = (  # from the ground up; a room may import itself and the layers below its own
     {"types", "errors", "text", "threads"},
@@ -29,15 +29,14 @@ OWN = ""  # the files of a room that are in none of its folders
 FOLDERS = {
     "api": ({OWN}, {"elastic"}),
     "runtime": ({OWN}, {"device"}),
-    "builtin": ({OWN}, {"checks", "hierarchical", "shm", "tuners"}),
-    "testing": ({OWN}, {"conform"}),
+    "builtin": ({OWN}, {"hierarchical", "shm", "tuners"}),
     "launch": ({"output"}, {"ranks"}, {"agents"}, {"job"}),
     "commands": (
         {"completion", "help"},
         {"options"},
-        {"info"},
-        {"bench", "conform", "plugins", "timeline"},
-        {"doctor", "run"},
+        {"info", "provided"},
+        {"plugins"},
+        {"run"},
         {"tune"},
         {"cli"},
     ),
@@ -146,6 +145,24 @@ def test_plugins_use_the_doors_only() -> None:
                 if top in others or (top == "ddlcore" and room_of(name) not in OPEN_TO_PLUGINS):
                     wrong.append(f"{source}:{line} imports {name}")
     assert wrong == []
+
+
+def test_nobody_uses_a_tool_package() -> None:
+    """A tool package may use all of ddlcore, whose version it asks for, but no other package.
+
+    Only the conformance kit is there for others. ddlcore forwards to it, without being able to do without.
+    """
+    wrong = []
+    ours, theirs = set(tools()), set(plugins())
+    for source in every():
+        mine = source.module.partition(".")[0]
+        others = (ours | theirs if mine in ours else ours) - {mine}
+        if mine in theirs or source.module == "ddlcore.testing":
+            others -= {"ddl_conform"}
+        wrong += [
+            f"{source}:{line} imports {name}" for line, name in source.imports() if name.partition(".")[0] in others
+        ]
+    assert wrong == [] and "ddl_doctor" in ours
 
 
 def test_pluggy_is_used_at_start_up_only() -> None:

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from tests.architecture.source import Source, every
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
-DOORS = re.compile(r"ddlcore\.(api|contracts|hooks|types|errors|testing)\b")  # what plugins and users import from
-OUTSIDE = ("ddlcore.contracts", "ddlcore.hooks", "ddlcore.api", "ddlcore.testing", "ddl_")  # read by others than us
+# What plugins and users import from.
+DOORS = re.compile(r"ddlcore\.(api|contracts|hooks|types|errors)\b|ddl_conform\.(?!plugin$)\w+$")
+OUTSIDE = ("ddlcore.contracts", "ddlcore.hooks", "ddlcore.api", "ddl_")  # read by others than us
 DOORLESS_BASES = {"ABC", "Protocol", "Generic", "NamedTuple", "object"}  # a class with another base has its docs there
 
 

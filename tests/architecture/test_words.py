@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import ROOT, Source, core, every
+from tests.architecture.source import ROOT, Source, core, every, tools
 
 SURROUNDINGS = re.compile(r"\b(pluggy|environ|getenv|torch|tensorflow|keras|mxnet|jax)\b", re.IGNORECASE)
 PLUGINS = re.compile(r"nccl|gloo|(?<!co)mpi|torch|tensorflow|keras|mxnet", re.IGNORECASE)  # not in compile
@@ -78,7 +78,7 @@ def test_the_environment_is_read_in_one_file() -> None:
 
     The launcher and its commands, which make the environment of other processes, are excepted.
     """
-    excepted = ("ddlcore.launch", "ddlcore.commands")
+    excepted = ("ddlcore.launch", "ddlcore.commands", *tools())
     held = [one for one in every() if str(one) not in READS_ENVIRONMENT and not one.module.startswith(excepted)]
     assert [hit for source in held for hit in _reads_of_the_environment(source)] == []
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ddl_conform.group import Group
 
 import ddlcore as ddl
 from ddlcore.builtin.by_kind import ByKindTransport
@@ -17,7 +18,6 @@ from ddlcore.errors import TransportError
 from ddlcore.job import Job
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.testing import TransportSuite, World
-from ddlcore.testing.group import Group
 from ddlcore.types import DType, Kind, Member, ReduceOp
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ddl_conform.group import Area
+from ddl_conform.oracle import numpy_dtype
 
 from ddlcore.builtin.compressors import Bf16Compression, Fp16Compression, NoCompression
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.kernels.cpu import CpuKernels
-from ddlcore.testing.group import Area
-from ddlcore.testing.oracle import numpy_dtype
 from ddlcore.types import DType
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from ddl_conform.group import Area, Group, finish
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from ddlcore.errors import TransportError
 from ddlcore.job import Job
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.testing import World
-from ddlcore.testing.group import Area, Group, finish
 from ddlcore.types import Buffer, Member, ReduceOp
 
 HOSTS = st.lists(st.integers(0, 3), min_size=2, max_size=9)

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.store import ThreadStore
 
 from ddlcore.builtin.shm import transport as shm
 from ddlcore.builtin.shm.transport import ShmTransport
 from ddlcore.contracts.transport import Context, Plan, Transport
 from ddlcore.errors import TransportError
 from ddlcore.kernels import frame
-from ddlcore.testing.store import ThreadStore
 from ddlcore.types import DType, Member, ReduceOp
 from tests.builtin.worlds import World, buffer, random_collectives
 from tests.kernels.reference import native, numbers, reduced, same

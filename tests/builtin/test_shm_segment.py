@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ddl_conform.store import ThreadStore
 
 from ddlcore.builtin.shm import segment
 from ddlcore.errors import DeadlineExceeded, TransportError
-from ddlcore.testing.store import ThreadStore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.store import ThreadStore
 
 from ddlcore.builtin.solo import SoloTransport
 from ddlcore.contracts.transport import Context, Plan
-from ddlcore.testing.store import ThreadStore
 from ddlcore.types import DType, Member, ReduceOp
 from tests.builtin.worlds import World, buffer, random_collectives
 

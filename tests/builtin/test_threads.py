@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.store import ThreadStore
 
 from ddlcore.builtin import threads
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Context, Transport
 from ddlcore.errors import DeadlineExceeded, TransportError
-from ddlcore.testing.store import ThreadStore
 from ddlcore.types import Member, ReduceOp
 from tests.builtin.worlds import World, buffer, random_collectives
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from ddl_conform.ranks import Ranks
+from ddl_conform.store import ThreadStore
 
 from ddlcore.contracts.transport import Context, Plan, Transport
 from ddlcore.kernels.cpu import CpuKernels
-from ddlcore.testing.ranks import Ranks
-from ddlcore.testing.store import ThreadStore
 from ddlcore.types import Buffer, DType, Member
 from tests.kernels.reference import OPS, Array, native, numbers, reduced, same
 

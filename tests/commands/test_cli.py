@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddlcore.commands import provided
 from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
 from ddlcore.launch.job.launcher import Launch
@@ -146,3 +147,37 @@ def test_a_misspelt_command_is_answered(capsys: pytest.CaptureFixture[str]) -> N
     assert "No such command 'rnu'; did you mean 'run'?" in capsys.readouterr().err
     assert main(["xyzzy"]) == 2
     assert "did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bench", "doctor", "timeline"])
+def test_a_command_whose_package_is_not_there(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says how to get it, as for transports."""
+    monkeypatch.setenv("DDL_PLUGINS_OFF", "ddl-doctor")
+    assert main([command, "--help"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and len(err.splitlines()) == 1
+    assert err.startswith(f"ddl {command}: no command is called '{command}'; install it: pip install ")
+    assert "ddl_doctor" in err
+    assert main([command[:-1]]) == 2
+    assert f"did you mean '{command}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "info", "tune"])
+def test_the_help_of_an_own_command_does_not_wait_for_plugins(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for them takes longer than the rest."""
+    monkeypatch.setattr(provided, "loaded", lambda: pytest.fail("it looks for plugins"))
+    assert main([command, "--help"]) == 0
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["conform", "shm"], ["bench"]])
+def test_a_wrong_variable_is_told_by_the_command(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, although plugins cannot be looked for with it."""
+    monkeypatch.setenv("DDL_GRACE_S", "soon")
+    assert main(command) == 2
+    assert capsys.readouterr().err == f"ddl {command[0]}: DDL_GRACE_S: 'soon' is not of type float\n"
+    assert main(["--help"]) == 0
+    assert command[0] in capsys.readouterr().out

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 import pytest
+from ddl_doctor.bench.command import bench
+from ddl_doctor.doctor.command import doctor
 
-from ddlcore.commands.bench.command import bench
 from ddlcore.commands.cli import main
-from ddlcore.commands.doctor.command import doctor
 from ddlcore.commands.help import OPTIONS, Option
 from ddlcore.commands.run import command as run_module
 from ddlcore.commands.run.command import run
@@ -28,7 +28,7 @@ FLAGS = """
 --dry-run --top --check-build -cb -v --version -np --num-proc -H --hosts --hostfile -hostfile -p --ssh-port -i
 --ssh-identity-file --config --config-file --output-dir --output-filename --prefix-output-with-timestamp
 -prefix-timestamp --verbose --backend --device-dense --device-sparse --fusion-bytes --first-bucket-bytes
---first-batch-bytes --overlap --replay --no-replay --control-address --network-interface --network-interfaces
+--overlap --replay --no-replay --control-address --network-interface --network-interfaces
 --rendezvous-dir --launcher --launcher-args --silence-s --compression --autotune --no-autotune --autotune-log
 --autotune-trials --autotune-steps --autotune-warmup-steps --autotune-compression --no-autotune-compression --tuner
 --fusion-policy --start-timeout-s --open-timeout-s --leave-timeout-s --stall-warning-s --stall-shutdown-s --verify-every

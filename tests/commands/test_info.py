@@ -41,6 +41,7 @@ def test_sections_and_missing_parts(ddl: Ddl) -> None:
         "compressors",
         "kernels",
         "bench peers",
+        "commands",
         "launchers",
         "route",
     ):

@@ -6,10 +6,10 @@ import threading
 import time
 
 import pytest
+from ddl_conform.store import ThreadStore
 
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.errors import DeadlineExceeded, TransportError
-from ddlcore.testing.store import ThreadStore
 
 
 def test_a_checked_wait_ends_at_its_deadline() -> None:

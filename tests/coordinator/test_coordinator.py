@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from ddl_conform.world import run_world
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.coordinator.pending_request import PendingRequest
 from ddlcore.job import Job
 from ddlcore.messages import Answer, Ask, Bucket, Bye, Failure, Farewell, Frozen, Leave, Lost, Request, Spec, encode
-from ddlcore.testing.world import run_world
 from ddlcore.types import DType, Kind, ReduceOp
 from tests.runtime.effort import examples
 

@@ -71,18 +71,6 @@ def test_a_key_that_nothing_has_is_refused() -> None:
         load_settings({}, {"cuont": 4}, rows=ROWS)
 
 
-@pytest.mark.parametrize("where", ["DDL_FIRST_BATCH_BYTES", "config file: first_batch_bytes"])
-def test_a_former_name_is_accepted_with_a_warning(where: str) -> None:
-    """A present name beside it wins."""
-    former: dict[str, str] = {"DDL_FIRST_BATCH_BYTES": "64"} if where.startswith("DDL") else {}
-    file = {} if former else {"first_batch_bytes": 64}
-    with pytest.warns(FutureWarning, match=f"^{where} is called (DDL_)?(?i:first_bucket_bytes) now"):
-        settings = load_settings(former, file)
-    assert settings["first_bucket_bytes"] == 64
-    with pytest.warns(FutureWarning):
-        assert load_settings({**former, "DDL_FIRST_BUCKET_BYTES": "32"}, file)["first_bucket_bytes"] == 32
-
-
 def test_the_core_s_table_holds_together() -> None:
     """Names are unique, defaults parse as themselves, and units stand in the names."""
     assert len({row.name for row in SETTINGS}) == len(SETTINGS)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ddl_doctor.timeline.summary import worlds_of
 
 from ddlcore.config import CHILD_MARK
 from ddlcore.observe.merge import read_trace
-from ddlcore.observe.summary import worlds_of
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 
 ROOT = Path(__file__).parents[2]

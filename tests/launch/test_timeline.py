@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from ddl_doctor.timeline.summary import runs_of, summarise, worlds_of
 from msgspec.structs import asdict
 
 from ddlcore.commands.cli import main
@@ -18,7 +19,6 @@ from ddlcore.launch.job.timeline import Gathering
 from ddlcore.messages import Bucket, Planned, Spec, WorldReport, encode
 from ddlcore.observe.merge import merge, parts_in, read_trace
 from ddlcore.observe.ring_buffer import Code, RingBuffer
-from ddlcore.observe.summary import runs_of, summarise, worlds_of
 from ddlcore.observe.timeline import TraceFile, make_directory
 from ddlcore.observe.trace_writer import TraceWriter
 from ddlcore.text.plain import plain
@@ -444,10 +444,10 @@ def test_a_report_of_the_doctor_shows_any_name() -> None:
     """Hosts and checks are text, not markup."""
     import io
 
+    from ddl_doctor.doctor.drawn import print_report
+    from ddl_doctor.doctor.report import Report
     from rich.console import Console
 
-    from ddlcore.commands.doctor.drawn import print_report
-    from ddlcore.commands.doctor.report import Report
     from ddlcore.contracts.check import Matrix
 
     report = Report(title="[/]")

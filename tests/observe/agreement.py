@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ddlcore.observe.summary import Run
+from ddl_doctor.timeline.summary import Run
 
 __all__ = ["Apart", "ahead_us", "ends_apart"]
 

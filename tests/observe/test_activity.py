@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ddl_conform.world import World
 
 import ddlcore as ddl
 from ddlcore.contracts.interfaces import interface_addresses
@@ -18,7 +19,6 @@ from ddlcore.messages import Pulse, decode_to_coordinator, encode
 from ddlcore.observe.activity import MOST_NAMES, ActivityMeter
 from ddlcore.observe.sampler import InputClock, Stacks
 from ddlcore.observe.traffic import TrafficMeter
-from ddlcore.testing.world import World
 
 
 def stats(buckets: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from ddl_conform.world import World
 
 import ddlcore as ddl
 from ddlcore.api.elastic import ObjectState, run
@@ -25,7 +26,6 @@ from ddlcore.job import Job
 from ddlcore.observe.http import MOST_AT_ONCE, bounded_server, end_server
 from ddlcore.observe.metrics import Exporter, Family, PatientExporter
 from ddlcore.observe.pulse import Pace
-from ddlcore.testing.world import World
 from ddlcore.text.installing import pip_install
 from tests.api.elastic.threads import ElasticThreads, Killed
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_doctor.timeline.summary import runs_of, summarise
 
 import ddlcore as ddl
 from ddlcore.job import Job
 from ddlcore.observe.merge import read_trace
-from ddlcore.observe.summary import runs_of, summarise
 from ddlcore.testing import World
 from tests.observe.agreement import ahead_us, ends_apart
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddlcore.config import load_settings
-from ddlcore.hooks import ENTRY_POINT_GROUP
 from ddlcore.plug import Registry, load_plugins
 
 if TYPE_CHECKING:
@@ -176,26 +175,6 @@ def test_the_contract_version_is_checked(site: Site, version: tuple[int, int], a
     assert len(registry.problems) == (not accepted)
     if not accepted:
         assert f"contract {version[0]}.{version[1]}, this ddlcore has 2.0" in registry.problems[0]
-
-
-def test_a_plugin_for_the_former_contract_is_refused_by_one_line(site: Site) -> None:
-    """It names the words that changed and the group to move to; a plugin that is switched off says nothing."""
-    site.announce("ddl-pigeon", "1.0", "pigeon = no_such_module", group="ddlcore.plugins")
-    registry = site.load()
-    assert "pigeon" not in registry.transports
-    (problem,) = registry.problems
-    assert "ddl-pigeon" in problem and "\n" not in problem
-    assert all(words in problem for words in ("contract 1.0", "has 2.0", "a batch is a bucket", ENTRY_POINT_GROUP))
-    assert site.load(plugins_off="ddl-pigeon").problems == []
-
-
-def test_a_plugin_for_both_contracts_is_loaded_by_the_present_one(site: Site) -> None:
-    """So that one release can serve two versions of ddlcore."""
-    site.install("ddl-pigeon", GOOD)
-    info = next(site.folder.glob("ddl_pigeon-*.dist-info")) / "entry_points.txt"
-    info.write_text(info.read_text() + "[ddlcore.plugins]\nold = no_such_module\n")
-    registry = site.load()
-    assert "pigeon" in registry.transports and registry.problems == []
 
 
 @pytest.mark.parametrize("target", ["coop", "coop:", ":Pigeon", "a:b:c", ""])

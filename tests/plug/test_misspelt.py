@@ -26,11 +26,10 @@ def test_what_was_meant_is_told() -> None:
 
 
 def test_what_is_right_or_somebody_elses_is_not() -> None:
-    """Settings, their former names, what the launcher sets, settings of plugins that are not here, other names."""
+    """Settings, what the launcher sets, settings of plugins that are not here, other names."""
     fine = [
         *(row.env for row in SETTINGS),
         *NOT_SETTINGS,
-        "DDL_FIRST_BATCH_BYTES",
         "DDL_NCCL_TIMEOUT_S",
         "DDL_MY_OWN",
         "DDLFUSION_BITES",

@@ -80,9 +80,10 @@ def test_without_the_setting_nothing_is_compressed(backend: str) -> None:
 
 def test_a_compressor_with_state_by_the_setting() -> None:
     """One that is not summable is used from the first step on, and told of each bucket."""
+    from ddl_conform.pretend_world import pretend_registry
+
     from ddlcore.hooks import CompressorProvider
     from ddlcore.plug.registry import Distribution
-    from ddlcore.testing.pretend_world import pretend_registry
 
     registry = pretend_registry()
     registry.offer(CompressorProvider("rounding", "tests.runtime.rounding:Rounding"), Distribution("test", "1"))

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from ddl_conform.pretend import KIND, PretendEvent, PretendRuntime
 
 from ddlcore.contracts.device import DeviceRuntime
 from ddlcore.contracts.transport import Memory
@@ -17,7 +18,6 @@ from ddlcore.runtime.device.devices import Devices, DeviceStream, Pool
 from ddlcore.runtime.device.routes import SOLO, Choice, DeviceRoutes, Fact, choose
 from ddlcore.runtime.device_labels import ON_HOST, describe_device, kind_of, label_of_stream
 from ddlcore.runtime.meter import Meter
-from ddlcore.testing.pretend import KIND, PretendEvent, PretendRuntime
 from ddlcore.types import CPU, Buffer, Device, DType, Member
 
 FAST = TransportProvider("fast", "x:Fast", devices=("gpu",), priority=9, own_device=True)

@@ -12,6 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.pretend import KIND, PretendRuntime
+from ddl_conform.pretend_tensors import PretendTensor, current_stream, stream
+from ddl_conform.pretend_transport import PretendTransport
+from ddl_conform.pretend_world import PRETEND, PretendWorld, pretend_registry
+from ddl_conform.world import PATIENCE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,11 +33,6 @@ from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.fenced import FencedPersistentRequest
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.testing import World
-from ddlcore.testing.pretend import KIND, PretendRuntime
-from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, stream
-from ddlcore.testing.pretend_transport import PretendTransport
-from ddlcore.testing.pretend_world import PRETEND, PretendWorld, pretend_registry
-from ddlcore.testing.world import PATIENCE
 from ddlcore.text.installing import pip_install
 from ddlcore.tune.driver import Plan, SearchDriver
 from ddlcore.tune.session import Phase
@@ -330,8 +330,13 @@ def test_every_encoding_gets_its_verdict(way: tuple[str, str], monkeypatch: pyte
         with stream(runtime):
             return play(rank, job)
 
-    with World(2, backend=way[0], settings={"device_dense": way[1]}, registry=registry) as world:
-        assert sum(world.run(on_stream)) > 0
+    void = 0
+    for _ in range(20):  # on a busy machine, rank 0 may come too late each time
+        with World(2, backend=way[0], settings={"device_dense": way[1]}, registry=registry) as world:
+            void = sum(world.run(on_stream))
+        if void:
+            break
+    assert void
     logs = [one.log for one in Noting.made]
     assert any(("encode", "allreduce.t") in log for log in logs)
     assert any(("void", "allreduce.t") in log for log in logs)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ddl_conform.pretend import KIND, PretendRuntime
 
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError
@@ -14,7 +15,6 @@ from ddlcore.runtime.device.devices import Devices
 from ddlcore.runtime.executor import Later
 from ddlcore.runtime.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.meter import Meter
-from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.types import Device
 
 

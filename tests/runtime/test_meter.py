@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import pytest
 import ddlcore as ddl
 from ddlcore import Stats
 from ddlcore.job import Job
-from ddlcore.runtime.meter import Meter, now_ns, world_stats
+from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.testing import World
 from ddlcore.types import Kind
 
@@ -29,15 +29,6 @@ def together(size: int, program: Callable[[int, Job], T], backend: str = "thread
     """
     with World(size, backend=backend, settings=settings) as world:
         return world.run(program)
-
-
-def test_former_keys_are_read_with_a_warning() -> None:
-    stats = cast("dict[str, object]", Meter().stats(0.0, {}, 0, world_stats(1, None)))
-    assert "batches_void" not in stats
-    with pytest.warns(FutureWarning, match="'batches_void'.*'buckets_void'"):
-        assert stats["batches_void"] == 0
-    with pytest.raises(KeyError, match="batches_of_old"):
-        stats["batches_of_old"]
 
 
 def test_negotiated_buckets_are_counted() -> None:

@@ -14,6 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.pretend import KIND
+from ddl_conform.pretend_tensors import PretendAdapter, PretendTensor, current_stream
+from ddl_conform.pretend_world import PRETEND, PretendWorld
+from ddl_conform.ranks import DeadlinePassed
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -26,10 +30,6 @@ from ddlcore.runtime.device.routes import Commit
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.executor import Later
 from ddlcore.runtime.meter import Stats
-from ddlcore.testing.pretend import KIND
-from ddlcore.testing.pretend_tensors import PretendAdapter, PretendTensor, current_stream
-from ddlcore.testing.pretend_world import PRETEND, PretendWorld
-from ddlcore.testing.ranks import DeadlinePassed
 from tests.runtime.effort import examples
 from tests.tiers import long
 

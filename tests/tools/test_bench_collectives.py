@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ddl_doctor.bench.plan import SIZES, parse_sizes
+from ddl_doctor.bench.results import TRANSPORT, Ratio, Row
 
-from ddlcore.commands.bench.plan import SIZES, parse_sizes
-from ddlcore.commands.bench.results import TRANSPORT, Ratio, Row
 from ddlcore.contracts.transport import Context
 from ddlcore.types import Kind, Member
 from tools.bench_collectives import PARTS, gloo_target, judged, judged_whole, mpi_target

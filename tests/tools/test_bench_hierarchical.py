@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from ddl_doctor.bench.results import Row
 
-from ddlcore.commands.bench.results import Row
 from ddlcore.errors import DeadlineExceeded
 from tools.bench_hierarchical import BF16, BOTH, FLAT, LEADER, PARTS, judged, main
 from tools.crossing.rank import Contender, Spec

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from ddl_doctor.bench.results import TRANSPORT, Row
 
-from ddlcore.commands.bench.results import TRANSPORT, Row
 from tools.bench_transport import STANDARD, judged
 from tools.bench_verdicts import missed
 

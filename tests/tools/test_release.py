@@ -54,6 +54,13 @@ def test_a_good_wheel_passes(tmp_path: Path) -> None:
     assert inspect(wheel_of(tmp_path)) == "4 files"
 
 
+def test_a_package_may_ask_for_the_core_of_its_own_version(tmp_path: Path) -> None:
+    metadata = METADATA.replace("ddlcore<1,>=0.1", "ddlcore==1.0")
+    assert inspect(wheel_of(tmp_path, METADATA=metadata)) == "4 files"
+    with pytest.raises(Failed, match="no requirement ddlcore"):
+        inspect(wheel_of(tmp_path, METADATA=metadata.replace("ddlcore==1.0", "ddlcore==0.9")))
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ddl_doctor.bench.contenders import Call, finish
+from ddl_doctor.bench.results import Row
+from ddl_doctor.bench.timing import Together
 
 from ddlcore.build import build_transport
-from ddlcore.commands.bench.contenders import Call, finish
-from ddlcore.commands.bench.results import Row
-from ddlcore.commands.bench.timing import Together
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Context, Transport
 from ddlcore.kernels.cpu import CpuKernels

@@ -97,13 +97,14 @@ def inspect(wheel: Path) -> str:
 
 
 def _unmet(wheel: Path, metadata: Message) -> list[str]:
-    """Return what is missing: all distributions except the core must require ddlcore within one major version."""
+    """Return what is missing: all distributions but the core must require ddlcore within one major version, or their own."""
     if wheel.name.startswith("ddlcore-"):
         return []
     bounds = [
         row for row in metadata.get_all("Requires-Dist", []) if row.startswith("ddlcore") and "extra ==" not in row
     ]
-    return [] if any("<" in row and ">=" in row for row in bounds) else ["ddlcore>=…,<…"]
+    own = f"ddlcore=={metadata['Version']}"
+    return [] if any(row == own or ("<" in row and ">=" in row) for row in bounds) else ["ddlcore>=…,<…"]
 
 
 def _metadata(archive: zipfile.ZipFile, names: list[str]) -> Message:

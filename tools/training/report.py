@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddlcore.commands.bench.results import median_interval
+from ddl_doctor.bench.results import median_interval
+
 from tools.bench_verdicts import LITTLE_ROOM
 from tools.training.frameworks import FRAMEWORKS, PASSES
 

@@ -30,7 +30,16 @@ from ddlcore.types import Member
 Row = dict[str, str]
 
 UNKNOWN = "unknown version"
-_SHOWN = ("transports", "adapters", "fusion_policies", "compressors", "kernels", "communicators", "bench_peers")
+_SHOWN = (
+    "transports",
+    "adapters",
+    "fusion_policies",
+    "compressors",
+    "kernels",
+    "communicators",
+    "bench_peers",
+    "commands",
+)
 
 
 def machine_facts() -> Row:

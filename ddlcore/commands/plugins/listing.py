@@ -5,12 +5,14 @@ Does not import the classes and functions that the plugins offer.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddlcore.hooks import LauncherProvider, Provider
 from ddlcore.plug import Registry
+from ddlcore.text.columns import table
 
 READY, UNUSABLE, REFUSED, OFF = "ready", "not usable", "refused", "off"
 
@@ -58,6 +60,20 @@ def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Ro
         state = OFF if refusal.off else REFUSED
         found.append(Row(refusal.name, *refusal.origin, refusal.kind or "-", state, refusal.reason))
     return found
+
+
+def shown(registry: Registry, found: Sequence[Row] | None = None, *, for_machines: bool = False) -> str:
+    """Return the list ``found``, or that of ``registry``, as a table for people, or as JSON ``for_machines``."""
+    found = rows(registry) if found is None else found
+    if for_machines:
+        return json.dumps({"plugins": [row.facts() for row in found], "problems": registry.problems}, indent=2)
+    return "\n".join([*table([row.facts() for row in found]), *_problems(registry.problems, found)])
+
+
+def _problems(problems: Sequence[str], found: Sequence[Row]) -> list[str]:
+    """Return the problems that no row of ``found`` shows, as lines after an empty line; [] if there are none."""
+    rest = [problem for problem in problems if not any(row.reason and row.reason in problem for row in found)]
+    return ["", *rest] if rest else []
 
 
 def _waits_for(provider: Provider, environ: Mapping[str, str]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from ddl_conform.transports import TransportSuite
 from ddl_gloo.transport import GlooTransport
 
 from ddlcore.contracts.transport import Transport
-from ddlcore.testing.transports import TransportSuite
 from ddlcore.types import Member
 
 

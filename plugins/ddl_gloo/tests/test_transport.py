@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.group import Group
 from ddl_gloo import transport as module
 
 from ddlcore.contracts.interfaces import interface_addresses
@@ -25,7 +26,6 @@ from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import Transport, Work
 from ddlcore.errors import DeadlineExceeded, PeerLost, TransportError
 from ddlcore.testing import oracle
-from ddlcore.testing.group import Group
 from ddlcore.types import DType, ReduceOp
 from plugins.ddl_gloo.tests.worlds import buffer, call, ones, open_group, unopened
 

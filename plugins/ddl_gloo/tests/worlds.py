@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
+from ddl_conform.group import Group, finish
+from ddl_conform.oracle import Array
 from ddl_gloo.transport import GlooTransport
 
 from ddlcore.contracts.transport import Transport, Work
 from ddlcore.kernels.cpu import CpuKernels
-from ddlcore.testing.group import Group, finish
-from ddlcore.testing.oracle import Array
 from ddlcore.types import Buffer, DType, Member
 
 __all__ = ["buffer", "call", "ones", "open_group", "unopened"]

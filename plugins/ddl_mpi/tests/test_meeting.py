@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ddl_conform.store import ThreadStore
 from ddl_mpi.meeting import check_threads, objection
 
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import TransportError
-from ddlcore.testing.store import ThreadStore
 from ddlcore.types import Member
 
 MPICH, OTHER = "MPICH Version: 5.0.2", "Open MPI v5.0.11"

@@ -9,6 +9,7 @@ import ddl_mxnet  # first, because it patches numpy before MXNet is imported
 import mxnet as mx
 import numpy as np
 import pytest
+from ddl_conform.adapter_verbs import AdapterVerbs
 from ddl_mxnet.adapter import MxnetAdapter
 from ddl_mxnet.conformance import Arrays, MxnetSuite
 from ddl_mxnet.engine import EngineOperations
@@ -16,7 +17,6 @@ from ddl_mxnet.engine import EngineOperations
 from ddlcore.api import Operations
 from ddlcore.contracts.transport import Memory, view
 from ddlcore.testing import run_world
-from ddlcore.testing.adapter_verbs import AdapterVerbs
 from ddlcore.types import DType
 
 assert ddl_mxnet.__doc__

@@ -10,6 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from ddl_conform.group import Group, finish
+from ddl_conform.pretend import PretendRuntime
 from ddl_nccl import reductions
 from ddl_nccl.codes import native
 from ddl_nccl.conformance import HostedTransport
@@ -19,8 +21,6 @@ from ddl_nccl.transport import NcclTransport
 from ddlcore.contracts.transport import ALL_OPS, DONE, Transport, Work
 from ddlcore.errors import TransportError
 from ddlcore.testing import oracle
-from ddlcore.testing.group import Group, finish
-from ddlcore.testing.pretend import PretendRuntime
 from ddlcore.types import Buffer, DType, ReduceOp
 from plugins.ddl_nccl.tests.worlds import open_group
 

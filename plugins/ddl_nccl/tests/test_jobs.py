@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.pretend_tensors import PretendTensor
+from ddl_conform.pretend_world import PRETEND
 
 from ddlcore.errors import DdlInternalError, PeerLost
 from ddlcore.job import Job
-from ddlcore.testing.pretend_tensors import PretendTensor
-from ddlcore.testing.pretend_world import PRETEND
 from ddlcore.types import Average, Max, Sum
 from plugins.ddl_nccl.tests.worlds import NcclWorld, PretendNccl
 from tests.runtime.integers import TYPES, average, values

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.group import finish
 from ddl_nccl import reductions, watchdog
 from ddl_nccl import transport as module
 from ddl_nccl.conformance import HostedTransport
@@ -24,7 +25,6 @@ from ddl_nccl.transport import NcclTransport
 
 from ddlcore.contracts.transport import Transport, Work
 from ddlcore.errors import DeadlineExceeded, TransportError
-from ddlcore.testing.group import finish
 from ddlcore.types import Buffer, DType, ReduceOp
 from plugins.ddl_nccl.tests.worlds import hosted, open_group
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_conform.pretend import KIND, PretendQueue, PretendRuntime
 from ddl_nccl.standin import Comm, StandIn, StandInError
 from ddl_nccl.standin_moves import AVG, MAX, SUM
 
-from ddlcore.testing.pretend import KIND, PretendQueue, PretendRuntime
 from ddlcore.types import Device
 
 F16, F32, U8 = 6, 7, 1

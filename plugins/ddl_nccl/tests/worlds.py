@@ -7,6 +7,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import ClassVar
 
+from ddl_conform.group import Group
+from ddl_conform.pretend import KIND, PretendQueue
+from ddl_conform.pretend_world import PretendWorld, pretend_registry
+from ddl_conform.world import World
 from ddl_nccl.conformance import HostedTransport
 from ddl_nccl.standin import StandIn
 from ddl_nccl.transport import NcclTransport
@@ -15,10 +19,6 @@ from ddlcore.contracts.transport import Context
 from ddlcore.hooks import TransportProvider
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.plug.registry import Distribution
-from ddlcore.testing.group import Group
-from ddlcore.testing.pretend import KIND, PretendQueue
-from ddlcore.testing.pretend_world import PretendWorld, pretend_registry
-from ddlcore.testing.world import World
 from ddlcore.types import Member
 
 __all__ = ["NcclWorld", "PretendNccl", "hosted", "open_group"]

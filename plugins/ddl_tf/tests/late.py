@@ -9,6 +9,8 @@ from typing import Any
 from unittest import mock
 
 import tensorflow as tf
+from ddl_conform.pretend import KIND, PretendRuntime
+from ddl_conform.pretend_world import PretendWorld
 from ddl_tf import gpu, placing
 from ddl_tf.autograd import ADAPTER
 from ddl_tf.exchange import Exchange
@@ -16,8 +18,6 @@ from ddl_tf.exchange import Exchange
 from ddlcore.contracts.dlpack import ON_CPU
 from ddlcore.contracts.transport import Memory
 from ddlcore.testing import World
-from ddlcore.testing.pretend import KIND, PretendRuntime
-from ddlcore.testing.pretend_world import PretendWorld
 from ddlcore.types import Device, DType
 
 __all__ = ["CPU_0", "LateGpu", "late_gpu", "on_ranks"]

@@ -12,6 +12,7 @@ from typing import Any
 import ddl_tf as ddl
 import pytest
 import tensorflow as tf
+from ddl_conform.pretend import KIND
 from ddl_tf import adapter, gpu
 from ddl_tf.adapter import TfAdapter
 from ddl_tf.autograd import ADAPTER
@@ -22,7 +23,6 @@ from ddlcore.contracts.dlpack import ON_CPU
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.testing import run_world
-from ddlcore.testing.pretend import KIND
 from ddlcore.types import Device, DType
 from plugins.ddl_tf.tests.late import CPU_0, LateGpu, late_gpu, on_ranks
 

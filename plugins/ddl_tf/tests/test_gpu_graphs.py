@@ -22,13 +22,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ddl_conform.pretend import KIND, PretendRuntime
+from ddl_conform.pretend_world import PretendWorld
 from ddl_tf import crossing, placing
 from ddl_tf.reducer import Reducer, Reduction
 
 from ddlcore.api import gpus
 from ddlcore.testing import World
-from ddlcore.testing.pretend import KIND, PretendRuntime
-from ddlcore.testing.pretend_world import PretendWorld
 from plugins.ddl_tf.tests.late import CPU_0, LateGpu, late_gpu, on_ranks
 from plugins.ddl_tf.tests.launching import LEAN, PROGRAMS
 from tests.tiers import long

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Iterable, Sequence
 
 import torch
+from ddl_conform.pretend import KIND, PretendEvent, PretendQueue, PretendRuntime
 from ddl_torch.streams import Mark, Streams
 
 from ddlcore.contracts import PersistentRequest
-from ddlcore.testing.pretend import KIND, PretendEvent, PretendQueue, PretendRuntime
 from ddlcore.types import Buffer, Device
 
 __all__ = ["LateStreams"]

@@ -8,12 +8,12 @@ from typing import Any
 import ddl_torch as ddl
 import pytest
 import torch
+from ddl_conform.pretend_world import PretendWorld
 from ddl_torch.autograd import ADAPTER
 from torch import nn
 
 from ddlcore.errors import PluginError
 from ddlcore.testing import run_world
-from ddlcore.testing.pretend_world import PretendWorld
 from plugins.ddl_torch.tests.late_streams import LateStreams
 from plugins.ddl_torch.tests.training import STEPS, Part, backward, differences, parameters
 

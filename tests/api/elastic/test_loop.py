@@ -244,6 +244,6 @@ def test_without_an_elastic_job_the_function_is_called_once() -> None:
 
         return train(state, more=3)
 
-    from ddlcore.testing.world import run_world
+    from ddl_conform.world import run_world
 
     assert run_world(2, play) == [(5, 3), (5, 3)]

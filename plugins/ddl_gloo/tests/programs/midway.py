@@ -6,12 +6,12 @@ import sys
 import time
 
 import numpy as np
+from ddl_conform.group import Group
 from ddl_gloo import transport as module
 
 from ddlcore.contracts.transport import Transport, Work
 from ddlcore.errors import TransportError
 from ddlcore.kernels.cpu import CpuKernels
-from ddlcore.testing.group import Group
 from ddlcore.types import Buffer, DType, Member, ReduceOp
 
 SIZE, COUNT = 4, 3_000_000  # every message is larger than the sockets' buffers

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from ddl_conform.group import finish
 from ddl_mpi import transport as module
 
 import ddlcore as ddl
 from ddlcore.api import current_job
-from ddlcore.testing.group import finish
 from ddlcore.types import Buffer, DType, ReduceOp
 
 COUNT = (256 << 10) // 4

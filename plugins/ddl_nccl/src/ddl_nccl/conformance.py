@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
+from ddl_conform.pretend import KIND, PretendQueue, PretendRuntime
+from ddl_conform.transports import TransportSuite
+
 from ddl_nccl.standin import StandIn
 from ddl_nccl.transport import NcclTransport
 from ddlcore.contracts.transport import ALL_OPS, Context, Transport, Work
 from ddlcore.errors import DeviceError
-from ddlcore.testing.pretend import KIND, PretendQueue, PretendRuntime
-from ddlcore.testing.transports import TransportSuite
 from ddlcore.types import Buffer, Device
 
 

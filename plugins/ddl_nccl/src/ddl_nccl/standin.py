@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
+from ddl_conform.pretend import PretendQueue
+
 from ddl_nccl.layer import Raw
 from ddl_nccl.standin_moves import AVG, SUM, TYPES, Asked, carry_out, memory
-from ddlcore.testing.pretend import PretendQueue
 
 VERSION = 23203
 INVALID_ARGUMENT, INVALID_USAGE = 4, 5

@@ -1,1 +1,0 @@
-"""``ddl conform``: run the conformance kit on an installed plugin."""

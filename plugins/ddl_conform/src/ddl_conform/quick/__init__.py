@@ -1,0 +1,1 @@
+"""``ddl conform --quick``: uses each installed plugin once, with three elements, in separate processes."""

@@ -1,0 +1,33 @@
+"""Declare to the core what ddl_doctor adds, as plain data: three commands, and the checks of one of them."""
+
+from __future__ import annotations
+
+from ddlcore.hooks import CheckProvider, CommandProvider, hookimpl
+
+
+@hookimpl
+def ddl_cli() -> list[CommandProvider]:
+    """Return the providers of the commands."""
+    return [
+        CommandProvider("doctor", "ddl_doctor.doctor.command:doctor", doc="examines hosts, and the links between them"),
+        CommandProvider(
+            "bench", "ddl_doctor.bench.command:bench", doc="times collectives, and those of other libraries"
+        ),
+        CommandProvider("timeline", "ddl_doctor.timeline.command:timeline", doc="reads what a job has recorded"),
+    ]
+
+
+@hookimpl
+def ddl_checks() -> list[CheckProvider]:
+    """Return the providers of those checks of `ddl doctor` that run whichever plugins are installed."""
+    known = (
+        ("versions", "versions:VersionsCheck", "ddl, Python and frameworks are the same on all hosts"),
+        ("known-bad", "versions:KnownBadVersions", "nothing installed is known to be bad"),
+        ("dev-shm", "system:SharedMemoryCheck", "/dev/shm is large enough for workers of data loaders"),
+        ("limits", "system:LimitsCheck", "enough files may be opened, enough memory locked"),
+        ("network-cards", "network:NetworkCardsCheck", "which network cards there are"),
+        ("iommu", "gpus:IommuCheck", "no IOMMU stands between GPUs"),
+        ("gpu-sharing", "gpus:GpuSharingCheck", "every rank takes a GPU of its own"),
+        ("gpu-links", "gpus:GpuLinksCheck", "the GPUs of a host reach each other's memory"),
+    )
+    return [CheckProvider(name, f"ddl_doctor.checks.{target}", doc=doc) for name, target, doc in known]

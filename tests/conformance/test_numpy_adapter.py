@@ -1,9 +1,0 @@
-"""The numpy adapter passes the adapter suite."""
-
-from __future__ import annotations
-
-from ddlcore.testing.builtin import NumpySuite
-
-
-class TestNumpyAdapter(NumpySuite):
-    """As `ddl conform numpy` runs it."""
