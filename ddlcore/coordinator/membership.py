@@ -139,7 +139,8 @@ class Membership:
                 self._quorum.began(one.effective)
             for process in ended:
                 self._quorum.died(process)
-        self._alive = {place for place, _ in running}
+        # A process before the last one at its place was given up: what it says must not count as words of the last one.
+        self._alive = {place for place, start in running if start == self._starts[place]}
         self._waiting = {place: message for place, message in self._waiting.items() if place in self._alive}
         self._unregistered = self._alive - self._waiting.keys()
         for place, start in world.processes:
@@ -225,6 +226,11 @@ class Membership:
         texts, outgoing = self._look_at_late(now_s)
         if texts or outgoing:
             return texts, outgoing
+        limit_s = self._patience.enough_s
+        if self._hopes and not self.over and not self.complete:
+            if self._short_s is None:
+                self._short_s = now_s
+            return [], self._decide(patient=now_s - self._short_s < limit_s)
         # The first process of a place may take any time to load. If another one must take its place, time is running.
         loading = any(self._world is not None or not self._starts[place] for place in self._missing())
         if self.over or self.complete or loading or len(self._waiting) >= self._least or not self._waiting:
@@ -233,7 +239,6 @@ class Membership:
         if self._short_s is None:
             self._short_s = now_s
         text = f"{len(self._waiting)} of at least {self._least} ranks are there (--min-np)"
-        limit_s = self._patience.enough_s
         if now_s - self._short_s >= limit_s:
             return [], self._end(f"{text}, and no others came within {limit_s:g} s (--elastic-timeout)")
         if self._told:
@@ -377,7 +382,11 @@ class Membership:
     def _process(self, place: int) -> Process:
         return place, self._starts[place]
 
-    def _decide(self) -> Outgoing:
+    def _decide(self, patient: bool = True) -> Outgoing:
+        """Decide what follows from what is known now, and return the messages to send.
+
+        If ``patient`` is false, this part of the job ends where it would wait for processes that may let it go on.
+        """
         if self.over or self._waits_for_agents:
             return []
         if self.complete:
@@ -386,11 +395,11 @@ class Membership:
             return list(done)
         if self._is_missing_some():
             return []
-        self._hopes = set()
+        hoped, self._hopes = bool(self._hopes), set()
         stateless = self._without_state()
-        if stateless and self._unregistered:
+        if stateless and self._unregistered and patient:
             # One of these may have the state: the coordinator before may have dismissed it, which it may not have heard.
-            self._hopes = set(self._unregistered)
+            self._hope_for(self._unregistered, hoped)
             return []
         if stateless:
             return self._end(f"{stateless}{self._causes()}")
@@ -399,10 +408,15 @@ class Membership:
         objection = self._objection(members)
         if objection and leaving and not self._objection(self._waiting):
             # Who is dismissed has a vote until it is certain that it has ended: it may never hear of its dismissal.
-            self._hopes = set(leaving)
+            self._hope_for(leaving, hoped)
             return self._dismissed(leaving)
         if objection:
-            return self._without_quorum(objection)
+            # Other processes that run in this part may be in its way: where one registers, it has a vote, and where it ends, none.
+            others = {place for place in self._alive - self._waiting.keys() if self._counts(place)}
+            if patient and others and not self._objection(self._waiting.keys() | others):
+                self._hope_for(others, hoped)
+                return []
+            return self._end(objection)
         if len(self._waiting) < self._least:
             return []
         return [*self._dismissed(leaving), *self._open(members)]
@@ -450,17 +464,16 @@ class Membership:
         """Return why the processes at ``places`` may not form the next world; "" if they may."""
         return "" if self._quorum is None else self._quorum.objection({self._process(place) for place in places})
 
-    def _without_quorum(self, objection: str) -> Outgoing:
-        """End this part of the job for ``objection``, unless other processes that run in it may still be in its way.
+    def _counts(self, place: int) -> bool:
+        """Return whether the process at ``place`` is a member of a world that may live."""
+        return self._quorum is not None and self._quorum.counts(self._process(place))
 
-        Each of these processes will register or end; where it registers, it has a vote, and where it ends, it has none.
-        """
-        assert self._quorum is not None
-        others = self._alive - self._waiting.keys()
-        self._hopes = {place for place in others if self._quorum.counts(self._process(place))}
-        if self._hopes and not self._objection(self._waiting.keys() | self._hopes):
-            return []
-        return self._end(objection)
+    def _hope_for(self, places: Collection[int], hoped: bool) -> None:
+        """Wait for the processes at ``places`` to register or end; ``hoped``: such a wait has begun before."""
+        self._hopes = set(places)
+        if not hoped:  # they have all their time, however long others were waited for
+            self._late_s = self._short_s = None
+            self._told_late = False
 
     def _open(self, members: Sequence[int]) -> Outgoing:
         before = self._world

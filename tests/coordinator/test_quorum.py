@@ -430,10 +430,60 @@ def test_a_successor_waits_for_a_state_that_somebody_may_have() -> None:
 @pytest.mark.parametrize("lose", [lambda one: one.ended(1, "killed"), lambda one: one.unheard([1], False)])
 def test_a_successor_waits_for_no_state_that_nobody_has(lose: Callable[[Membership], object]) -> None:
     one = with_one_that_has_not_heard()
-    one.register(2, register(2, -1, (1, 0)))
     lose(one)
-    one.ended(1, "killed")
-    assert "the ranks with the newest state" in one.over
+    ((_, refused),) = one.register(2, register(2, -1, (1, 0)))
+    assert isinstance(refused, Refused) and "the ranks with the newest state" in one.over
+
+
+def test_a_successor_does_not_wait_for_ever_for_a_state() -> None:
+    """A process that hangs while it loads neither registers nor ends, and nobody may be told to kill it."""
+    one = with_one_that_has_not_heard()
+    one._patience = MemberPatience(10.0)
+    one.register(2, register(2, -1, (1, 0)))
+    assert one.overdue(0.0) == ([], []) and one.overdue(9.0) == ([], []) and not one.over
+    _, told = one.overdue(10.0)
+    assert [place for place, _ in told] == [2] and "the ranks with the newest state" in one.over
+
+
+def test_a_successor_does_not_wait_for_ever_for_a_vote() -> None:
+    opened = opened_by(begun())
+    one = successor()
+    newer = Opened((2, 0), ((1, 0), (2, 0)), (1, 2), opened.hosts, 5, (1, 0), (1, 0))
+    assert one.adopt([opened, newer], at_home((1, 0), (2, 0), (3, 0)), []) == []
+    for place in (1, 2):
+        assert one.register(place, register(1, 5, (1, 0))) == []
+    assert one.missing() == [3], "with it, this part has three of four"
+    assert one.overdue(0.0) == ([], []) and not one.over
+    one.overdue(10.0)
+    assert "only 2 of 4" in one.over
+
+
+def test_a_process_is_hoped_for_as_long_as_others_are_waited_for() -> None:
+    """Its time does not begin when others began to be waited for."""
+    one = successor()
+    one._patience = MemberPatience(1000.0, evict_s=60.0)
+    newest = msgspec.structs.replace(world([(0, 0), (2, 1)], 2, (2, 0)), taken=(1, 0))
+    one.adopt([newest], at_home((0, 0), (1, 0), (2, 1)), [])
+    one.register(2, register(2, -1, (1, 0)))
+    one.overdue(0.0)
+    one.overdue(60.0)
+    assert list(one.evicted) == [0]
+    one.ended(0, "killed")
+    one.overdue(61.0)
+    one.overdue(120.0)
+    assert list(one.evicted) == [0]
+    one.overdue(121.0)
+    assert list(one.evicted) == [0, 1]
+
+
+def test_a_process_before_the_last_one_at_its_place_has_no_vote() -> None:
+    """A world of which some agent knows names the later one, which runs in another part of the job."""
+    one = successor()
+    newest = world([(0, 1), (1, 0), (2, 0)], 2, (2, 0))
+    one.adopt([newest], at_home((0, 0), (2, 0)), [])
+    assert one.register(0, register(1, 5, (1, 0))) == []
+    ((_, refused),) = one.register(2, register(2, 5, (2, 0)))
+    assert isinstance(refused, Refused) and "only 1 of 3" in refused.text
 
 
 def test_a_successor_kills_a_process_that_does_not_come_with_the_state() -> None:

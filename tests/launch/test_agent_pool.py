@@ -417,15 +417,37 @@ def test_a_successor_takes_whoever_comes_while_it_waits(monkeypatch: pytest.Monk
         server.close()
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+GIVEN_UP = Adopt(5, (((0, 0), 7), ((2, 0), 8)), (), ())
+LATER = Adopt(5, (((0, 1), 7),), (), ())
+# Rank 1 was started anew on its own host, which tells the end of its first process.
+OTHER = Adopt(5, (((1, 1), 7),), (((1, 0), 9),), ())
+NAMED = Adopt(5, (), (), (Opened((2, 0), ((0, 1), (1, 1)), (0, 1), (1, 2, 0), 5, (2, 0)),))
+ENDED, SILENT = Ended(0, -9, "", 0), None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [(0, GIVEN_UP), (1, LATER), (2, OTHER)],
+        [(1, LATER), (0, GIVEN_UP), (2, OTHER)],
+        [(2, OTHER), (1, LATER), (0, GIVEN_UP)],
+        [(0, GIVEN_UP), (0, ENDED), (1, LATER), (2, OTHER)],
+        [(0, GIVEN_UP), (0, SILENT), (1, LATER), (2, OTHER)],
+        [(0, GIVEN_UP), (1, NAMED), (2, OTHER)],
+        [(1, NAMED), (0, GIVEN_UP), (2, OTHER)],
+    ],
+    ids=["first", "second", "third", "has an end", "is silent", "a world first", "a world then"],
+)
 def test_a_successor_takes_no_agent_that_the_launcher_had_given_up(
-    order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    words: list[tuple[int, Adopt | Ended | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher started rank 0 again on another host, and was lost before the agent of rank 0's first process heard Quit.
 
-    The two processes of rank 0 have one place, so what the first one says would be taken for words of the second.
+    The two processes of rank 0 have one place, so what the first one says would be taken for words of the second. The
+    second one's agent may not have come, but somebody may know of a world that names it.
     """
-    pool = AgentPool([AgentPlace(index, f"h{index}", ()) for index in range(3)], SshLauncher(), lambda text: None)
+    said: list[str] = []
+    pool = AgentPool([AgentPlace(index, f"h{index}", ()) for index in range(3)], SshLauncher(), said.append)
     server = Server(3, EchoCoordinator(), agents=pool)
     told: list[tuple[int, object]] = []
     monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
@@ -439,23 +461,24 @@ def test_a_successor_takes_no_agent_that_the_launcher_had_given_up(
     came: list[list[Agent]] = []
     output = Output((screen, screen), 3)
     thread = threading.Thread(target=lambda: came.append(pool.adopt(server, (0, 1, 2), 40.0, output)))
-    # Rank 1 was started anew on its own host, which tells the end of its first process.
-    words = [
-        Adopt(5, (((0, 0), 7), ((2, 0), 8)), (), ()),
-        Adopt(5, (((0, 1), 7),), (), ()),
-        Adopt(5, (((1, 1), 7),), (((1, 0), 9),), ()),
-    ]
     thread.start()
     try:
         assert begun.wait(40.0)
-        for agent in order:
-            pool.heard(agent, encode(words[agent]))
+        for agent, word in words:
+            if word is None:
+                pool.silent(agent, 3.0)
+            else:
+                pool.heard(agent, encode(word))
         thread.join(40.0)
         assert [bool(member.gone) for member in pool.members] == [True, False, False]
         running = [process for one in came[0] if one.adopted is not None for process, _ in one.adopted.running]
-        assert running == [(0, 1), (1, 1)] and [watched.rank for watched in pool.ranks()] == [0, 1]
-        assert given_up == [0] and (0, Quit()) in told
-        assert lost == ([0, 2] if order[0] == 0 else []), "its ranks may have registered"
+        later = [(0, 1)] if (1, LATER) in words else []
+        assert running == [*later, (1, 1)] and [watched.rank for watched in pool.ranks()] == [
+            rank for rank, _ in running
+        ]
+        assert 0 in given_up and (0, Quit()) in told and any("h0 is given up" in text for text in said)
+        assert set(lost) == ({0, 2} if words[0][0] == 0 else set()), "its ranks may have registered"
+        assert pool._early == [], "no end is that of the process that runs at the place now"
     finally:
         pool.close()
         server.close()

@@ -141,6 +141,16 @@ def test_an_agent_whose_heir_has_ended_looks_by_itself(ports: list[Port], monkey
     assert "only 2 of 4 ranks of world 1" in why
 
 
+def test_an_heir_that_refuses_is_not_waited_for(ports: list[Port], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has found no quorum, and has ended. A part of many hosts would end one host after the other."""
+    monkeypatch.setattr(succession, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(succession, "LOOK_S", 1000.0)
+    nowhere = "tcp://nowhere:1"
+    one = prepared(1, heir(0, ports[0].endpoint), heir(1, ports[1].endpoint), heir(2, nowhere))
+    why = one.go_on("silence", nowhere, lambda _: ports[0].socket.close(), lambda: [(2, 0)])
+    assert "only 2 of 4 ranks of world 1" in why
+
+
 def test_a_wait_for_an_heir_can_be_given_up(ports: list[Port]) -> None:
     heirs = [heir(agent, ports[0].endpoint) for agent in (0, 1, 2)]
     one = prepared(2, *heirs)

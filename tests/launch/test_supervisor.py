@@ -218,7 +218,7 @@ def test_a_rank_that_cannot_be_killed_is_given_up(
     hanging: InTheKernel, by_agent: bool, has_pidfd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others would wait for it for ever. Its end, if it comes after all, is not that of the process that follows."""
-    monkeypatch.setattr("ddlcore.launch.ranks.supervisor._DEAD_AFTER_S", 0.05)
+    monkeypatch.setattr("ddlcore.launch.ranks.supervisor._HANGS_AFTER_S", 0.05)
     if not has_pidfd:
         monkeypatch.setattr("ddlcore.control.liveness.open_pidfd", lambda pid: -1)
     told: list[End] = []
@@ -246,3 +246,27 @@ def test_a_rank_that_cannot_be_killed_is_given_up(
     thread.join(20.0)
     assert [(end.returncode, end.silent) for end in told] == [(-9, "" if by_agent else "others waited for it"), (0, "")]
     assert "rank 0 cannot be ended by SIGKILL" in texts[0] and hanging.sent == [signal.SIGKILL]
+
+
+def test_a_rank_of_another_user_is_not_given_up(hanging: InTheKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL has not reached it, so it may go on and must not count as dead. Its end is waited for."""
+    monkeypatch.setattr("ddlcore.launch.ranks.supervisor._HANGS_AFTER_S", 0.05)
+    asked = threading.Event()
+
+    def kill(pid: int, number: int) -> None:
+        asked.set()
+        raise PermissionError
+
+    monkeypatch.setattr("ddlcore.launch.ranks.supervisor.os.kill", kill)
+    told: list[End] = []
+    supervisor = Supervisor([hanging], grace_s=60.0, ended=told.append, say=lambda text: None, revival=Policy())
+    supervisor.kill_silent(0, "others waited for it")
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    assert asked.wait(20.0)
+    assert told == []
+    monkeypatch.undo()
+    assert hanging.process is not None
+    hanging.process.terminate()
+    thread.join(20.0)
+    assert [(end.returncode, end.silent) for end in told] == [(-15, "")]

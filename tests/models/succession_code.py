@@ -75,6 +75,8 @@ class Follower:
             self._news[number] = []
         elif " comes to " in name:
             self._told.setdefault(numbers[1], []).extend(self._agents[numbers[0]].worlds)
+            aside = set(_of(before, numbers[1]).running) - set(_of(self.state, numbers[1]).running)
+            self._memberships[numbers[1]].unheard([before.processes[i].place for i in aside], False)
         elif " registers at " in name:
             return numbers[1], self._register(numbers[0], numbers[1])
         elif name[0].isdecimal() and not _DECISION.match(name):

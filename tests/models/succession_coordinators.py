@@ -133,7 +133,7 @@ class Coordinators:
             knows = Knowledge(one.told.worlds, knows.begun, knows.taken)
         gone = [i for i in worlds[newest].members if i not in one.running or i in one.waiting]
         starts = list(one.starts)
-        for i in worlds[newest].members:
+        for i in {i for ballot in one.told.worlds for i in worlds[ballot].members}:
             starts[state.processes[i].place] = max(starts[state.processes[i].place], state.processes[i].start)
         after = one._replace(
             phase=SERVES,

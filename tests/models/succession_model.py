@@ -17,7 +17,7 @@ coordinator/membership.py and launch/agents/succession.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from tests.models.explore import Violation
 from tests.models.succession_coordinators import Coordinators, SuccessionMove
@@ -235,21 +235,26 @@ class Succession:
 
     def _come(self, state: State, host: int, agent: Agent, number: int, heir: Coordinator) -> State:
         own = [(i, one) for i, one in enumerate(state.processes) if one.host == host]
+        alive = [(i, one) for i, one in own if one.life == ALIVE]
         dead = [] if self.mutant == "forgets the dead" else [one.name for _, one in own if one.life == DIED]
-        starts = list(heir.starts or (0,) * len(self.config.hosts))
-        if any(one.life == ALIVE and one.start < starts[one.place] for _, one in own):
-            return without_agent(state, host)  # its coordinator had given it up, and started another process at a place
-        for _, one in own:
-            starts[one.place] = max(starts[one.place], one.start)
-        running = {i: state.processes[i] for i in heir.running}
-        older = {one.host for one in running.values() if one.start < starts[one.place]}
-        heir = without(heir, [i for i, one in running.items() if one.host in older])
-        after = heir._replace(
+        worlds = dict(state.worlds)
+        named = [state.processes[i] for ballot in agent.knows.worlds for i in worlds[ballot].members]
+        starts = _raised(heir.starts or (0,) * len(self.config.hosts), named)
+        heir = heir._replace(
+            told=united(heir.told, agent.knows), dead=tuple(sorted({*heir.dead, *dead})), starts=starts
+        )
+        if any(one.start < starts[one.place] for _, one in alive):
+            # Its coordinator had given it up, and had started another process at a place.
+            return without_agent(put(state, coordinators={number: heir}), host)
+        starts = _raised(starts, [one for _, one in own])
+        older = {
+            state.processes[i].host for i in heir.running if state.processes[i].start < starts[state.processes[i].place]
+        }
+        rest = without(heir, [i for i in heir.running if state.processes[i].host in older])
+        after = rest._replace(
             agents=include(tuple(other for other in heir.agents if other not in older), host),
-            told=united(heir.told, agent.knows),
-            dead=tuple(sorted({*heir.dead, *dead})),
-            running=include(heir.running, *(i for i, one in own if one.life == ALIVE)),
-            starts=tuple(starts),
+            running=include(rest.running, *(i for i, _ in alive)),
+            starts=starts,
         )
         return put(
             state, agents={host: agent._replace(boss=number, heard=0, goes_to=NOBODY)}, coordinators={number: after}
@@ -305,3 +310,11 @@ class Succession:
             is_idle = any(one.mode != IN for one in own) and not trains
             if part and is_idle and self._could_go_on(state, part, worlds):
                 raise Violation(f"the processes on hosts {part} wait for ever")
+
+
+def _raised(starts: Sequence[int], processes: Collection[Process]) -> tuple[int, ...]:
+    """Return ``starts``, by place, after one has heard of ``processes``."""
+    highest = list(starts)
+    for one in processes:
+        highest[one.place] = max(highest[one.place], one.start)
+    return tuple(highest)

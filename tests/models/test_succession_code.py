@@ -26,6 +26,8 @@ FOLLOWED = [
     Config((0, 0, 1, 1), Budget(deaths=1, hosts=1, restarts=1, dismissals=2)),
     Config((0, 1, 2, 3), Budget(deaths=2, hosts=2, splits=1, restarts=1, dismissals=1)),
     Config((1, 2, 3), Budget(deaths=2, hosts=2, restarts=2, dismissals=2, suspicions=1)),
+    Config((1, 2, 3), Budget(deaths=1, hosts=2, restarts=2)),
+    Config((1, 2, 3), Budget(splits=1, hosts=2, restarts=1, suspicions=1)),
     Config((0, 1, 1, 2, 2, 3), Budget(deaths=2, hosts=2, crashes=1, splits=1, restarts=1, dismissals=1, hurries=1)),
 ]
 

@@ -479,8 +479,11 @@ class AgentPool:
     def _take_over(self, agent: int, member: Agent, message: Adopt) -> None:
         with self._changed:
             is_known = member.adopted is not None  # it connects again, because it has not heard the answer
-            if self._adopts and not member.gone and _has_older(message, self._starts):
-                member.gone = _GIVEN_UP
+            if self._adopts and not is_known:
+                for place, start in (process for world in message.worlds for process in world.processes):
+                    self._starts[place] = max(start, self._starts.get(place, 0))
+                if not member.gone and _has_older(message, self._starts):
+                    self._set_aside(member, message)
             late = bool(member.gone) or not (is_known or self._adopts)
             if not late and not is_known:
                 member.adopted, member.here = message, True
@@ -501,10 +504,13 @@ class AgentPool:
             self._tell(agent, Adopted())
 
     def _set_aside(self, member: Agent, told: Adopt) -> None:
-        """Give up the agent ``member``, which has come to this successor, as the launcher had done."""
+        """Give up the agent ``member``, which has come to this successor and has ``told`` this, as the launcher had done."""
+        self._say(f"{member.place.host} is given up, as the launcher had done: its ranks are told to end")
         member.gone = _GIVEN_UP
         member.adopted = replace(told, running=())  # what it knows of worlds and of deaths counts
         ranks, member.ranks = member.ranks, []
+        # These are no ends of the processes that run at their places now.
+        self._early = [one for one in self._early if one[0] not in ranks]
         self._disown(member)
         self.unheard(ranks, False)
 
@@ -615,6 +621,7 @@ class AgentPool:
 def _has_older(told: Adopt, starts: Mapping[int, int]) -> bool:
     """Return whether the agent that has ``told`` this runs a process at whose place a later one has run, as in ``starts``.
 
-    The launcher then had given up the agent, or it would not have started the later one.
+    The launcher then had given up the agent, or it would not have started the later one. ``starts`` has the processes of
+    other agents, and those of the worlds that agents have been told of.
     """
     return any(start < starts.get(place, 0) for (place, start), _ in told.running)

@@ -31,6 +31,7 @@ from ddlcore.messages import Opened, Process
 
 PROBE_S = 3.0  # to find out whether a host answers; its kernel does so at once
 LOOK_S = 10.0  # an agent that waits for an heir looks as often whether its host still answers
+FIRST_LOOK_S = 2.0  # the same for the first time: an heir that finds no quorum ends at once
 ANSWER_S = 60.0  # until a successor whose host answers has started and adopts an agent, also on a slow, busy machine
 _END_S = 30.0  # until a successor has written everything, after its agents have ended
 _PROGRAM = "from ddlcore.launch.job.successor import main; sys.exit(main(sys.argv[1:]))"
@@ -199,14 +200,16 @@ class Succession:
     def _await(self, answers: queue.SimpleQueue[_Answer], heir: Heir, until_s: float) -> _Answer:
         """Wait in ``answers`` for the answer of the successor at ``heir``, as long as it may still come."""
         until_s = min(until_s, time.monotonic() + ANSWER_S)
-        silent = 0
+        look_s, silent = min(FIRST_LOOK_S, LOOK_S), 0
         while time.monotonic() < until_s and silent < 2:
             try:
-                return answers.get(timeout=max(0.0, min(LOOK_S, until_s - time.monotonic())))
+                return answers.get(timeout=max(0.0, min(look_s, until_s - time.monotonic())))
             except queue.Empty:
-                # A busy host may once not answer in time.
-                lives = heir.agent == self._agent or probe_all([heir.endpoint]).get(heir.endpoint)
-                silent = 0 if lives else silent + 1
+                lives = True if heir.agent == self._agent else probe_all([heir.endpoint]).get(heir.endpoint)
+                if lives is False:  # it has ended, such as for lack of a quorum
+                    return _Answer.GONE
+                silent = 0 if lives else silent + 1  # a busy host may once not answer in time
+            look_s = LOOK_S
         return _Answer.GONE
 
     def _objection(self, handover: Handover, heirs: Sequence[Heir], running: Collection[Process]) -> str:

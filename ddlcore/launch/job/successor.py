@@ -322,7 +322,7 @@ class _Successor:
         cooldown_s = cooldown_range(self._settings.text("host_cooldown_s"))
         table = HostTable(hosts, assigned, self._handover.places, self._handover.most, cooldown_s)
         for host in table.hosts:
-            host.reached = host.name in there
+            host.reached = any(host.name == member.place.host for member in adopted if not member.gone)
         for place in range(count):
             if place not in at:
                 table.ended(place, place in done)

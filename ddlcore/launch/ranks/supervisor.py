@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import subprocess
 import time
@@ -16,7 +17,8 @@ from ddlcore.text.ranks import ranks_text
 
 KILL_AFTER_S = 3.0  # time from SIGTERM to SIGKILL
 LEFT_BEHIND_S = 1.0  # time from SIGTERM to SIGKILL for processes that run longer than the rank that started them
-_DEAD_AFTER_S = 5.0  # a process that still runs this long after SIGKILL hangs in the kernel
+_DEAD_AFTER_S = 5.0  # at the end of a job, a process that still runs this long after SIGKILL hangs in the kernel
+_HANGS_AFTER_S = 30.0  # the same while others go on: the memory of a large process takes a while to be released
 _GROUP_POLL_S = 0.02  # poll interval, because no event reports the end of a group's last process
 _IDLE_S = 3600.0
 _WISH_S = 60.0  # after a signal to the job, an end by the same signal follows from it; a rank may handle it for as long
@@ -360,7 +362,7 @@ class Supervisor:
     def _signal_group(self, process: Watched, number: int) -> None:
         process.signal_group(number)
         if number == signal.SIGKILL and process.process is not None:
-            self._dead_by_s[process.rank] = time.monotonic() + _DEAD_AFTER_S
+            self._dead_by_s[process.rank] = time.monotonic() + _HANGS_AFTER_S
 
     # --- what follows
 
@@ -390,17 +392,21 @@ class Supervisor:
         if self._kill_at_s is not None and now_s >= self._kill_at_s:
             self._kill()
         if self._lost_at_s is not None and now_s >= self._lost_at_s:
-            self._give_up(list(self._running))
+            if self._running:
+                self._give_up(list(self._running))
             self._left_behind.clear()
             self._lost_at_s = None
         overdue = [rank for rank, by_s in self._dead_by_s.items() if now_s >= by_s]
-        if overdue:
-            self._give_up(overdue)
+        for rank in overdue:
+            del self._dead_by_s[rank]
+            if rank in self._running and _may_signal(self._running[rank]):
+                self._give_up([rank])
 
     def _give_up(self, ranks: Sequence[int]) -> None:
         """Take it that ``ranks``, which got SIGKILL, have ended: none of their own code will run any more."""
+        who = "it hangs" if len(ranks) == 1 else "they hang"
         self._say(
-            f"{ranks_text(sorted(ranks))} cannot be ended by SIGKILL (they hang in the kernel): giving up on them"
+            f"{ranks_text(sorted(ranks))} cannot be ended by SIGKILL ({who} in the kernel): not waited for any more"
         )
         for rank in ranks:
             process = self._running[rank].process
@@ -434,3 +440,15 @@ def _what_follows(delay_s: float | None) -> str:
     if delay_s is None:
         return ""
     return "it is started again" if not delay_s else f"it is started again in {delay_s:g} s"
+
+
+def _may_signal(watched: Watched) -> bool:
+    """Return whether SIGKILL can have reached the process of ``watched``: it may be that of another user, as by sudo."""
+    try:
+        if watched.process is not None:
+            os.kill(watched.process.pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        pass
+    return True
