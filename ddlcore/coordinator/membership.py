@@ -316,7 +316,7 @@ class Membership:
         if self._world is None or self._gone or self.complete or self.over or self._is_last_world():
             return []
         coming = len(self._waiting.keys() - self._leaving.keys())
-        # Somebody who has trained must stay, to hand over the state.
+        # One member must stay, because those that join copy the state of the training from a member.
         most = min(len(self._world.members) + coming - self._least, len(self._world.members) - 1)
         return sorted([place for place in self._leaving if place in self._members][: max(0, most)])
 
@@ -469,9 +469,9 @@ class Membership:
         return self._quorum is not None and self._quorum.counts(self._process(place))
 
     def _hope_for(self, places: Collection[int], hoped: bool) -> None:
-        """Wait for the processes at ``places`` to register or end; ``hoped``: such a wait has begun before."""
+        """Begin to wait until the processes at ``places`` register or end. ``hoped`` is true if such a wait has begun before."""
         self._hopes = set(places)
-        if not hoped:  # they have all their time, however long others were waited for
+        if not hoped:  # their time limits begin now, however long other processes were waited for
             self._late_s = self._short_s = None
             self._told_late = False
 

@@ -33,7 +33,7 @@ def ranks_on(cluster: TestCluster, name: str, program: str = PROGRAM.name) -> li
 
 
 def are_right(folder: Path, text: str) -> None:
-    """Check the results of PROGRAM in ``text``, which the job has written."""
+    """Check the results of PROGRAM in ``text``, the output of the job."""
     results = [line for line in text.splitlines() if "right " in line]
     assert results and all("right True once True" in line for line in results), text[-6000:]
 
@@ -205,7 +205,7 @@ class HostChaos:
 
 
 def stormy(chaos: HostChaos, seed: int, before: int, after: int) -> None:
-    """Let ``before`` faults strike, then lose the host of the launcher, and then let ``after`` more strike."""
+    """Inject ``before`` faults, cut the power of the launcher's host, inject ``after`` more faults, and check the results."""
     try:
         chaos.await_all()
         chaos.storm(before)

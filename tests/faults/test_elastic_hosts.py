@@ -67,7 +67,7 @@ class Job:
         return self.pids(b"elastic_chaos", b"DDL_RANK=%d" % rank)
 
     def trains(self, rank: int, before: Sequence[int] = ()) -> bool:
-        """Return whether a process of ``rank`` is in a world. Those of ``before``, which end, do not count."""
+        """Return whether a process of ``rank`` is in a world. The processes in ``before`` are not counted."""
         return any((self.folder / str(pid)).exists() for pid in self.of_rank(rank) if pid not in before)
 
     def agents(self) -> list[int]:

@@ -142,7 +142,10 @@ Worlds = Mapping[Ballot, World]  # those of a state
 
 @dataclass(frozen=True)
 class Config:
-    """What is explored. ``hosts`` has the host of each rank. The launcher runs on host 0, also if no rank runs there."""
+    """One job to explore, and what may happen to it.
+
+    ``hosts`` has the host of each rank. The launcher runs on host 0, even if no rank runs there.
+    """
 
     hosts: tuple[int, ...]
     may: Budget = NOTHING

@@ -86,7 +86,7 @@ def test_every_mutant_is_looked_for() -> None:
 
 @pytest.mark.parametrize("mutant", FOUND)
 def test_a_planted_fault_is_found(mutant: str) -> None:
-    """A model that finds none of these would prove nothing. SMALL has the same configurations without the fault."""
+    """A model that does not find planted faults proves nothing. SMALL has the same configurations without the fault."""
     assert FOUND[mutant] in SMALL
     result = explore(Succession(replace(FOUND[mutant], mutant=mutant)))
     print(f"{mutant}: {result}")

@@ -71,7 +71,7 @@ def shown(registry: Registry, found: Sequence[Row] | None = None, *, for_machine
 
 
 def _problems(problems: Sequence[str], found: Sequence[Row]) -> list[str]:
-    """Return the problems that no row of ``found`` shows, as lines after an empty line; [] if there are none."""
+    """Return an empty line and the problems that no row in ``found`` has as its reason; [] if there are no such problems."""
     rest = [problem for problem in problems if not any(row.reason and row.reason in problem for row in found)]
     return ["", *rest] if rest else []
 

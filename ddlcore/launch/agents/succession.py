@@ -198,7 +198,7 @@ class Succession:
         return "no successor of the launcher has answered" if self._answers is answers else ""
 
     def _await(self, answers: queue.SimpleQueue[_Answer], heir: Heir, until_s: float) -> _Answer:
-        """Wait in ``answers`` for the answer of the successor at ``heir``, as long as it may still come."""
+        """Wait until the successor at ``heir`` answers, and return its answer from ``answers``; GONE if it cannot answer any more."""
         until_s = min(until_s, time.monotonic() + ANSWER_S)
         look_s, silent = min(FIRST_LOOK_S, LOOK_S), 0
         while time.monotonic() < until_s and silent < 2:

@@ -92,7 +92,7 @@ def test_the_wrapping_of_a_model_with_an_optimizer_is_refused(torchs_rank_0: Non
 
 
 def test_ddp_and_an_optimizer_may_have_different_parameters(torchs_rank_0: None) -> None:
-    """One module is wrapped before an optimizer of another model is made, and one after it, as in a GAN."""
+    """As in a GAN: one module is wrapped before the optimizer of another model is created, and one module after that."""
 
     def scene(across: Sets) -> None:
         first = DistributedDataParallel(nn.Linear(2, 1))

@@ -1,4 +1,4 @@
-"""Try the plugins of a list one after the other, and show how far that is."""
+"""Try each plugin in a list, and show the progress on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlcore.commands.plugins.listing import READY, Row
 
 
 def probed(found: Sequence[Row]) -> list[Row]:
-    """Return the rows of ``found``; those of usable plugins have what came of their trial."""
+    """Try each usable plugin in ``found``, and return the rows with the results of these trials."""
     usable = [row for row in found if row.state == READY and row.provider is not None]
     with _progress(len(usable)) as told:
         outcomes = dict(zip(map(id, usable), tried(usable, told)))
