@@ -73,6 +73,9 @@ class Setting:
     minimum: float | None = None
     group: str = ""
     brief: str = ""  # what the short help says, in one line; empty: only --help-all shows the flag
+    metavar: str = ""  # what the help shows in place of the value; empty: a word for the type
+    bare: str = ""  # the value if the flag is given without one; empty: the flag needs a value
+    form: str = ""  # with ``bare``: regular expression of the words after the flag that are its value
 
     @property
     def env(self) -> str:
@@ -527,21 +530,19 @@ SETTINGS: tuple[Setting, ...] = (
         group="output",
     ),
     Setting(
-        "dashboard",
-        str,
-        "",
-        "where the launcher serves a live page of the job: PORT, for this host alone; HOST:PORT, for other hosts too, "
-        "with a token; auto: the first free port; empty: nowhere",
-        group="output",
-        brief="Serve a live page of the job.",
-    ),
-    Setting(
         "pulse_s",
         float,
         0.0,
         "how often each rank reports its load and progress to the launcher, in seconds; 0: never. `ddl run --top` "
         "sets it",
         minimum=0,
+        group="output",
+    ),
+    Setting(
+        "activity",
+        bool,
+        False,
+        "1: each of these reports also tells what the rank waits for. The launcher sets it for a watch that shows this",
         group="output",
     ),
     Setting(
@@ -645,12 +646,9 @@ class Settings(Mapping[str, Value]):
         chosen = any(self._sources[name] != "default" for name in ("fusion_bytes", "first_bucket_bytes"))
         return wanted == "on" or (wanted == "auto" and (hosts > 1 or chosen))
 
-    def changed(self, values: Mapping[str, Value]) -> Settings:
-        """Return a copy of these settings in which ``values`` replace the old values.
-
-        In the copy, the source of the new values is "tuner".
-        """
-        return Settings({**self._values, **values}, {**self._sources, **dict.fromkeys(values, "tuner")})
+    def changed(self, values: Mapping[str, Value], source: str = "tuner") -> Settings:
+        """Return a copy of these settings in which ``values`` replace the old values. They come from ``source``."""
+        return Settings({**self._values, **values}, {**self._sources, **dict.fromkeys(values, source)})
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return the parts of the comma-separated value of the setting ``name``, without empty parts."""

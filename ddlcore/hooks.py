@@ -32,6 +32,7 @@ __all__ = [
     "Setting",
     "TransportProvider",
     "TunerProvider",
+    "WatchProvider",
     "hookimpl",
     "hookspec",
 ]
@@ -184,6 +185,18 @@ class CommandProvider(Provider):
     aliases: tuple[str, ...] = field(default_factory=tuple)
 
 
+@dataclass(frozen=True)
+class WatchProvider(Provider):
+    """An observer of a job in its launcher. ``target`` names a subclass of ``ddlcore.launch.job.watch.Watch``.
+
+    The class is built with one argument, a WatchedJob, if the setting ``setting`` is neither empty nor 0. A watch sees
+    the messages of ddl's own protocol, so its package must ask for exactly one version of ddlcore.
+    """
+
+    setting: str = ""  # the setting that asks for the watch, usually one of ``settings``
+    activity: bool = False  # needs pulses that tell what each rank waits for
+
+
 class Hooks:
     """The hooks of a plugin: one method for each extension point.
 
@@ -253,4 +266,9 @@ class Hooks:
     @hookspec
     def ddl_cli(self) -> Sequence[CommandProvider]:
         """Return the descriptions of subcommands of ``ddl``."""
+        return ()
+
+    @hookspec
+    def ddl_watches(self) -> Sequence[WatchProvider]:
+        """Return the descriptions of observers of jobs, which the launchers build and tell what happens."""
         return ()

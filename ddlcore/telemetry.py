@@ -23,7 +23,6 @@ from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Placement
 
-PAGE_PULSE_S = 1.0  # interval of the pulses for a live page, unless pulse_s sets another
 _INPUT_S = 0.05  # mean interval of the samples that tell whether the main thread waits for input
 _INPUT_SPREAD = 0.5
 
@@ -86,12 +85,13 @@ def _wanted(job: Subject) -> Iterator[Callable[[], Observer]]:
             yield lambda: PatientExporter(_exporter(job, {"rank": str(job.launched.rank)}), *_place(job))
         elif job.report is None and job.launched.local_rank == 0:
             yield lambda: _opened(_exporter(job, {"rank": str(job.rank), "size": str(job.size)}), *_place(job))
-    if job.settings.text("dashboard"):
+    pulse_s = job.settings.number("pulse_s")
+    if pulse_s > 0 and job.settings["activity"]:
         clock = InputClock(_main_thread(), _loaders(job))
         yield lambda: Ticker(_INPUT_S, clock.sample, f"ddl-input-{job.rank}", _INPUT_SPREAD)
-        yield lambda: _ticker(job, job.settings.number("pulse_s") or PAGE_PULSE_S, _activity(job, clock))
-    elif job.settings.number("pulse_s") > 0:
-        yield lambda: _ticker(job, job.settings.number("pulse_s"), lambda stats: None)
+        yield lambda: _ticker(job, pulse_s, _activity(job, clock))
+    elif pulse_s > 0:
+        yield lambda: _ticker(job, pulse_s, lambda stats: None)
     if job.settings.number("sample_ms") > 0:
         yield lambda: _sampler(job)
 

@@ -22,12 +22,13 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ddlcore.dashboard.guard import Guard  # noqa: E402
-from ddlcore.dashboard.history import History  # noqa: E402
-from ddlcore.dashboard.place import Place, listen  # noqa: E402
-from ddlcore.dashboard.records import Event  # noqa: E402
-from ddlcore.dashboard.serving import Site  # noqa: E402
-from tests.dashboard.pretend import PretendJob  # noqa: E402
+from ddl_dashboard.guard import Guard  # noqa: E402
+from ddl_dashboard.history import History  # noqa: E402
+from ddl_dashboard.place import Place, listen  # noqa: E402
+from ddl_dashboard.records import Event  # noqa: E402
+from ddl_dashboard.serving import Site  # noqa: E402
+
+from plugins.ddl_dashboard.tests.pretend import PretendJob  # noqa: E402
 
 MINUTES = 12
 PICTURES = {

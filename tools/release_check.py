@@ -175,11 +175,21 @@ def bench(env: Environment) -> str:
     return " ".join(next(line for line in shown.splitlines() if "allreduce" in line).split())
 
 
+def live_page(env: Environment) -> str:
+    """Check that the live page of a job is served, and return its address."""
+    shown = env.ddl("run", "-np", "2", "--dashboard", "true")
+    found = re.search(r"live page: http://127\.0\.0\.1:\d+/", shown)
+    if found is None:
+        raise Failed(f"`ddl run --dashboard` says:\n{shown}")
+    return found[0]
+
+
 def absent(env: Environment) -> str:
-    """Check that `ddl` says how to install the package of a command that is not there."""
-    shown = env.ddl("doctor", expect=2).strip()
-    if not re.search(r"install it: pip install .*ddl.doctor", shown):
-        raise Failed(f"`ddl doctor` says:\n{shown}")
+    """Check that `ddl` says how to install the package of a command, or of an option, that is not there."""
+    for words, package in ((("doctor",), "ddl.doctor"), (("run", "-np", "2", "--dashboard", "true"), "ddl.dashboard")):
+        shown = env.ddl(*words, expect=2).strip()
+        if not re.search(rf"install it: pip install .*{package}", shown):
+            raise Failed(f"`ddl {' '.join(words)}` says:\n{shown}")
     return shown[:160]
 
 
@@ -202,13 +212,23 @@ def stages(folder: Path) -> list[list[Lane]]:
 def with_torch(env: Environment) -> Lane:
     """Return the steps of the environment with PyTorch, and with the plugins that others have written."""
     train = partial(outside_training, env, "digits.py")
-    packages = (TORCH, "scikit-learn", "ddl-conform", "ddl-doctor", "ddl-torch", "ddl-gloo", "ddl-nccl")
+    packages = (
+        TORCH,
+        "scikit-learn",
+        "ddl-conform",
+        "ddl-dashboard",
+        "ddl-doctor",
+        "ddl-torch",
+        "ddl-gloo",
+        "ddl-nccl",
+    )
     return [
         ("fresh environment", partial(env.make, *packages)),
         ("ddl info", partial(info, env)),
         ("README", partial(readme, env)),
         ("digits with PyTorch", partial(digits, env, "torch_digits.py")),
         ("ddl bench", partial(bench, env)),
+        ("ddl run --dashboard", partial(live_page, env)),
         ("conform shm", partial(conform, env, "shm")),
         ("plugins that are begun", partial(new_plugins, env)),
         ("plugins from outside", partial(env.install, *OUTSIDE)),
@@ -235,7 +255,7 @@ def with_frameworks(env: Environment) -> Lane:
     return [
         ("fresh environment for other frameworks", partial(lent, env)),
         ("ddl plugins", partial(offered, env)),
-        ("ddl doctor, which is not there", partial(absent, env)),
+        ("tool packages that are not there", partial(absent, env)),
         *(
             (f"digits with {framework}", partial(digits, env, script))
             for plugin, (framework, script) in scripts.items()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,15 +42,30 @@ class Option(click.Option):
     """An option of a command, with its group in the help and a short text.
 
     ``brief`` is the option's text in the short help. If ``brief`` is empty, only --help-all shows the option. ``help``
-    is the option's text for --help-all. If ``help`` is empty, --help-all shows ``brief``.
+    is the option's text for --help-all. If ``help`` is empty, --help-all shows ``brief``. If ``bare`` is not empty, the
+    value of the option may be left out, and is ``bare`` then; ``form`` is a regular expression of all values.
     """
 
     def __init__(
-        self, names: Sequence[str], *, group: Group = OPTIONS, brief: str = "", help: str = "", **rest: Any
+        self,
+        names: Sequence[str],
+        *,
+        group: Group = OPTIONS,
+        brief: str = "",
+        help: str = "",
+        bare: str = "",
+        form: str = "",
+        **rest: Any,
     ) -> None:
         super().__init__(names, help=help or brief, **rest)
         self.group = group
         self.brief = brief
+        self.bare = bare
+        self._form = form
+
+    def is_value(self, word: str) -> bool:
+        """Return whether ``word``, the next word on the command line, is the value of this option."""
+        return word == self.bare or re.fullmatch(self._form, word) is not None
 
 
 def option(*names: str, group: Group, **rest: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,6 +10,8 @@ import click
 from ddlcore.commands import completion
 from ddlcore.commands.help import CORE, PLUGINS_PLACE, Command, Group, Option, shows_whole
 from ddlcore.config import GROUPS, SETTINGS, Setting
+from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import absent_setting
 
 _ALSO = {"network_interface": ("--network-interfaces",), "evict_after_s": ("--evict-after",)}  # its name in horovodrun
 _OF_PLUGINS = "ddl.options_of_plugins"  # in click's context
@@ -25,7 +27,6 @@ _VALUES: Mapping[str, tuple[str, Any]] = {
     "autotune_log": ("FILE", completion.files),
     "tuner": ("NAME", completion.providers("tuners", "auto")),
     "fusion_policy": ("NAME", completion.providers("fusion_policies")),
-    "dashboard": ("[HOST:][PORT]", completion.words("auto")),
     "flight_dir": ("DIR", completion.directories),
     "timeline": ("FILE", completion.files),
     "cache_dir": ("DIR", completion.directories),
@@ -70,7 +71,7 @@ class SettingsCommand(Command):
         """
         known = super().get_params(ctx)
         if _OF_PLUGINS not in ctx.meta and (shows_whole(ctx) or ctx.resilient_parsing):
-            ctx.meta[_OF_PLUGINS] = _plugin_options(known)
+            ctx.meta[_OF_PLUGINS] = _plugin_options(known, completion.installed())
         return [*known, *ctx.meta.get(_OF_PLUGINS, ())]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -82,8 +83,14 @@ class SettingsCommand(Command):
         """Add the options of plugins to the command if ``args`` contains an option that the core does not know."""
         known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
         given = (word.partition("=")[0] for word in args[: self.command_at(ctx, args)] if word.startswith("--"))
-        if _OF_PLUGINS not in ctx.meta and not known.issuperset(given):
-            ctx.meta[_OF_PLUGINS] = _plugin_options(self.get_params(ctx))
+        unknown = [word for word in given if word not in known]
+        if _OF_PLUGINS not in ctx.meta and unknown:
+            registry = completion.installed()
+            ctx.meta[_OF_PLUGINS] = _plugin_options(self.get_params(ctx), registry)
+            for flag in unknown:
+                name = flag.removeprefix("--").replace("-", "_")
+                if registry is not None and (absent := absent_setting(name, registry)):
+                    raise click.UsageError(f"{flag}: {absent}", ctx)
 
     def command_at(self, ctx: click.Context, args: Sequence[str]) -> int:
         """Return the number of words at the start of ``args`` that may be options of this command.
@@ -99,12 +106,11 @@ class SettingsCommand(Command):
         return super().shell_complete(ctx, incomplete)
 
 
-def _plugin_options(known: Sequence[click.Parameter]) -> list[Option]:
-    """Return an option for each setting of the installed plugins.
+def _plugin_options(known: Sequence[click.Parameter], registry: Registry | None) -> list[Option]:
+    """Return an option for each setting of the plugins in ``registry``. Without a registry, there are none.
 
     A setting is left out if an option in ``known`` has the same name or one of the same flags.
     """
-    registry = completion.installed()
     if registry is None:
         return []
     names = {one.name for one in known}
@@ -130,10 +136,13 @@ def _declared(row: Setting, group: Group) -> tuple[list[str], dict[str, Any]]:
     if row.type is bool:
         return [f"{row.flag}/--no-{row.flag[2:]}", row.name], described
     kinds = {int: "N", float: "NUMBER", str: "TEXT"}
-    metavar, complete = _VALUES.get(row.name, (kinds[row.type], None))
+    metavar, complete = _VALUES.get(row.name, (row.metavar or kinds[row.type], None))
     if row.choices:
         metavar = metavar if row.name in _VALUES else "|".join(row.choices)
         complete = completion.words(*row.choices)
+    if row.bare:
+        complete = completion.words(row.bare)
+        described = {**described, "bare": row.bare, "form": row.form}
     names = [row.flag, *_ALSO.get(row.name, ()), row.name]
     return names, {**described, "metavar": metavar, "shell_complete": complete}
 

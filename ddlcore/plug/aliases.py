@@ -35,6 +35,9 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
         "plugins new": "ddl-conform",
         "timeline": "ddl-doctor",
     },
+    "setting": {
+        "dashboard": "ddl-dashboard",
+    },
     "bench peer": {
         "gloo": "ddl-torch",
         "mpi": "ddl-mpi",

@@ -45,6 +45,7 @@ from ddlcore.hooks import (
     Provider,
     TransportProvider,
     TunerProvider,
+    WatchProvider,
 )
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.finding import find, raised_at, run_alone
@@ -120,6 +121,7 @@ class Registry:
     communicators = PluginKind(CommunicatorsProvider, "library of communicators", "ddl_communicators", Communicators)
     bench_peers = PluginKind(BenchPeerProvider, "bench peer", "ddl_bench_peers", BenchPeer)
     commands = PluginKind(CommandProvider, "command", "ddl_cli")
+    watches = PluginKind(WatchProvider, "watch", "ddl_watches")  # its base class belongs to a higher layer
 
     def __init__(self) -> None:
         self._tables: dict[type[Provider], dict[str, Any]] = {kind.provider: {} for kind in self.kinds().values()}
@@ -273,6 +275,8 @@ class Registry:
     def load(self, provider: BenchPeerProvider) -> type[BenchPeer]: ...
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
+    @overload
+    def load(self, provider: WatchProvider) -> object: ...
     def load(self, provider: Provider) -> object:
         """Import and return the target of ``provider``.
 

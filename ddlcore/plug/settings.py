@@ -9,6 +9,7 @@ from ddlcore.config import NOT_SETTINGS, SETTINGS, ConfigFile, Setting, Settings
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Registry
+from ddlcore.text.installing import pip_install
 from ddlcore.text.nearest import nearest
 
 _LIKE = 0.88  # about two wrong letters in ten. With a lower value, variables of other programs would look misspelt
@@ -48,8 +49,20 @@ def settings_of(
     try:
         return load_settings(environ, file, flags, _rows(registry)), registry
     except UnknownSetting as error:
+        absent = [
+            f"{name}: {line}" for name in {**(file or {}), **(flags or {})} if (line := absent_setting(name, registry))
+        ]
         off = [f"{one.origin} is off: {one.reason}" for one in registry.refusals if one.off]
-        raise UnknownSetting("; ".join([str(error), *off])) from None
+        raise UnknownSetting("; ".join([*(absent or [str(error)]), *off])) from None
+
+
+def absent_setting(name: str, registry: Registry) -> str:
+    """Return why the setting ``name`` is missing, and what to do. Return "" if it is there, or unknown to the core."""
+    plugin = ALIASES["setting"].get(name, "")
+    if not plugin or any(row.name == name for row in _rows(registry)):
+        return ""
+    off = [f"{one.origin} is off: {one.reason}" for one in registry.refusals if one.off and one.origin.name == plugin]
+    return off[0] if off else f"install it: {pip_install(plugin)}"
 
 
 def warn_of_misspelt(environ: Mapping[str, str], registry: Registry) -> None:
@@ -57,7 +70,9 @@ def warn_of_misspelt(environ: Mapping[str, str], registry: Registry) -> None:
 
     This is not an error, because the variable may belong to another version of ddl or to a program of the user.
     """
-    for line in misspelt_variables(environ, _rows(registry)):
+    absent = [(f"DDL_{name.upper()}", absent_setting(name, registry)) for name in ALIASES["setting"]]
+    lines = [f"{name} has no effect; {line}" for name, line in absent if line and environ.get(name)]
+    for line in [*lines, *misspelt_variables(environ, _rows(registry))]:
         warnings.warn(line, stacklevel=3)
 
 
@@ -72,7 +87,7 @@ def misspelt_variables(environ: Mapping[str, str], rows: Iterable[Setting]) -> l
     prefix of this plugin are left out, because they may be correct.
     """
     rows = list(rows)
-    known = {row.env for row in rows}
+    known = {*(row.env for row in rows), *(f"DDL_{name.upper()}" for name in ALIASES["setting"])}
     absent = {
         prefix
         for names in ALIASES.values()

@@ -7,9 +7,9 @@ import ast
 from tests.architecture.source import every
 
 SHOWN_ONLY = {  # modules that show the time of day to people, or write it into a report
-    "ddlcore.dashboard.history",
-    "ddlcore.dashboard.serving",
-    "ddlcore.launch.job.page",
+    "ddl_dashboard.history",
+    "ddl_dashboard.serving",
+    "ddl_dashboard.job_page",
     "ddlcore.observe.flight",
     "ddlcore.launch.job.handover",  # the name of a directory
 }

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from ddlcore.commands.run.top import Top, drawn
+from ddlcore.launch.job.watch import RunningRanks
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages import Pulse
 from ddlcore.observe.rank_statistics import rows_of, table_lines
@@ -102,10 +103,10 @@ def test_the_world_of_an_elastic_job_stands_below_the_table() -> None:
     (out, _), (err, shown) = written(), written()
     top = Top(HOSTS[:1])
     top.screens((out, err))
-    top.worlds(lambda: "world 3: 1 rank")
+    top.begin(RunningRanks(lambda: None, str, lambda: "world 3: 1 rank"))
     for pulse in pulses(6.0):
         top.heard(0, pulse)
-    top.end()
+    top.drained()
     assert b"".join(shown).decode().splitlines()[-1] == "ddl run: world 3: 1 rank"
     assert drawn(top.rows(), "world 3: 1 rank").caption == "world 3: 1 rank"
 
@@ -139,6 +140,9 @@ def test_lines() -> None:
     assert gpu[1].split()[-6:] == ["77%", "8.0", "GiB", "of", "16.0", "GiB"]
 
 
+RUNNING = RunningRanks(lambda: None, str, lambda: "")
+
+
 def written() -> tuple[Screen, list[bytes]]:
     data: list[bytes] = []
     return Screen(data.append), data
@@ -151,7 +155,7 @@ def test_on_a_terminal() -> None:
     file = io.StringIO()
     top = Top(HOSTS, Console(file=file, force_terminal=True, width=120, color_system="standard"))
     top.screens((written()[0], written()[0]))
-    top.begin(lambda text: None, lambda: None)
+    top.begin(RUNNING)
     for rank, waited in ((0, 6.0), (1, 1.0)):
         for pulse in pulses(waited):
             top.heard(rank, pulse)
@@ -160,7 +164,7 @@ def test_on_a_terminal() -> None:
     writer = _Above(top._console)
     writer.write(b"[0] half a ")
     writer.write(b"line\n[1] an")
-    top.end()
+    top.drained()
     text = file.getvalue()
     assert "[0] half a line" in text and "[1] an" not in text
     assert "slow: computes 2.2 times as long" in text and "\x1b[1;31m" in text
@@ -175,10 +179,11 @@ def test_without_a_terminal() -> None:
     said: list[str] = []
     for pulse in pulses(6.0):
         top.heard(0, pulse)
-    top.begin(said.append, lambda: None)
+    assert top.open(said.append) == ""
+    top.begin(RUNNING)
     while not said:
         pass
-    top.end()
+    top.drained()
     assert said[0].splitlines()[0].startswith("rank  host")
     assert b"".join(shown).decode().splitlines()[1].startswith("ddl run:    0  node1")
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from ddlcore.builtin.tuners.grid import GridTuner
 from ddlcore.commands.cli import main
+from ddlcore.commands.search_bar import Bar
+from ddlcore.commands.search_lines import Lines, outcome
 from ddlcore.commands.tune.command import _read_warm, tune
 from ddlcore.commands.tune.report import best_so_far, draw, draw_panels, html_text, write_report
 from ddlcore.commands.tune.results import about_text, config_text, settings_found, write_config
 from ddlcore.config import load_settings, read_toml
 from ddlcore.launch.job.launcher import Launch
-from ddlcore.launch.output.search_bar import Bar
-from ddlcore.launch.output.search_lines import Lines, outcome
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.settings import settings_of

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from ddlcore.config import CHILD_MARK
-from ddlcore.dashboard.place import missing
 from ddlcore.launch.job.history import History
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages import PROTOCOL, Register, Welcome, World, WorldReport
@@ -204,7 +203,6 @@ def test_a_long_history_shows_its_end() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(bool(missing()), reason="the packages that serve the page are not installed")
 @pytest.mark.long
 def test_an_elastic_job_tells_its_history(tmp_path: Path) -> None:
     """A rank of three is killed: the others go on, it comes back, and each of that is said once, and in the summary.

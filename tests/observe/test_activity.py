@@ -88,7 +88,7 @@ def test_pulses_of_a_page_have_activity() -> None:
             time.sleep(0.01)
         return job.stats()["pulse_messages"], time.monotonic() - begun_s
 
-    with World(2, settings={"dashboard": "auto"}) as world:
+    with World(2, settings={"activity": True, "pulse_s": 1.0}) as world:
         assert all(2 <= count <= 4 + 2 * seconds for count, seconds in world.run(body))
 
 

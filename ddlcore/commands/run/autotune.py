@@ -6,21 +6,22 @@ import os
 from dataclasses import replace
 from functools import partial
 
+from ddlcore.commands.search_bar import Bar
+from ddlcore.commands.search_lines import Lines
 from ddlcore.launch.job.launcher import Launch
-from ddlcore.launch.output.search_bar import Bar
-from ddlcore.launch.output.search_lines import Lines
 from ddlcore.search import build_search_driver
 from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.session import Phase
 
 
 def after_training(launch: Launch) -> None:
-    """Remove the progress bar. If the search has not ended, print which parts of the search remain.
+    """Remove the progress bar, if there is one. If the search has not ended, print which parts of the search remain.
 
     If no step was measured, print this fact instead.
     """
-    if launch.bar is not None:
-        launch.bar.clear()
+    for bar in launch.watches:
+        if isinstance(bar, Bar):
+            bar.clear()
     session = launch.driver.session if isinstance(launch.driver, SearchDriver) else None
     if session is None:
         _say("no step was measured: a search needs steps that repeat and allreduce")
@@ -37,7 +38,7 @@ def while_training(launch: Launch) -> Launch:
 
     Raises the exceptions of ``build_search_driver``.
     """
-    bar = Bar() if os.isatty(2) and launch.watch is None else None  # the table of --top must have the screen to itself
+    bar = Bar() if os.isatty(2) and not launch.watches else None  # the table of --top must have the screen to itself
     watchers: list[Watcher] = [Lines(partial(_say, bar=bar), samples=bar is None), *([bar] if bar is not None else [])]
     driver = build_search_driver(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers)
-    return replace(launch, driver=driver, bar=bar)
+    return replace(launch, driver=driver, watches=launch.watches if bar is None else (bar,))

@@ -10,19 +10,19 @@ from typing import Any
 import click
 
 from ddlcore.commands.completion import directories, files, script
-from ddlcore.commands.help import CORE, HELP, examples, option
+from ddlcore.commands.help import CORE, HELP, Option, examples, option
 from ddlcore.commands.options import SettingsCommand, setting_options
 from ddlcore.commands.run.horovod import answers_of, horovod_options
-from ddlcore.commands.run.top import PULSE_S, Top
+from ddlcore.commands.run.top import Top
 from ddlcore.config import GROUPS, Settings, read_toml
 from ddlcore.control.ports import is_free
-from ddlcore.dashboard.place import is_place, place_of, require_installed
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
 from ddlcore.launch.job.horovod import Answers, log_level, read_variables
 from ddlcore.launch.job.launcher import Launch, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
 from ddlcore.launch.job.placement import check_elastic, find_discovery, place
+from ddlcore.launch.job.watch import PULSE_S, check_watches
 from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.launch.ranks.hosts import Layout
@@ -40,22 +40,28 @@ class JobCommand(SettingsCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line ``args``: first the options, then the command of the ranks."""
-        args = self.with_places(ctx, args)
         self.find_plugin_options(ctx, args)  # where the command begins depends on which options take a value
+        args = self.with_values(ctx, args)
         at = self.command_at(ctx, args)
         return super().parse_args(ctx, [*args[:at], "--", *args[at:]] if args[at : at + 1] == ["-m"] else args)
 
-    def with_places(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Return ``args`` with ``--dashboard`` replaced by ``--dashboard=auto`` if the option has no value.
+    def with_values(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+        """Return ``args`` in which each option that has no value, but may have one, gets the value of the bare option.
 
-        The user may leave out the value of this option. If the next word does not have the form PORT or HOST:PORT, and
-        is not "auto", the option has no value: the next word may be the first word of the ranks' command.
+        An option has no value if the next word does not have the form of such a value: that word may be the first word
+        of the ranks' command.
         """
         found = list(args)
+        bare = self._bare_options(ctx)
         for at, word in enumerate(found[: self.command_at(ctx, found)]):
-            if word == "--dashboard" and not any(map(is_place, found[at + 1 : at + 2])):
-                found[at] = "--dashboard=auto"
+            if word in bare and not any(map(bare[word].is_value, found[at + 1 : at + 2])):
+                found[at] = f"{word}={bare[word].bare}"
         return found
+
+    def _bare_options(self, ctx: click.Context) -> dict[str, Option]:
+        """Return the options whose value may be left out, by flag."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, Option) and one.bare]
+        return {flag: one for one in options for flag in one.opts}
 
     def command_at(self, ctx: click.Context, args: Sequence[str]) -> int:
         """Return the index in ``args`` of the first word after ddl's own options.
@@ -68,9 +74,11 @@ class JobCommand(SettingsCommand):
             if isinstance(option, click.Option)
             for name in (*option.opts, *option.secondary_opts)
         }
+        may_be_bare = self._bare_options(ctx)
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("--", "-m"):
-            bare = args[at] == "--dashboard" and not any(map(is_place, args[at + 1 : at + 2]))
+            one = may_be_bare.get(args[at])
+            bare = one is not None and not any(map(one.is_value, args[at + 1 : at + 2]))
             at += 1 if bare or "=" in args[at] else 1 + words.get(args[at], 1)
         return at
 
@@ -275,13 +283,11 @@ def prepare(
         output_dir=Path(output_dir) if output_dir else None,
         stamped=stamped,
         verbose=verbose,
-        watch=_top(placed.layout, settings) if top else None,
+        watches=(_top(placed.layout, settings),) if top else (),
     )
     route = check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
     check_elastic(settings, launch.size, route)
-    if settings.text("dashboard"):
-        place_of(settings.text("dashboard"))
-        require_installed()
+    check_watches(settings, registry)
     _check_metrics(settings, placed.layout.here >= 0 and not dry_run)
     registry.load(registry.named(Registry.fusion_policies, settings.text("fusion_policy")))
     registry.named(Registry.compressors, settings.text("compression"))

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddlcore.launch.job.watch import PULSE_S, RunningRanks, Watch
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages import Profile, Pulse
 from ddlcore.observe.rank_statistics import HEADINGS, LEFT, Row, cells, known_columns, rows_of, table_lines
@@ -20,13 +21,12 @@ from ddlcore.text.numbers import UNKNOWN
 if TYPE_CHECKING:
     from rich.table import Table
 
-PULSE_S = 1.0  # interval of the ranks' pulses, unless pulse_s sets another
 PLAIN_S = 10.0  # interval of the table's lines without a terminal
 _MOST_ROWS = 40  # on a terminal
 _KEPT = 60  # the last so many pulses of each rank are stored: a minute, if one pulse is sent in each second
 
 
-class Top:
+class Top(Watch):
     """Observes a job through the launcher, which calls the methods, and shows a table of all ranks.
 
     ``console`` is a ``rich.console.Console`` of a terminal. If ``console`` is None, the table is printed as plain lines
@@ -86,9 +86,14 @@ class Top:
         out, err = (above if os.isatty(fd) else screen for fd, screen in zip((1, 2), screens))
         return out, err
 
-    def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Start the thread that shows the table. ``say`` prints a message of the launcher; ``stop`` is not used."""
+    def open(self, say: Callable[[str], None]) -> str:
+        """Remember ``say``, which prints a message of the launcher."""
         self._say = say
+        return ""
+
+    def begin(self, ranks: RunningRanks) -> None:
+        """Start the thread that shows the table, with the present world of an elastic job below it."""
+        self._status = ranks.status
         if self._live is not None:
             self._live.start()
         self._thread = threading.Thread(target=self._run, name="ddl-top", daemon=True)
@@ -104,11 +109,7 @@ class Top:
                 kept.append(message)
                 self._heard_s[rank] = self._clock()
 
-    def worlds(self, status: Callable[[], str]) -> None:
-        """Store ``status``. Its text describes the present ranks of an elastic job, and is shown below the table."""
-        self._status = status
-
-    def end(self) -> None:
+    def drained(self) -> None:
         """Remove the live table, and print its last state as lines that remain on the screen."""
         self._over.set()
         if self._thread is not None:

@@ -15,14 +15,14 @@ import click
 
 from ddlcore.commands.help import Group, examples, option
 from ddlcore.commands.run.command import JobCommand, job_options, prepare
+from ddlcore.commands.search_bar import Bar
+from ddlcore.commands.search_lines import Lines
 from ddlcore.commands.tune.report import write_report
 from ddlcore.commands.tune.results import about_text, kept_beside, settings_found, values_of, write_config
 from ddlcore.config import GROUPS, read_toml
 from ddlcore.contracts.tuner import Value
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.launch.job.launcher import EndEarly, Launch, prepare_directory, run_job
-from ddlcore.launch.output.search_bar import Bar
-from ddlcore.launch.output.search_lines import Lines
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.search import build_search_driver, chosen_tuner
 from ddlcore.tune.driver import SearchDriver, Watcher
@@ -224,7 +224,8 @@ def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
     for number in range(1, runs + 1) if runs else itertools.count(1):
         before = len(search.driver.session.samples) if search.driver.session is not None else 0
         goal.end = EndEarly()
-        code = run_job(replace(search.launch, driver=search.driver, bar=search.bar, end=goal.end))
+        watches = () if search.bar is None else (search.bar,)
+        code = run_job(replace(search.launch, driver=search.driver, watches=watches, end=goal.end))
         search.driver.settle()
         if search.bar is not None:
             search.bar.clear()

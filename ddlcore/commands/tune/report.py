@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddlcore.commands.search_lines import outcome
 from ddlcore.commands.tune.results import write_whole
 from ddlcore.contracts.tuner import Knob
-from ddlcore.launch.output.search_lines import outcome
 from ddlcore.text.html import element, escaped, page, table, unbroken
 from ddlcore.text.installing import pip_install
 from ddlcore.text.numbers import UNKNOWN

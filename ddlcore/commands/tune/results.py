@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddlcore.commands.search_lines import outcome
 from ddlcore.contracts.atomic import replacing
 from ddlcore.contracts.tuner import Value
-from ddlcore.launch.output.search_lines import outcome
 from ddlcore.tune.session import Phase, Session
 
 _SIZES = ("fusion_bytes", "first_bucket_bytes")

@@ -29,8 +29,8 @@ from ddlcore.launch.job.growth import Growth, growth_of
 from ddlcore.launch.job.launcher import prepare_directory
 from ddlcore.launch.job.local_ranks import begin_all, chosen_port, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
-from ddlcore.launch.job.page import JobPage, page_of
 from ddlcore.launch.job.placement import Placed
+from ddlcore.launch.job.watch import RunningRanks, WatchedJob, Watches, watching
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen, coloured, stream_writer
 from ddlcore.launch.ranks.command import own_python
@@ -154,10 +154,10 @@ def run(
     title = f"ddlcore.run({getattr(func, '__name__', type(func).__name__)})"
     call = (func, args, kwargs)
     try:
-        with page_of(settings, title, placed.host_names()) as page:
-            results = run_placed(placed, settings, registry, environ, call, bool(verbose), True, directory, page)
-            if page is not None:
-                page.over(0)
+        with watching(WatchedJob(settings, title, tuple(placed.host_names())), registry) as watches:
+            parts = (placed, watches.settings, registry, environ, call)
+            results = run_placed(*parts, bool(verbose), True, directory, watches)
+            watches.over(0)
         return results
     except NotStarted as error:
         raise DdlInternalError(f"run: {error}") from None
@@ -172,39 +172,34 @@ def run_placed(
     verbose: bool = False,
     remarks: bool = True,
     output_dir: Path | None = None,
-    page: JobPage | None = None,
+    watches: Watches | None = None,
 ) -> list[Any]:
     """Call a function on ranks whose hosts are already chosen (``placed``), and return the results in rank order.
 
     ``call`` is (func, args, kwargs). ``remarks`` says whether to show differences between hosts that do not stop the
     job. ``output_dir`` contains a directory for each rank, to which the output of the rank is also written; None means
-    that the output is only shown. ``page`` is the live page that shows the events of the job; None means no page.
-    Raises NotStarted, with the problems of each host, if some hosts cannot take part. Raises the same errors as ``run``
-    if a rank fails or if parameters differ.
+    that the output is only shown. ``watches`` observe the job; None means that nothing does. Raises NotStarted, with
+    the problems of each host, if some hosts cannot take part. Raises the same errors as ``run`` if a rank fails or if
+    parameters differ.
     """
-    size = placed.layout.size
+    size, watches = placed.layout.size, watches or Watches(settings)
     task = pickle.dumps(Task(tuple(sys.path), _pickled(*call)))
-    screens = _screens(environ)
+    screens = watches.screens(_screens(environ))
     if size > 1:
         compile_kernels(lambda text: _show(screens[1], text), settings.text("cache_dir"))
     output = Output(screens, placed.places, directory=output_dir)
 
     def say(text: str) -> None:
         output.say(f"ddlcore.run: {text}")
-        if page is not None:
-            page.said(text)
+        watches.said(text)
 
-    if page is not None:
-        page.say = say
-        _show(screens[1], f"live page: {page.url}")
+    watches.open(lambda text: output.say(f"ddlcore.run: {text}"), lambda text: _show(screens[1], text))
     with contextlib.ExitStack() as stack:
         remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, say)
         membership = build_membership(placed.layout.ranks, settings, placed.places, placed.most)
-        server, failure_log = open_network(placed.places, settings, registry, say, remote, membership=membership)
+        server, failure_log = open_network(placed.places, settings, registry, say, remote, None, membership, watches)
         stack.callback(server.close)
-        if page is not None:
-            failure_log.listeners.append(page.heard)
-            failure_log.observers.append(page.passed)
+        stack.callback(watches.drained)
         if remote is not None:
             stack.callback(remote.agents.close)
             _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
@@ -232,7 +227,9 @@ def run_placed(
         if membership is not None:
             growth = growth_of(placed, settings, membership, begin_here, server, remote, output, registry, say)
             stack.callback(growth.close)
-        ends = _supervised(processes, placed, settings, server, failure_log, output, remote, environ, say, page, growth)
+        ends = _supervised(
+            processes, placed, settings, server, failure_log, output, remote, environ, say, watches, growth
+        )
         members = range(size) if membership is None or not membership.complete else membership.members
         outcomes = _outcomes(placed.places, files, remote)
     results = _results(ends, outcomes, failure_log.raised, output, members)
@@ -291,7 +288,7 @@ def _supervised(
     remote: RemoteLaunch | None,
     environ: Mapping[str, str],
     say: Callable[[str], None],
-    page: JobPage | None,
+    watches: Watches,
     growth: Growth | None,
 ) -> list[End]:
     """Let the agents start their ranks, watch all ranks until they have ended, and return the end of each rank.
@@ -299,9 +296,8 @@ def _supervised(
     If an exception interrupts this function, such as KeyboardInterrupt, all ranks are ended before the exception is
     raised again.
     """
-    noted = page.ended if page is not None else lambda end: None
     again = None if growth is None else growth.begin
-    supervisor = supervise(processes, remote, settings, server, failure_log, say, noted, growth, again)
+    supervisor = supervise(processes, remote, settings, server, failure_log, say, watches.rank_ended, growth, again)
     try:
         output.start()
         if remote is None:
@@ -313,9 +309,10 @@ def _supervised(
         if growth is not None:
             if remote is not None and failure_log.history is not None:
                 failure_log.history.host_of = growth.host_name
-            if remote is not None and page is not None:
-                page.host_of = growth.host_name
             growth.attach(supervisor, placed.discovery)
+        host_of = growth.host_name if growth is not None else placed.host_names().__getitem__
+        status = failure_log.history.status if failure_log.history is not None else str
+        watches.begin(RunningRanks(supervisor.abandon, host_of, status))
         ends = supervisor.run()
         if growth is not None:
             growth.close()

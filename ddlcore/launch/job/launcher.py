@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,9 @@ from ddlcore.launch.job.growth import BeginHere, Growth, growth_of
 from ddlcore.launch.job.handover import HandingOver, directory_of_successors, inform
 from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
 from ddlcore.launch.job.network import FailureLog, open_network
-from ddlcore.launch.job.page import JobPage, page_of
 from ddlcore.launch.job.signals import SignalTrap
 from ddlcore.launch.job.timeline import Gathering
-from ddlcore.launch.job.watch import Watch
+from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob, Watches, watching
 from ddlcore.launch.output.output import Output, rank_directory
 from ddlcore.launch.output.screen import Screen, coloured, file_writer
 from ddlcore.launch.ranks.command import may_run_python
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
     from ddlcore.launch.agents.remote_plan import RemotePlan
     from ddlcore.launch.job.placement import Placed
-    from ddlcore.launch.output.search_bar import Bar
 
 
 class EndEarly:
@@ -93,9 +91,8 @@ class Launch:
     output_dir: Path | None = None
     stamped: bool = False
     verbose: bool = False
-    watch: Watch | None = None
+    watches: tuple[Watch, ...] = ()  # beside those that the settings ask for
     driver: SearchDriver | None = None  # searches for better settings while the job trains
-    bar: Bar | None = None  # a progress line that stays below all other output on the terminal
     end: EndEarly | None = None  # lets another thread end the ranks early
 
     @property
@@ -169,29 +166,24 @@ def run_job(launch: Launch) -> int:
     ended has another exit code than 0, or if the ranks' parameters differ; STOPPED if all ranks agreed to stop; 0
     otherwise. Raises NotStarted if no rank was started.
     """
-    with page_of(launch.settings, _title(launch.command), launch.placed.host_names()) as page:
-        code = _run(launch, page)
-        if page is not None:
-            page.over(code)
+    job = WatchedJob(launch.settings, _title(launch.command), tuple(launch.placed.host_names()))
+    with watching(job, launch.registry, launch.watches) as watches:
+        code = _run(replace(launch, settings=watches.settings), watches)
+        watches.over(code)
     return code
 
 
-def _run(launch: Launch, page: JobPage | None) -> int:
+def _run(launch: Launch, watches: Watches) -> int:
     if launch.output_dir is not None:
         prepare_directory(launch.output_dir, launch.places)
-    screens = _screens(launch.environ, launch.bar)
-    if launch.watch is not None:
-        screens = launch.watch.screens(screens)
+    screens = watches.screens(_screens(launch.environ))
     output = Output(screens, launch.places, directory=launch.output_dir, stamped=launch.stamped, verbose=launch.verbose)
 
     def say(text: str) -> None:
         output.say(f"ddl run: {text}")
-        if page is not None:
-            page.said(text)
+        watches.said(text)
 
-    if page is not None:
-        page.say = say
-        screens[1].say(f"live page: {page.url}")
+    watches.open(lambda text: output.say(f"ddl run: {text}"), screens[1].say)
     if launch.size > 1 and may_run_python(launch.command):
         compile_kernels(screens[1].say, launch.settings.text("cache_dir"))
     adopt_orphans()
@@ -214,7 +206,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
                 launch.layout.ranks, launch.settings, launch.places, launch.placed.most, quorum, home
             )
             server, failure_log = open_network(
-                launch.places, launch.settings, launch.registry, say, remote, launch.driver, membership
+                launch.places, launch.settings, launch.registry, say, remote, launch.driver, membership, watches
             )
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
@@ -222,12 +214,7 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         if remote is not None and membership is not None:
             inform(remote.agents, server, membership, failure_log)
         failure_log.told_stop = lambda reason: say(f"asked to stop ({reason}): the ranks stop at the same step")
-        if page is not None:
-            failure_log.listeners.append(page.heard)
-            failure_log.observers.append(page.passed)
-        if launch.watch is not None:
-            failure_log.listeners.append(launch.watch.heard)
-            stack.callback(launch.watch.end)
+        stack.callback(watches.drained)
         # The trap must be entered before the first rank or agent starts: otherwise a Ctrl-C during the start would end
         # this process by an exception, and no process would watch the ranks. The trap keeps the signals that arrive
         # until `trap.forward` is called, because before that there is no supervisor that could react to a signal.
@@ -239,26 +226,26 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         processes, begin_here = _begin(launch, server, output, say, remote, gathering)
         if remote is not None:
             _begin_remote(launch, remote, output, processes, trap, gathering)
-        noted = page.ended if page is not None else lambda end: None
         growth: Growth | None = None
         if membership is not None:
             parts = (begin_here, server, remote, output, launch.registry, say)
             growth = growth_of(launch.placed, launch.settings, membership, *parts)
         again = None if growth is None else growth.begin
-        supervisor = supervise(processes, remote, launch.settings, server, failure_log, say, noted, growth, again)
+        supervisor = supervise(
+            processes, remote, launch.settings, server, failure_log, say, watches.rank_ended, growth, again
+        )
         if growth is not None:
-            if remote is not None:
-                _name_hosts(growth, failure_log, page)
+            if remote is not None and failure_log.history is not None:
+                failure_log.history.host_of = growth.host_name
             if remote is not None and quorum is not None:
                 most = max(launch.size, launch.placed.most)
                 growth.hand_over = HandingOver(remote, most, directory_of_successors(launch.output_dir))
             growth.attach(supervisor, launch.placed.discovery)
             stack.callback(growth.close)
         trap.forward(supervisor.deliver, say)
-        if launch.watch is not None:
-            if failure_log.history is not None:
-                launch.watch.worlds(failure_log.history.status)
-            launch.watch.begin(lambda text: output.say(f"ddl run: {text}"), supervisor.abandon)
+        host_of = growth.host_name if growth is not None else launch.placed.host_names().__getitem__
+        status = failure_log.history.status if failure_log.history is not None else str
+        watches.begin(RunningRanks(supervisor.abandon, host_of, status))
         if launch.end is not None:
             launch.end.attach(supervisor.finish)
         ends = supervisor.run()
@@ -272,19 +259,10 @@ def _run(launch: Launch, page: JobPage | None) -> int:
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
             gathering.finish(screens[1].say, launch.size)
-    host_of = growth.host_name if growth is not None else launch.placed.host_names().__getitem__
     _conclude(launch, host_of, ends, failure_log, output, screens[1], supervisor, begun_s)
     stopped = bool(failure_log.stopped) and not failure_log.differ
     code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
     return code or int(bool(failure_log.differ))
-
-
-def _name_hosts(growth: Growth, failure_log: FailureLog, page: JobPage | None) -> None:
-    """Let the history and the page of an elastic job of several hosts tell on which host a rank runs now."""
-    if failure_log.history is not None:
-        failure_log.history.host_of = growth.host_name
-    if page is not None:
-        page.host_of = growth.host_name
 
 
 def _quorum(launch: Launch, remote: RemoteLaunch | None) -> Quorum | None:
@@ -415,13 +393,10 @@ def gives_input() -> bool:
         return False
 
 
-def _screens(environ: Mapping[str, str], bar: Bar | None) -> tuple[Screen, Screen]:
+def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
     def screen(fd: int) -> Screen:
         terminal = os.isatty(fd)
-        write = file_writer(fd)
-        if bar is not None and terminal:
-            write = bar.beneath(write)
-        return Screen(write, is_terminal=terminal, colour=coloured(environ, terminal))
+        return Screen(file_writer(fd), is_terminal=terminal, colour=coloured(environ, terminal))
 
     out = screen(1)
     with contextlib.suppress(OSError):

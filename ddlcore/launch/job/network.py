@@ -14,6 +14,7 @@ from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.job import log_at
 from ddlcore.launch.job.history import History
+from ddlcore.launch.job.watch import Watches
 from ddlcore.messages import (
     STOP,
     AgreedCall,
@@ -44,12 +45,16 @@ class FailureLog:
     """A wrapper around a coordinator. The wrapper records which ranks leave because of an exception.
 
     The wrapper passes all calls on to the coordinator, except pulses and profiles (messages in which a rank reports its
-    own state), which it passes to the functions in ``listeners``. The functions in ``observers`` are called with all
-    other messages and with the coordinator's answers.
+    own state). ``watches`` get all messages, and the coordinator's answers.
     """
 
-    def __init__(self, coordinator: CoordinatorProtocol, dead: Callable[[], Mapping[int, str]] = dict) -> None:
-        """Wrap ``coordinator``.
+    def __init__(
+        self,
+        coordinator: CoordinatorProtocol,
+        dead: Callable[[], Mapping[int, str]] = dict,
+        watches: Watches | None = None,
+    ) -> None:
+        """Wrap ``coordinator``. ``watches`` are told of all messages.
 
         ``dead()`` returns the ranks that did not answer when a stall ended the job. For each such rank, it returns a
         text that describes the state of the rank.
@@ -61,8 +66,6 @@ class FailureLog:
         self.stopped = ""  # why the ranks stop at a call of ``should_stop()``; "": they were not asked to stop
         self.told_stop: Callable[[str], None] = lambda reason: None  # called once with this reason, when it is known
         self.differ = ""  # how the ranks' parameters differ, if this difference ended the job
-        self.listeners: list[Callable[[int, Pulse | Profile], None]] = []
-        self.observers: list[Callable[[int, ToCoordinator, Outgoing], None]] = []
         self.history: History | None = None  # of the worlds of an elastic job
         self._finished = 0  # the last world whose members have reached the end of the training
         # Called when a world opens, and again when more is known of it, before its members are told.
@@ -70,11 +73,12 @@ class FailureLog:
         self._opened: Ballot = (0, 0)
         self._report: WorldReport | None = None
         self._coordinator = coordinator
+        self._watches = watches
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
         if isinstance(message, (Pulse, Profile)):
-            for listener in self.listeners:
-                listener(rank, message)
+            if self._watches is not None:
+                self._watches.heard(rank, message)
             return []
         if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
             self.raised.append(rank)
@@ -88,8 +92,8 @@ class FailureLog:
         if isinstance(message, Finished) and message.generation != self._finished:
             self._finished = message.generation
             self.opened()  # a successor must know that the training is complete
-        for observer in self.observers:
-            observer(rank, message, outgoing)
+        if self._watches is not None:
+            self._watches.passed(rank, message, outgoing)
         return outgoing
 
     def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
@@ -166,19 +170,20 @@ def open_network(
     remote: RemoteLaunch | None = None,
     driver: SearchDriver | None = None,
     membership: Membership | None = None,
+    watches: Watches | None = None,
 ) -> tuple[Server, FailureLog]:
     """Create the control server of one launch for ranks 0 to ``size`` - 1, and the failure log around its coordinator.
 
     After this call the job file exists, but the server's thread is not yet started. ``remote`` is the remote launch,
     or None if the job has no agents. ``driver`` searches for better settings while the job runs; None means no search.
-    ``membership`` decides about the worlds of an elastic job; None means that the job is not elastic. ``say`` is called
-    with lines for the user. Raises ValueError for a malformed setting ``control_address``, and DdlInternalError if this
-    address is in use or if this process may not open enough files.
+    ``membership`` decides about the worlds of an elastic job; None means that the job is not elastic. ``watches``
+    observe the job. ``say`` is called with lines for the user. Raises ValueError for a malformed setting
+    ``control_address``, and DdlInternalError if this address is in use or if this process may not open enough files.
     """
     if settings.text("log_level") == "DEBUG":  # this process may be the user's own, with a logging of its own
         log_at("DEBUG")
     sessions = build_sessions(size, settings, registry, driver, membership=membership)
-    failure_log = FailureLog(sessions, sessions.dead)
+    failure_log = FailureLog(sessions, sessions.dead, watches)
     failure_log.history = None if membership is None else History(say)
     if remote is None:
         return Server(size, failure_log, settings.text("control_address"), report=say), failure_log

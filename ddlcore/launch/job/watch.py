@@ -1,44 +1,217 @@
-"""Define the interface of an object that observes a job of ``ddl run``.
+"""Define what observes a job from its launcher, and pass the events of the job on to every such observer.
 
-Such an object may also end the job, or replace the screens on which the job's output is shown.
+The table of ``ddl run --top``, the progress line of a search and the watches of plugins, such as the live page, are all
+of this kind. None of them decides about the job, and none can harm it: a watch that raises is not called again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from ddlcore.config import Settings
+from ddlcore.control.coordinator_protocol import Outgoing
+from ddlcore.errors import PluginError
+from ddlcore.hooks import WatchProvider
 from ddlcore.launch.output.screen import Screen
-from ddlcore.messages import Profile, Pulse
+from ddlcore.launch.ranks.exit_status import End, NotStarted
+from ddlcore.messages import Profile, Pulse, ToCoordinator
+from ddlcore.plug.finding import raised_at
+from ddlcore.plug.registry import Registry
+
+PULSE_S = 1.0  # interval of the pulses for a watch that needs them, unless pulse_s sets another
 
 
-class Watch(Protocol):
-    """The interface of an observer of one job. The main thread calls all methods except ``heard``."""
+@dataclass(frozen=True)
+class WatchedJob:
+    """The job that a watch observes, before any of its ranks is started."""
+
+    settings: Settings
+    title: str  # the command of the job, or the call of ``ddlcore.run``
+    hosts: tuple[str, ...]  # the host name of each rank
+
+
+@dataclass(frozen=True)
+class RunningRanks:
+    """What a watch may ask or do while the ranks run. Any thread may call these functions."""
+
+    stop: Callable[[], None]  # kills all ranks
+    host_of: Callable[[int], str]  # the name of the host on which a rank runs now
+    status: Callable[[], str]  # one line of text about the present world of an elastic job; "" for another job
+
+
+class Watch:
+    """The base class of an observer of one job. A subclass overrides the methods for those events that it needs.
+
+    The main thread calls ``screens``, ``open``, ``begin``, ``drained``, ``over`` and ``close``, in this order. The
+    control server's thread calls ``heard`` and ``passed``, so these two must return quickly. Any thread of the launcher
+    may call ``rank_ended`` and ``said``.
+    """
+
+    def __init__(self, job: WatchedJob) -> None:
+        """Prepare to observe ``job``. Raises ValueError or OSError, with a message of one line, if it cannot."""
+
+    @classmethod
+    def check(cls, settings: Settings) -> None:
+        """Raise ValueError, with a message of one line, if the job cannot be watched as ``settings`` ask for.
+
+        This is called before anything is started, and also if nothing will be started, as for ``--dry-run``.
+        """
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
         """Return the two screens on which the job's stdout and stderr are shown in place of ``screens``."""
+        return screens
 
-    def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Begin to watch the job, whose ranks have been started.
+    def open(self, say: Callable[[str], None]) -> str:
+        """Begin to watch, before any rank is started. Return a line to show to the user, or "".
 
-        The observer may call ``say(text)`` to show a line to the user, and ``stop()`` to kill all ranks. Any thread may
-        call these two functions.
+        From now on, the observer may call ``say(text)`` from any thread to show a line to the user.
         """
+        return ""
+
+    def begin(self, ranks: RunningRanks) -> None:
+        """Take note that the ranks have been started."""
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """Handle a message in which ``rank`` reports its own state.
+        """Handle a message in which ``rank`` reports its own state."""
 
-        The control server's thread calls this method, so the method must return quickly.
+    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
+        """Handle any other message, which ``rank`` has sent to the coordinator.
+
+        ``outgoing`` is the messages that the coordinator sends because of ``message``.
         """
 
-    def worlds(self, status: Callable[[], str]) -> None:
-        """Store ``status``, a function that returns one line of text about the present world of an elastic job.
+    def rank_ended(self, end: End) -> None:
+        """Handle the end of a rank's process."""
 
-        This method is called before ``begin``, and only for an elastic job. Any thread may call ``status``.
+    def said(self, text: str) -> None:
+        """Handle a line that the launcher has shown to the user, such as the report of a stall."""
+
+    def drained(self) -> None:
+        """Take note that all ranks have ended and that all their output was shown, or that no rank was started."""
+
+    def over(self, code: int, text: str = "") -> None:
+        """Take note that the job has ended with exit code ``code``.
+
+        A code of -1 means that the job has no exit code. ``text`` then says why the job has ended.
         """
 
-    def end(self) -> None:
-        """Stop watching the job.
+    def close(self) -> None:
+        """Stop watching. The launcher calls nothing else after that."""
 
-        This is called after all ranks have ended and all their output was shown, or if no rank was started.
-        """
+
+class Watches:
+    """All watches of one job. Each method passes an event on to all of them. Any thread may call the methods.
+
+    A watch that raises an exception gets no further events but ``close``, and the user is told why.
+    """
+
+    def __init__(self, settings: Settings, watches: Sequence[Watch] = ()) -> None:
+        self.settings = settings  # for the ranks: those of the job, and those by which the watches get their pulses
+        self._all = tuple(watches)
+        self._present = self._all
+        self._say: Callable[[str], None] = lambda text: None
+
+    def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
+        """Return the screens for the job's stdout and stderr, as each watch wants them."""
+        both = [screens]
+        self._each(lambda watch: both.append(watch.screens(both[-1])))
+        return both[-1]
+
+    def open(self, say: Callable[[str], None], show: Callable[[str], None]) -> None:
+        """Begin to watch. ``say`` shows a line among the output of the ranks, ``show`` one before there is any."""
+        self._say = say
+
+        def one(watch: Watch) -> None:
+            line = watch.open(say)
+            if line:
+                show(line)
+
+        self._each(one)
+
+    def begin(self, ranks: RunningRanks) -> None:
+        self._each(lambda watch: watch.begin(ranks))
+
+    def heard(self, rank: int, message: Pulse | Profile) -> None:
+        self._each(lambda watch: watch.heard(rank, message))
+
+    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
+        self._each(lambda watch: watch.passed(rank, message, outgoing))
+
+    def rank_ended(self, end: End) -> None:
+        self._each(lambda watch: watch.rank_ended(end))
+
+    def said(self, text: str) -> None:
+        self._each(lambda watch: watch.said(text))
+
+    def drained(self) -> None:
+        self._each(lambda watch: watch.drained())
+
+    def over(self, code: int, text: str = "") -> None:
+        self._each(lambda watch: watch.over(code, text))
+
+    def close(self) -> None:
+        self._present = self._all  # a watch that has raised may still hold a thread or a process
+        self._each(lambda watch: watch.close())
+
+    def _each(self, call: Callable[[Watch], None]) -> None:
+        for watch in self._present:
+            try:
+                call(watch)
+            except Exception as error:  # a plugin's watch may raise anything
+                self._present = tuple(one for one in self._present if one is not watch)
+                self._say(f"{type(watch).__name__} has failed, the job goes on: {type(error).__name__}: {error}")
+
+
+def check_watches(settings: Settings, registry: Registry) -> None:
+    """Check that the watches which ``settings`` ask for can observe a job, before anything of it is started.
+
+    Raises PluginError if a watch cannot be used here, and ValueError if it cannot observe as ``settings`` ask for. The
+    messages have one line.
+    """
+    for provider in _wanted(settings, registry):
+        _class_of(provider, registry).check(settings)
+
+
+@contextlib.contextmanager
+def watching(job: WatchedJob, registry: Registry, own: Sequence[Watch] = ()) -> Iterator[Watches]:
+    """Return a context manager that yields the watches of ``job``: ``own``, and those that its settings ask for.
+
+    The ranks must get ``Watches.settings``. The watches are closed at the end of the ``with`` block. If an exception
+    leaves the block, they are told that this exception is the end of the job. Raises NotStarted if a watch cannot be
+    built.
+    """
+    wanted = _wanted(job.settings, registry)
+    if any(provider.activity for provider in wanted):
+        pulse_s = job.settings.number("pulse_s") or PULSE_S
+        job = replace(job, settings=job.settings.changed({"activity": True, "pulse_s": pulse_s}, "flag"))
+    built: list[Watch] = []
+    try:
+        check_watches(job.settings, registry)
+        for provider in wanted:
+            built.append(_class_of(provider, registry)(job))
+    except Exception as error:  # a plugin's watch may raise anything
+        Watches(job.settings, built).close()
+        expected = isinstance(error, (ValueError, OSError, PluginError))
+        raise NotStarted(str(error) if expected else f"a watch cannot be built: {raised_at(error)}") from error
+    watches = Watches(job.settings, [*own, *built])
+    try:
+        yield watches
+    except BaseException as error:
+        watches.over(-1, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        watches.close()
+
+
+def _wanted(settings: Settings, registry: Registry) -> list[WatchProvider]:
+    return [one for one in registry.watches.values() if settings.get(one.setting)]
+
+
+def _class_of(provider: WatchProvider, registry: Registry) -> type[Watch]:
+    found: object = registry.load(provider)
+    if not (isinstance(found, type) and issubclass(found, Watch)):
+        who = registry.distribution(provider)
+        raise PluginError(f"watch '{provider.name}' of {who}: {provider.target} is no {Watch.__name__}")
+    return found

@@ -73,6 +73,15 @@ class Screen:
         self._at_start = False  # the cursor is at the start of that line, which can be overwritten
         self.broken = False  # writing has failed, because the reader is gone or the stream is closed
 
+    def wrapped(self, wrap: Callable[[Callable[[bytes], None]], Callable[[bytes], None]]) -> Screen:
+        """Return a screen that writes by ``wrap(write)``, where ``write`` writes to this terminal.
+
+        If this screen is no terminal, return this screen.
+        """
+        if not self._is_terminal:
+            return self
+        return Screen(wrap(self._write), is_terminal=True, colour=self._colour)
+
     def prefix(self, ranks: str, stamp: str = "") -> bytes:
         """Return the prefix for lines of one or several ranks, such as ``[3] `` or ``[0-3] ``.
 

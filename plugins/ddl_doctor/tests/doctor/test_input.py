@@ -14,6 +14,7 @@ from ddl_doctor.doctor.report import Report
 from ddl_doctor.doctor.subject import Question, subject_of
 from ddl_doctor.doctor.watching import InputWatch, judge_input, watch_input
 
+from ddlcore.launch.job.watch import RunningRanks
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.messages import Profile
@@ -107,11 +108,11 @@ def test_when_it_is_enough() -> None:
     out = Screen(lambda data: None)
     quiet, _ = watch.screens((out, out))
     quiet.show("rank", [(b"loss 0.3", b"\n")])
-    watch.begin(lambda text: None, lambda: stops.append(1))
+    watch.begin(RunningRanks(lambda: stops.append(1), str, lambda: ""))
     watch.heard(0, profile(0.1))
     watch.heard(1, profile(0.1, steps=9))
     assert stops == []
     watch.heard(1, profile(0.1))
     watch.heard(1, profile(0.1, steps=11))
-    watch.end()
+    watch.drained()
     assert stops == [1] and list(watch.written) == ["loss 0.3"]

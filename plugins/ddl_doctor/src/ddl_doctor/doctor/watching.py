@@ -10,6 +10,7 @@ from ddl_doctor.doctor.report import Report
 from ddl_doctor.doctor.subject import Question, Subject
 from ddlcore.contracts.check import Finding
 from ddlcore.launch.job.launcher import Launch, run_job
+from ddlcore.launch.job.watch import RunningRanks, Watch
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.command import own_script
 from ddlcore.launch.ranks.exit_status import NotStarted
@@ -21,7 +22,7 @@ LEAST_STEPS = 3
 _LAST_LINES = 8
 
 
-class InputWatch:
+class InputWatch(Watch):
     """Observes a job through the launcher, and ends the job when the ranks have run enough steps.
 
     The job ends when every rank has run ``steps`` steps, or after ``seconds`` seconds. The launcher calls the methods.
@@ -45,9 +46,9 @@ class InputWatch:
         quiet = Screen(self._keep)
         return quiet, quiet
 
-    def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Start the timer. When the time has passed, ``stop`` is called, and it ends the job. ``say`` is not used."""
-        self._stop = stop
+    def begin(self, ranks: RunningRanks) -> None:
+        """Start the timer. When the time has passed, the job is ended."""
+        self._stop = ranks.stop
         self._timer = threading.Timer(self._seconds, self._enough)
         self._timer.daemon = True
         self._timer.start()
@@ -62,10 +63,7 @@ class InputWatch:
             if len(self.profiles) == self._size and min(one.steps for one in self.profiles.values()) >= self._steps:
                 self._enough()
 
-    def worlds(self, status: Callable[[], str]) -> None:
-        """Do nothing. This method is for elastic jobs, and the program is not run as an elastic job."""
-
-    def end(self) -> None:
+    def drained(self) -> None:
         """Stop the timer, because the program has ended."""
         if self._timer is not None:
             self._timer.cancel()
@@ -94,7 +92,7 @@ def watch_input(subject: Subject, question: Question, report: Report) -> None:
         environ=subject.environ,
         port=0,
         needs=own_script(question.command),
-        watch=watch,
+        watches=(watch,),
     )
     command = " ".join(question.command)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ddlcore.dashboard.records import STARTING
+from ddl_dashboard.records import STARTING
 from ddlcore.messages import Activity, Pulse, Traffic
 
 KEPT = 30  # the last so many pulses of a rank are stored: half a minute

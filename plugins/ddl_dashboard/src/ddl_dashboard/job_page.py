@@ -13,24 +13,25 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import IO
 
+from ddl_dashboard import records
+from ddl_dashboard.place import chart_library, listen, place_of, url_of
+from ddl_dashboard.records import Begin, Event, Heard, Over, Record, State, World, encoded
 from ddlcore.config import Settings
 from ddlcore.control.coordinator_protocol import Outgoing
-from ddlcore.dashboard import records
-from ddlcore.dashboard.place import listen, place_of, require_installed, url_of
-from ddlcore.dashboard.records import Begin, Event, Heard, Over, Record, State, World, encoded
 from ddlcore.job import VERSION
+from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob
 from ddlcore.launch.ranks.command import own_python
-from ddlcore.launch.ranks.exit_status import End, NotStarted
+from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages import Answer, Bye, Hello, Leave, Profile, Pulse, Resume, ToCoordinator, Welcome, WorldReport
-from ddlcore.telemetry import PAGE_PULSE_S
+from ddlcore.text.installing import pip_install
 
 # An empty entry of sys.path means the user's directory, where a file queue.py would hide Python's own module queue.
 _PROGRAM = """
 sys.path[:] = [one for one in sys.path if one]
-from ddlcore.dashboard.serving import main
+from ddl_dashboard.serving import main
 main()
 """
 _MOST_RECORDS = 20000  # limit for the records that the process has not yet read; the oldest are dropped
@@ -38,21 +39,26 @@ _END_S = 3.0  # time within which the process must end
 _SELDOM_S = 10.0  # shortest time between two events about replay, because a job may leave replay in every step
 
 
-class JobPage:
+class JobPage(Watch):
     """The live page of one job, from before the start of the job to after its end.
 
-    Any thread may call the methods that record events: ``heard``, ``passed``, ``ended``, ``said`` and ``over``.
+    Any thread may call the methods that record events: ``heard``, ``passed``, ``rank_ended``, ``said`` and ``over``.
     """
 
-    def __init__(self, settings: Settings, title: str, hosts: Sequence[str]) -> None:
-        """Start the process that serves the page.
+    @classmethod
+    def check(cls, settings: Settings) -> None:
+        """Raise ValueError, with a message of one line, if the setting ``dashboard`` has no valid address."""
+        place_of(settings.text("dashboard"))
+        if chart_library() is None:
+            raise ValueError(f"--dashboard: plotly has no plotly.min.js; {pip_install('plotly')}")
 
-        ``title`` is the job's command, and ``hosts`` has the host name of each rank. Raises ValueError, with a message
-        of one line, if a package is missing or if the page cannot be served at the address in the setting
+    def __init__(self, job: WatchedJob) -> None:
+        """Start the process that serves the page of ``job``.
+
+        Raises ValueError, with a message of one line, if the page cannot be served at the address in the setting
         ``dashboard``. Raises OSError if the process cannot be started.
         """
-        require_installed()
-        place = place_of(settings.text("dashboard"))
+        place = place_of(job.settings.text("dashboard"))
         token = "" if place.is_local else secrets.token_urlsafe(24)
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — `close` closes it
         try:
@@ -69,7 +75,6 @@ class JobPage:
         except BaseException:
             self._errors.close()
             raise
-        interval_s = settings.number("pulse_s") or PAGE_PULSE_S
         self._records: deque[Record] = deque(maxlen=_MOST_RECORDS)
         self._wake = threading.Event()
         self._closing = False
@@ -77,15 +82,24 @@ class JobPage:
         self._epoch = -1
         self._seldom_s = 0.0
         self._generation = 0  # of the last world that was told
-        self.say: Callable[[str], None] = lambda text: None  # shows a line to the user
-        self.host_of: Callable[[int], str] = lambda rank: ""  # the host of a rank's process; "": that of the beginning
-        self._tell(Begin(title, tuple(hosts), VERSION, time.time(), token, interval_s))
+        self._say: Callable[[str], None] = lambda text: None  # shows a line to the user
+        self._host_of: Callable[[int], str] = lambda rank: ""  # the host of a rank's process; "": that of the beginning
+        self._tell(Begin(job.title, job.hosts, VERSION, time.time(), token, job.settings.number("pulse_s")))
         self._thread = threading.Thread(target=self._write, name="ddl-page", daemon=True)
         self._thread.start()
-        for rank in range(len(hosts)):
+        for rank in range(len(job.hosts)):
             self._tell(State(rank, records.STARTING))
 
     # --- what happens
+
+    def open(self, say: Callable[[str], None]) -> str:
+        """Return the line that tells the address of the page."""
+        self._say = say
+        return f"live page: {self.url}"
+
+    def begin(self, ranks: RunningRanks) -> None:
+        """Show the hosts of the ranks as they are from now on."""
+        self._host_of = ranks.host_of
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
         """Record a pulse, in which ``rank`` reports its own state. Profiles are ignored."""
@@ -98,7 +112,7 @@ class JobPage:
         ``outgoing`` is the messages that the coordinator sends because of ``message``.
         """
         if isinstance(message, Hello):
-            self._tell(State(rank, records.INIT, host=self.host_of(rank)))
+            self._tell(State(rank, records.INIT, host=self._host_of(rank)))
         elif isinstance(message, Bye):
             self._tell(State(rank, records.LEFT, message.reason))
             if message.reason.startswith(("raised ", "init failed")):
@@ -122,7 +136,7 @@ class JobPage:
             totals = report.ranks_lost, report.ranks_joined, report.seconds_lost
             self._tell(World(report.generation, report.size, *totals))
 
-    def ended(self, end: End) -> None:
+    def rank_ended(self, end: End) -> None:
         """Record the end of a rank's process."""
         failed = records.STOPPED if end.stopped else records.FAILED
         self._tell(State(end.rank, records.ENDED if end.returncode == 0 else failed, end.reason))
@@ -189,7 +203,7 @@ class JobPage:
                     return
         except OSError:
             if not self._closing:
-                self.say(f"the live page is gone, the job goes on: {self._why()}")
+                self._say(f"the live page is gone, the job goes on: {self._why()}")
         finally:
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -204,27 +218,3 @@ class JobPage:
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), f"exit code {self._process.returncode}")
-
-
-@contextlib.contextmanager
-def page_of(settings: Settings, title: str, hosts: Sequence[str]) -> Iterator[JobPage | None]:
-    """Return a context manager that yields the live page of a job, or None if the settings do not ask for a page.
-
-    ``title`` is the job's command, and ``hosts`` has the host name of each rank. The page is closed at the end of the
-    ``with`` block. If an exception leaves the block, the page shows this exception as the end of the job. Raises
-    NotStarted if the page cannot be served.
-    """
-    if not settings.text("dashboard"):
-        yield None
-        return
-    try:
-        page = JobPage(settings, title, hosts)
-    except (ValueError, OSError) as error:
-        raise NotStarted(str(error)) from None
-    try:
-        yield page
-    except BaseException as error:
-        page.over(-1, f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        page.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from ddl_dashboard.waits import Told, Wait, waits_of
 
-from ddlcore.dashboard.waits import Told, Wait, waits_of
 from ddlcore.messages import Activity
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddlcore.dashboard import records
-from ddlcore.dashboard.records import Begin, Heard, Record, State
-from ddlcore.messages import Activity, Pulse, Traffic
+from ddl_dashboard import records
+from ddl_dashboard.records import Begin, Heard, Record, State
 
-__all__ = ["HOSTILE", "PretendJob"]
+from ddlcore.launch.job.watch import WatchedJob
+from ddlcore.messages import Activity, Pulse, Traffic
+from ddlcore.plug.settings import settings_of
+
+__all__ = ["HOSTILE", "PretendJob", "watched"]
+PULSE_S = 1.0
 
 HOSTILE = "<img src=x onerror=\"document.title='bad'\"><script>document.title='bad'</script><b>bold</b>\u202e&lt;i&gt;"
 
@@ -86,3 +90,9 @@ class PretendJob:
             gpu_total_bytes=16 << 30 if self.gpu else 0,
             activity=activity,
         )
+
+
+def watched(dashboard: str, title: str, hosts: Sequence[str]) -> WatchedJob:
+    """The job that a page at ``dashboard`` is to show."""
+    settings, _ = settings_of({}, {"dashboard": dashboard, "pulse_s": PULSE_S})
+    return WatchedJob(settings, title, tuple(hosts))

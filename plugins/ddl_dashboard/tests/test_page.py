@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 Colour = tuple[float, float, float]  # red, green, blue, each from 0 to 255
-STYLES = (resources.files("ddlcore.dashboard") / "page" / "page.css").read_text(encoding="utf-8")
+STYLES = (resources.files("ddl_dashboard") / "page" / "page.css").read_text(encoding="utf-8")
 ENOUGH = 4.5  # WCAG 2.1, level AA, for text of usual size
 
 

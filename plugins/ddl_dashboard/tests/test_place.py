@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 
 import pytest
+from ddl_dashboard import place as place_module
+from ddl_dashboard.place import FIRST_PORT, Place, listen, place_of, url_of
 
 from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
-from ddlcore.dashboard import place as place_module
-from ddlcore.dashboard.place import FIRST_PORT, Place, is_place, listen, place_of, url_of
 from ddlcore.launch.job.launcher import Launch
+from ddlcore.plug import registry as registry_module
 from ddlcore.plug.finding import find
+from ddlcore.plug.settings import absent_setting, settings_of
 from ddlcore.text.installing import pip_install
 
 
@@ -31,7 +34,6 @@ from ddlcore.text.installing import pip_install
 )
 def test_places(text: str, host: str, port: int, local: bool) -> None:
     """Only this host may be served without a token."""
-    assert is_place(text)
     place = place_of(text)
     assert (place, place.is_local) == (Place(host, port), local)
 
@@ -40,7 +42,6 @@ def test_places(text: str, host: str, port: int, local: bool) -> None:
     "text", ["here", "node1", "node1:", ":8500", "8500x", "a b:8500", "http://x:1", "127.0.0.1:-1"]
 )
 def test_what_is_no_place(text: str) -> None:
-    assert not is_place(text)
     with pytest.raises(ValueError, match=r"that is no PORT and no HOST:PORT"):
         place_of(text)
 
@@ -126,7 +127,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
 )
 def test_the_port_may_be_left_out(words: list[str], setting: str, launches: list[Launch]) -> None:
     """What follows the option is then the command, or another option."""
-    pytest.importorskip("uvicorn")
     assert main(["run", "-np", "2", *words]) == 0
     assert launches[0].settings.text("dashboard") == setting
     assert launches[0].command[-1] == words[-1] or launches[0].command[-1].endswith("/true")
@@ -135,8 +135,8 @@ def test_the_port_may_be_left_out(words: list[str], setting: str, launches: list
 @pytest.mark.parametrize(
     ("value", "absent", "words"),
     [
-        ("8500", "uvicorn", f"--dashboard: uvicorn not installed; {pip_install('ddlcore[dashboard]')}"),
-        ("8500", "plotly", f"--dashboard: plotly not installed; {pip_install('ddlcore[dashboard]')}"),
+        ("8500", "uvicorn", f"uvicorn not installed; {pip_install('ddl-dashboard')}"),
+        ("8500", "plotly", f"plotly not installed; {pip_install('ddl-dashboard')}"),
         ("66000", "", "--dashboard 66000: 66000 is no port number; the highest is 65535"),
     ],
 )
@@ -145,9 +145,25 @@ def test_what_is_refused_before_anything_starts(
 ) -> None:
     """In one line, with exit code 2."""
     found = find
-    monkeypatch.setattr(place_module, "find", lambda name: None if name == absent else found(name))
-    if not absent:
-        pytest.importorskip("uvicorn")
+    monkeypatch.setattr(registry_module, "find", lambda name: None if name == absent else found(name))
     assert main(["run", "-np", "2", "--dashboard", value, "true"]) == 2
     err = capsys.readouterr().err
     assert words in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["--dashboard", "true"], ["--dashboard=8500", "true"]])
+def test_without_the_package(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option says what to do; a variable has no effect, and that is said."""
+    monkeypatch.setenv("DDL_PLUGINS_OFF", "ddl-dashboard")
+    assert main(["run", "-np", "2", *words]) == 2
+    assert "--dashboard: ddl-dashboard 0.1.0 is off: " in capsys.readouterr().err
+    monkeypatch.setenv("DDL_DASHBOARD", "auto")
+    with pytest.warns(UserWarning, match="DDL_DASHBOARD has no effect; ddl-dashboard 0.1.0 is off"):
+        settings, registry = settings_of(os.environ)
+    assert "dashboard" not in settings
+    registry.refusals.clear()
+    assert absent_setting("dashboard", registry) == f"install it: {pip_install('ddl-dashboard')}"
+    with pytest.raises(ValueError, match=r"^dashboard: ddl-dashboard 0\.1\.0 is off"):
+        settings_of({"DDL_PLUGINS_OFF": "ddl-dashboard"}, {"dashboard": "auto"})

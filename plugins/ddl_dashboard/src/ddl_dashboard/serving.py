@@ -21,10 +21,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ddlcore.dashboard.guard import Guard
-from ddlcore.dashboard.history import History
-from ddlcore.dashboard.place import chart_library
-from ddlcore.dashboard.records import Begin, Over, decoded
+from ddl_dashboard.guard import Guard
+from ddl_dashboard.history import History
+from ddl_dashboard.place import chart_library
+from ddl_dashboard.records import Begin, Over, decoded
 
 TURN_S = 0.5  # time between two updates of the open pages
 MOST_STREAMS = 16  # at most so many pages are open at one time
@@ -54,6 +54,7 @@ class Site:
         self.turn()
 
     def app(self) -> Starlette:
+        """Return the application for the web server."""
         routes = [Route(path, self._file) for path in _FILES]
         return Starlette(routes=[*routes, Route("/charts.js", self._chart_file), Route("/stream", self._stream)])
 

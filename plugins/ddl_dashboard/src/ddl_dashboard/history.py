@@ -14,10 +14,10 @@ from typing import Any
 
 from msgspec.structs import asdict as fields_of
 
-from ddlcore.dashboard import records
-from ddlcore.dashboard.rank_history import LinkRate, RankHistory
-from ddlcore.dashboard.records import Begin, Event, Heard, Over, Record, State, World
-from ddlcore.dashboard.waits import Told, Wait, waits_of
+from ddl_dashboard import records
+from ddl_dashboard.rank_history import LinkRate, RankHistory
+from ddl_dashboard.records import Begin, Event, Heard, Over, Record, State, World
+from ddl_dashboard.waits import Told, Wait, waits_of
 from ddlcore.observe.rank_statistics import Row, rows_of
 from ddlcore.text.numbers import UNKNOWN
 from ddlcore.text.plain import plain

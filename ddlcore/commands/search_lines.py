@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddlcore.launch.output.search_bar import gain_text, progress
+from ddlcore.commands.search_bar import gain_text, progress
 from ddlcore.tune.session import Phase, Sample, Session, values_text
 
 EVERY = 5  # samples between two lines if no bar is shown

@@ -12,21 +12,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from ddl_dashboard import records
+from ddl_dashboard.job_page import JobPage
 
-from ddlcore.config import load_settings
-from ddlcore.dashboard import records
-from ddlcore.dashboard.place import missing
-from ddlcore.launch.job.page import JobPage
 from ddlcore.messages import Bye, Hello, Welcome, WorldReport
-from tests.dashboard.pretend import HOSTILE, PretendJob
+from plugins.ddl_dashboard.tests.pretend import HOSTILE, PretendJob, watched
 from tests.launch.conftest import begin, begun
 from tests.launch.starting import Begin
 
 __all__ = ["begin", "begun"]
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-if missing():
-    pytest.skip(f"{missing()} serve the page", allow_module_level=True)
 if CHROMIUM is None:
     pytest.skip("no Chromium is installed (Debian: apt-get install chromium)", allow_module_level=True)
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
@@ -41,8 +37,7 @@ class Told:
 
     def __init__(self, job: PretendJob, dashboard: str = "auto") -> None:
         self.job = job
-        settings = load_settings({}, flags={"dashboard": dashboard})
-        self.page = JobPage(settings, job.begin.title, job.hosts)
+        self.page = JobPage(watched(dashboard, job.begin.title, job.hosts))
         self.url = self.page.url
         size = len(job.hosts)
         hello = Hello(0, tuple(range(size)), 1, 2, "0.1.0", 1)

@@ -14,12 +14,8 @@ from typing import Any
 import pytest
 
 import ddlcore
-from ddlcore.dashboard.place import missing
 from tests.launch.starting import DDL, Ddl
 from tools.test_cluster import TestCluster
-
-if missing():
-    pytest.skip(f"{missing()} serve the page", allow_module_level=True)
 
 pytestmark = pytest.mark.processes
 

@@ -18,20 +18,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from ddl_dashboard import records
+from ddl_dashboard.job_page import JobPage
 
-from ddlcore.config import load_settings
-from ddlcore.dashboard import records
-from ddlcore.dashboard.place import missing
-from ddlcore.launch.job.page import JobPage
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages import Bye, Hello, Welcome
-from tests.dashboard.pretend import PretendJob
-
-if missing():
-    pytest.skip(f"{missing()} serve the page", allow_module_level=True)
+from plugins.ddl_dashboard.tests.pretend import PretendJob, watched
 
 pytestmark = pytest.mark.processes
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATHS = ("/", "/page.js", "/page.css", "/charts.js", "/stream", "/nothing")
 
 
@@ -41,7 +36,7 @@ def begin() -> Iterator[Callable[..., JobPage]]:
     begun: list[JobPage] = []
 
     def start(dashboard: str = "auto", hosts: tuple[str, ...] = ("node1", "node1", "node2", "node2")) -> JobPage:
-        begun.append(JobPage(load_settings({}, flags={"dashboard": dashboard}), "python train.py", hosts))
+        begun.append(JobPage(watched(dashboard, "python train.py", hosts)))
         return begun[-1]
 
     yield start
@@ -112,8 +107,8 @@ def test_what_a_page_is_told(begin: Callable[..., JobPage]) -> None:
     page.said("stalled for more than 60 s in discovery:\n  tensor  ready on")
     page.passed(1, Bye("ended its script without shutdown()"), [])
     page.passed(2, Bye("raised ValueError: no"), [])
-    page.ended(End(2, 1, 0.0))
-    page.ended(End(3, -15, 0.0, stopped=True))
+    page.rank_ended(End(2, 1, 0.0))
+    page.rank_ended(End(3, -15, 0.0, stopped=True))
     now = stream.until(lambda now: now["ranks"][3]["state"] == "stopped")
     assert [(one["kind"], one["text"]) for one in now["events"]] == [
         ("warning", "stalled for more than 60 s in discovery:\n  tensor  ready on"),
@@ -246,7 +241,7 @@ def test_a_process_that_dies_does_not_end_the_job(begin: Callable[..., JobPage])
     """The user is told once."""
     page = begin()
     said: list[str] = []
-    page.say = said.append
+    assert page.open(said.append) == f"live page: {page.url}"
     assert get(page.url)[0] == 200
     page._process.kill()
     page._process.wait()
@@ -270,9 +265,11 @@ def _is_open(url: str) -> bool:
 
 LAUNCHER = """
 import os, sys, time
-from ddlcore.config import load_settings
-from ddlcore.launch.job.page import JobPage
-page = JobPage(load_settings({}, flags={"dashboard": "auto"}), "python train.py", ("node1",))
+from ddl_dashboard.job_page import JobPage
+from ddlcore.launch.job.watch import WatchedJob
+from ddlcore.plug.settings import settings_of
+settings, _ = settings_of({}, {"dashboard": "auto"})
+page = JobPage(WatchedJob(settings, "python train.py", ("node1",)))
 if os.fork():  # the child holds the launcher's end of the pipe, as a process of the user's might
     print(page.url, flush=True)
 time.sleep(3600)

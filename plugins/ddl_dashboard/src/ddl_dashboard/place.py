@@ -1,4 +1,4 @@
-"""Choose the address of the live page, and check that the packages that serve the page are installed."""
+"""Choose the address of the live page, and find the library of its charts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddl_dashboard.plugin import FORM
 from ddlcore.plug.finding import find
-from ddlcore.text.installing import pip_install
 
 FIRST_PORT = 8480
 _PORTS = 20  # number of ports, beginning with FIRST_PORT, that are tried if the user does not name a port
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 64
-_PLACE = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+(?:%\w+)?\]|[\w.-]+):)?(?P<port>\d{1,6})")
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,6 @@ class Place:
             return False
 
 
-def is_place(text: str) -> bool:
-    """Return whether ``text`` has the form of a value of the option --dashboard: PORT, HOST:PORT or auto."""
-    return text == "auto" or _PLACE.fullmatch(text) is not None
-
-
 def place_of(text: str) -> Place:
     """Parse ``text``, a value of the setting ``dashboard``, and return the place.
 
@@ -50,7 +44,7 @@ def place_of(text: str) -> Place:
     """
     if text in ("auto", "true", "True"):
         return Place()
-    found = _PLACE.fullmatch(text)
+    found = re.fullmatch(FORM, text)
     if found is None:
         raise ValueError(f"--dashboard {text}: that is no PORT and no HOST:PORT, such as 8480 or 0.0.0.0:8480")
     if int(found["port"]) > 65535:
@@ -118,19 +112,3 @@ def chart_library() -> Path | None:
         return None
     file = Path(spec.origin).parent / "package_data" / "plotly.min.js"
     return file if file.is_file() else None
-
-
-def missing() -> str:
-    """Return the names of the packages that the page needs and that are not installed, separated by commas.
-
-    Return "" if all packages are installed.
-    """
-    absent = [name for name in ("starlette", "uvicorn") if find(name) is None]
-    return ", ".join([*absent, *(["plotly"] if chart_library() is None else [])])
-
-
-def require_installed() -> None:
-    """Raise ValueError, with a message of one line, if a package that serves the page is not installed."""
-    absent = missing()
-    if absent:
-        raise ValueError(f"--dashboard: {absent} not installed; {pip_install('ddlcore[dashboard]')}")

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from ddl_dashboard import records
+from ddl_dashboard.history import KEPT_S, MOST_EVENTS, MOST_ROWS, History
+from ddl_dashboard.records import Begin, Event, Heard, Over, State, World, decoded, encoded
 
-from ddlcore.dashboard import records
-from ddlcore.dashboard.history import KEPT_S, MOST_EVENTS, MOST_ROWS, History
-from ddlcore.dashboard.records import Begin, Event, Heard, Over, State, World, decoded, encoded
 from ddlcore.messages import Pulse
-from tests.dashboard.pretend import HOSTILE, PretendJob
+from plugins.ddl_dashboard.tests.pretend import HOSTILE, PretendJob
 
 
 def trained(job: PretendJob, seconds: int, history: History | None = None, first_s: int = 1) -> History:

@@ -12,19 +12,30 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ddlcore.launch.job.watch import Watch
+from ddlcore.launch.output.screen import Screen
 from ddlcore.tune.session import LOOKS, PAIRS, Phase, Sample, Session
 
 _ERASE = b"\r\x1b[2K"
 
 
-class Bar:
-    """A Watcher (see tune/driver.py) that shows the progress line of a search. Any thread may call its methods."""
+class Bar(Watch):
+    """A Watcher (see tune/driver.py) that shows the progress line of a search. Any thread may call its methods.
+
+    As a watch of the job, it shows the job's output above this line.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._write: Callable[[bytes], None] | None = None
         self._line = b""
         self._shown = False
+
+    def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
+        """Return screens that show what ``screens`` would show; terminals show it above the progress line."""
+        out, err = screens
+        above = out.wrapped(self.beneath)
+        return above, above if err is out else err.wrapped(self.beneath)
 
     def beneath(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
         """Return a function that writes text above the progress line. It calls ``write`` to write to the terminal."""
