@@ -6,7 +6,8 @@ Real jobs train with PyTorch, and ranks are killed by SIGKILL. A step waits for 
 then reduces half a megabyte. Three parts:
 
 - --kills: one rank after the other is killed and comes back: how long until all survivors have completed a step, until
-  the new process has completed one, and how long the others did nothing because it joined.
+  the new process has completed one, and how long the others did nothing because it joined. The rank is started again at
+  once, as after its first loss; ddl delays later starts (--restart-delay-s), which is not the cost of a loss.
 - --rounds: jobs with elastic.run and --min-np take turns with jobs that have neither; the ratio of their median steps.
 - --seconds, --faults: a job in which ranks are killed at random moments, against one that nothing disturbs, both for so
   long. 62 faults in 30 minutes are one in 29 s, as are 10 in 290 s. Kept are steps, as for a training whose global batch
@@ -160,7 +161,7 @@ def main() -> int:
             rows += fault_rows([job.cost_of_a_kill(chance) for _ in range(asked.kills)])
     if asked.rounds:
         rows += steady_rows(asked.np, asked.compute_ms, asked.rounds, asked.round_s)
-    if asked.faults:
+    if asked.faults and asked.seconds:
         rows += kept_rows(asked.np, asked.compute_ms, asked.seconds, asked.faults, chance)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(

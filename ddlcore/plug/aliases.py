@@ -38,6 +38,9 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
     "setting": {
         "dashboard": "ddl-dashboard",
     },
+    "watch": {
+        "dashboard": "ddl-dashboard",
+    },
     "bench peer": {
         "gloo": "ddl-torch",
         "mpi": "ddl-mpi",

@@ -159,9 +159,10 @@ def _trained(rank: Rank, moment_s: float) -> bool:
 def run(size: int, compute_ms: float, way: str) -> Iterator[Job]:
     """Start a training of ``size`` ranks whose steps compute ``compute_ms``, and end it by SIGUSR1 at the end of the block.
 
-    ``way``: "elastic", or "plain" for a script and a job without anything elastic. Raises RuntimeError if the job fails.
+    ``way``: "elastic", or "plain" for a script and a job without anything elastic. Each lost rank is started again at once,
+    as for its first loss. Raises RuntimeError if the job fails.
     """
-    options = ["--min-np", "1", "--restarts", "100000", "--restart-delay-s", "0.02"] if way == "elastic" else []
+    options = ["--min-np", "1", "--restarts", "100000", "--restart-delay-s", "0"] if way == "elastic" else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), *options]

@@ -39,6 +39,7 @@ _SHOWN = (
     "communicators",
     "bench_peers",
     "commands",
+    "watches",
 )
 
 
