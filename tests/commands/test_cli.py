@@ -175,7 +175,7 @@ def test_the_help_of_an_own_command_does_not_wait_for_plugins(command: str, monk
 def test_a_wrong_variable_is_told_by_the_command(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, although plugins cannot be looked for with it."""
+    """The message has one line. `ddl --help` still works, although no plugin can be found with such a variable."""
     monkeypatch.setenv("DDL_GRACE_S", "soon")
     assert main(command) == 2
     assert capsys.readouterr().err == f"ddl {command[0]}: DDL_GRACE_S: 'soon' is not of type float\n"

@@ -504,7 +504,7 @@ class AgentPool:
             self._tell(agent, Adopted())
 
     def _set_aside(self, member: Agent, told: Adopt) -> None:
-        """Give up the agent ``member``, which has come to this successor and has ``told`` this, as the launcher had done."""
+        """Give up the agent ``member``, as the lost launcher had done. ``told`` is what the agent has told this successor."""
         self._say(f"{member.place.host} is given up, as the launcher had done: its ranks are told to end")
         member.gone = _GIVEN_UP
         member.adopted = replace(told, running=())  # what it knows of worlds and of deaths counts

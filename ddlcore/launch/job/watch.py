@@ -1,7 +1,7 @@
-"""Define what observes a job from its launcher, and pass the events of the job on to every such observer.
+"""Define the base class of an observer of a job, and pass the events of the job on to every observer.
 
 The table of ``ddl run --top``, the progress line of a search and the watches of plugins, such as the live page, are all
-of this kind. None of them decides about the job, and none can harm it: a watch that raises is not called again.
+of this kind. None of them decides about the job. If a watch raises an exception, it gets no further events, and the job goes on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Watch:
 
     The main thread calls ``screens``, ``open``, ``begin``, ``drained``, ``over`` and ``close``, in this order. The
     control server's thread calls ``heard`` and ``passed``, so these two must return quickly. Any thread of the launcher
-    may call ``rank_ended`` and ``said``.
+    may call ``rank_ended`` and ``said``. No method may wait without a limit: the launcher waits for its return.
     """
 
     def __init__(self, job: WatchedJob) -> None:

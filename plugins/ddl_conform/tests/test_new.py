@@ -1,4 +1,4 @@
-"""``ddl plugins new``: packages for new plugins."""
+"""``ddl plugins new`` writes the package of a new plugin."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_each_foreign_plugin_is_tried_in_a_process_of_its_own(
 
 @pytest.mark.processes
 def test_a_plugin_that_crashes_ends_only_its_trial(tried: list[Row]) -> None:
-    """The trial is a real process here."""
+    """This test runs each trial in a real process."""
     (row,) = trials.tried([row for row in tried if row.name == "crash"])
     assert row.state == "fails" and row.reason.startswith("its trial ended with code -6: "), row
 

@@ -52,7 +52,7 @@ OWN_SUITES: Mapping[tuple[str, str], str] = {
 
 
 def suite_of(kind: str, provider: Provider) -> str:
-    """Return the "module:Class" of the suite of ``provider``, which is of ``kind``; "": the standard one of its kind."""
+    """Return the suite for ``provider`` as "module:Class". Return "" if the standard suite of ``kind`` is used."""
     return provider.suite or OWN_SUITES.get((kind, provider.name), "")
 
 
