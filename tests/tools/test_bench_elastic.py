@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench_elastic import fault_rows, messages_each_step, row, step_s, work
+from tools.bench_elastic import Window, fault_rows, kept, messages_each_step, row, step_s, work
 from tools.elastic.job import SETTLED, Fault, Rank, fault, parse
 
 TOOL = Path(__file__).parents[2] / "tools" / "bench_elastic.py"
@@ -71,6 +71,17 @@ def test_work_is_counted_once_a_step() -> None:
         2: Rank(1.0, [(0.5, 0, 2), (1.6, 1, 2), (2.1, 2, 2)]),
     }
     assert work(ranks, 1.0, 3.0) == (3, 5)
+
+
+def test_windows_with_a_fault_are_compared_to_those_without() -> None:
+    """Of 200 steps in two windows, 195 are kept; a lost rank of two takes half of the work of 40 steps on top."""
+    quiet = [*steps(0.0, 100, 2, each_s=0.01), *steps(40.0, 100, 2, number=300, each_s=0.01)]
+    first = steps(10.0, 98, 2, number=100, each_s=0.01)
+    second = [*steps(20.0, 57, 2, number=200, each_s=0.01), *steps(21.0, 40, 1, number=257, each_s=0.01)]
+    windows = [Window(9.5, 12.0, True), Window(-0.5, 2.0, False), Window(39.5, 42.0, False), Window(19.5, 22.0, True)]
+    in_steps, in_work = kept({1: Rank(1.0, quiet + first + second)}, windows)
+    assert in_steps[1:] == ["2 faults, one in 2.5 s [97.0, 98.0]", "97.500 %", ">= 98 %", "misses"]
+    assert in_work[2] == "87.500 %"
 
 
 def test_steady_steps_and_their_messages() -> None:
