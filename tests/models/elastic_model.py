@@ -163,9 +163,7 @@ class Elastic:
         at, after = one.at, one._replace(at=one.at + 1, launched=False)
         if at == MEET:
             if ballot not in chain:
-                if chain[-1] not in world.parents or chain[-1] >= ballot:
-                    raise Violation(f"world {ballot} begins beside {chain[-1]}, of which it does not know")
-                chain = (*chain, ballot)
+                chain = self._joined(state, ballot, world)
             after = after._replace(effective=ballot, accepted=())
         elif at in (FIRST_CHUNK, LAST_CHUNK):
             if one.applied < world.applied:
@@ -184,6 +182,20 @@ class Elastic:
         elif self.mutant == "early update":
             after = after._replace(tensors=(one.applied + 1, one.applied))
         return put(state, i, after)._replace(chain=chain)
+
+    def _joined(self, state: State, ballot: Ballot, world: World) -> tuple[Ballot, ...]:
+        """Return the worlds that have become effective, with ``ballot``, whose collective completes for the first time.
+
+        A member may see that after a later world has begun, if all members had launched the collective before some of
+        them left. That is no harm if the later world was formed by those who knew that this one may be effective.
+        """
+        earlier = tuple(one for one in state.chain if one < ballot)
+        later = tuple(one for one in state.chain if one > ballot)
+        if earlier[-1] not in world.parents:
+            raise Violation(f"world {ballot} begins beside {earlier[-1]}, of which it does not know")
+        if later and ballot not in dict(state.worlds)[later[0]].parents:
+            raise Violation(f"world {later[0]} has begun beside {ballot}, of which it does not know")
+        return (*earlier, ballot, *later)
 
     def _register(self, state: State, i: int, one: Member, worlds: Mapping[Ballot, World]) -> Iterator[ElasticMove]:
         usual = one.world[1] if one.world is not None else max(worlds)[1]
@@ -353,7 +365,10 @@ class Elastic:
                     raise Violation(f"members {late} have not applied the last step, and others have ended")
                 continue  # the job is complete
             reports = {i: Report(0, one.applied, one.effective, one.accepted) for i, one in waiting.items()}
-            effective, maybe = candidates(reports.values(), self._of_dead(state, side))
+            # All meet, in the end, at the first coordinator; it also knows what members have told who are lost since.
+            servers = [i for i, one in enumerate(state.members) if one.life != LOST and one.side == side]
+            told = [report for i, report in state.registered[servers[0]] if i not in reports] if servers else []
+            effective, maybe = candidates((*reports.values(), *told), self._of_dead(state, side))
             if effective is None or not any(one.applied >= 0 for one in waiting.values()):
                 continue
             if all(one.applied == self.config.total for one in waiting.values()):

@@ -87,7 +87,7 @@ class State(NamedTuple):
     members: tuple[Member, ...]
     registered: tuple[tuple[tuple[int, Report], ...], ...]  # by coordinator: member and report
     worlds: tuple[tuple[Ballot, World], ...]
-    chain: tuple[Ballot, ...]  # the worlds that became effective, in this order
+    chain: tuple[Ballot, ...]  # the worlds that became effective, in the order of their ballots
     split: bool
     budget: Budget
 

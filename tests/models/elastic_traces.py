@@ -60,3 +60,35 @@ TRACES = {
         ),
     ),
 }
+
+# Runs that keep all promises although they look as if one were broken.
+FINE = (
+    # 3 sees that (1, 0) has begun when 0 has left it and has begun (2, 0); 0 knew that (1, 0) may be effective.
+    (
+        Config(3, 2, 1, Budget(deaths=1, hosts=1, suspicions=1)),
+        _moves(
+            """
+            the host of 2 is lost; 3 registers at 0; coordinator 0 freezes; 1 launches 3; 1 answers the freeze;
+            1 notices a failure; 1 registers at 0; 0 launches 3; 0 answers the freeze; 0 notices a failure;
+            0 registers at 0; coordinator 0 opens (1, 0) with (0, 1, 3); 3 receives (1, 0); 3 launches 0;
+            1 receives (1, 0); 1 launches 0; 1 dies; 0 receives (1, 0); 0 launches 0; 0 notices a failure;
+            0 registers at 0; coordinator 0 opens (2, 0) with (0,); 0 receives (2, 0); 0 launches 0; 0 completes 0;
+            3 completes 0
+            """
+        ),
+    ),
+    # 3 has told the coordinator of (1, 0) before it is lost. 1 alone cannot know whether 2 trains there.
+    (
+        Config(2, 3, 2, Budget(deaths=1, hosts=1, splits=1, suspicions=1)),
+        _moves(
+            """
+            0 launches 3; 3 registers at 0; coordinator 0 freezes; 2 registers at 0; 1 answers the freeze;
+            0 answers the freeze; coordinator 0 sets the point; the network splits: 0100; 1 learns the point;
+            2 registers at 2 instead; 0 learns the point; 1 launches 3; 0 completes 3; 0 launches 4; 1 completes 3;
+            1 launches 4; 1 completes 4; 0 completes 4; 0 leaves at the point; 0 registers at 0;
+            coordinator 0 opens (1, 0) with (0, 2, 3); 3 receives (1, 0); 1 leaves at the point; 1 registers at 0;
+            3 notices a failure; 0 dies; 3 registers at 0; coordinator 0 freezes; the host of 3 is lost
+            """
+        ),
+    ),
+)

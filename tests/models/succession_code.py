@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership, Outgoing
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.succession import Succession as AgentsMemory
-from ddlcore.messages import PROTOCOL, Dismissed, Opened, Register, World
+from ddlcore.messages.elastic import Dismissed, Opened, Register, World
+from ddlcore.messages.spec import PROTOCOL
 from tests.models.succession_coordinators import SuccessionMove
 from tests.models.succession_model import Succession
 from tests.models.succession_state import FIRST_WORLD, GATHERS, LAUNCHER, NOBODY, SERVES, Config, Coordinator, State

@@ -11,7 +11,7 @@ import pytest
 
 from tests.models.elastic_model import Elastic
 from tests.models.elastic_state import MUTANTS, Budget, Config
-from tests.models.elastic_traces import TRACES
+from tests.models.elastic_traces import FINE, TRACES
 from tests.models.explore import explore, follow, search, walk
 from tests.tiers import long
 
@@ -59,6 +59,11 @@ def test_a_planted_fault_that_random_runs_seldom_find(mutant: str) -> None:
     assert follow(Elastic(replace(config, mutant=mutant)), names)
     with contextlib.suppress(KeyError):
         assert not follow(Elastic(config), names)
+
+
+@pytest.mark.parametrize(("config", "names"), FINE, ids=("seen late", "told by the lost"))
+def test_a_run_that_only_looks_broken(config: Config, names: list[str]) -> None:
+    assert not follow(Elastic(config), names)
 
 
 @pytest.mark.soak

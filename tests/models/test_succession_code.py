@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.succession import Succession
 from ddlcore.launch.agents.wire import Handover, Heir
-from ddlcore.messages import Ballot, Opened, Process
+from ddlcore.messages.elastic import Ballot, Opened, Process
 from tests.models.succession_code import followed
 from tests.models.succession_rules import hears_of, looks_hopeless, objects
 from tests.models.succession_state import DIED, FIRST_WORLD, NO_WORLD, Budget, Config, Knowledge, News, first_state, put
