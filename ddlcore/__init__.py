@@ -81,8 +81,8 @@ from ddlcore.errors import (
     ReplicasDiffer,
     TransportError,
 )
-from ddlcore.job import VERSION as __version__
 from ddlcore.types import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from ddlcore.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from ddlcore.launch.job.function import run

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pluggy
 
-from ddlcore.config import Setting
+from ddlcore.config.setting import Setting
 from ddlcore.types import Knob
 
 __all__ = [

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds m
 
 from ddl_doctor.bench.results import median_interval
 
-from ddlcore.messages import Planned
+from ddlcore.messages.to_rank import Planned
 from ddlcore.observe.ring_buffer import Record, RingBuffer
 from ddlcore.observe.trace_hooks import TraceHooks
 from ddlcore.types import Kind

@@ -25,23 +25,11 @@ from ddlcore.control.files import allow_files
 from ddlcore.control.line import Connection
 from ddlcore.control.server import Server
 from ddlcore.coordinator.sessions import Sessions
-from ddlcore.messages import (
-    PROTOCOL,
-    Alive,
-    Answer,
-    Ask,
-    Bucket,
-    Bye,
-    Done,
-    Farewell,
-    FromCoordinator,
-    Hello,
-    Probe,
-    Request,
-    Spec,
-    Welcome,
-    encode,
-)
+from ddlcore.messages.coding import encode
+from ddlcore.messages.observing import Alive, Probe
+from ddlcore.messages.spec import PROTOCOL, Ask, Spec
+from ddlcore.messages.to_coordinator import Bye, Done, Hello, Request
+from ddlcore.messages.to_rank import Answer, Bucket, Farewell, FromCoordinator, Welcome
 from ddlcore.types import DType, Kind
 
 __all__ = ["Crowd"]

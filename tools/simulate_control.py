@@ -30,29 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds m
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.control.post import packed
 from ddlcore.coordinator.sessions import Sessions
-from ddlcore.messages import (
-    PROTOCOL,
-    Answer,
-    Arranged,
-    Ask,
-    Bucket,
-    Bye,
-    Drain,
-    Farewell,
-    Freeze,
-    FromCoordinator,
-    Frozen,
-    Hello,
-    Leave,
-    Request,
-    Resume,
-    Spec,
-    ToCoordinator,
-    Welcome,
-    decode_from_coordinator,
-    decode_to_coordinator,
-    encode,
-)
+from ddlcore.messages.coding import decode_from_coordinator, decode_to_coordinator, encode
+from ddlcore.messages.spec import PROTOCOL, Ask, Spec
+from ddlcore.messages.to_coordinator import Bye, Frozen, Hello, Leave, Request, ToCoordinator
+from ddlcore.messages.to_rank import Answer, Arranged, Bucket, Drain, Farewell, Freeze, FromCoordinator, Resume, Welcome
 from ddlcore.runtime.schedule import Offer, Replay, Schedule
 from ddlcore.types import DType, Kind, ReduceOp
 from tools.elastic.members import simulate_worlds

@@ -39,7 +39,7 @@ from ddlcore.api.world import (
     use_job,
 )
 from ddlcore.contracts.framework import Companion
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 

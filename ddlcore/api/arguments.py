@@ -6,7 +6,7 @@ import warnings
 from typing import Any, Protocol
 
 from ddlcore.errors import InvalidArgument
-from ddlcore.messages import BY_SETTING
+from ddlcore.messages.spec import BY_SETTING
 from ddlcore.types import Adasum, Average, ReduceOp, Sum
 
 __all__ = ["UserCompressor", "gradient_compression", "resolve_op", "wire_compression"]

@@ -14,7 +14,8 @@ from ddlcore.api.world import ProcessSet, current_job, global_process_set, job_o
 from ddlcore.contracts.framework import JobService
 from ddlcore.contracts.transport import Memory, view
 from ddlcore.errors import InvalidArgument, ObjectDigestError
-from ddlcore.messages import Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import ANONYMOUS, Entry

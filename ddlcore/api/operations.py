@@ -15,8 +15,9 @@ from ddlcore.api.world import ProcessSet, current_job, global_process_set, job_o
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.framework import JobService, TensorEntry
 from ddlcore.errors import InvalidArgument
-from ddlcore.job import Job
-from ddlcore.messages import Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
+from ddlcore.process.job import Job
 from ddlcore.runtime.device.fenced import FencedHandle, FencedPersistentRequest
 from ddlcore.runtime.executor import reducescatter_rows
 from ddlcore.runtime.handle import Handle

@@ -20,8 +20,8 @@ from ddlcore.contracts.framework import JobService
 from ddlcore.contracts.transport import view
 from ddlcore.coordinator.agreement import differing, wording
 from ddlcore.errors import InvalidArgument, ReplicasDiffer
-from ddlcore.job import Job
-from ddlcore.messages import Differ, Digests, Explain, Sample
+from ddlcore.messages.observing import Differ, Digests, Explain, Sample
+from ddlcore.process.job import Job
 
 __all__ = ["Replica", "Verifier", "array_replica", "named", "verify", "verify_replicas"]
 

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any
 
 from ddlcore.errors import InvalidArgument
-from ddlcore.messages import BY_SHARE, BY_WEIGHT
+from ddlcore.messages.spec import BY_SHARE, BY_WEIGHT
 from ddlcore.types import Average, ReduceOp
 
 __all__ = ["Share", "Weight", "average_by", "check_weighted", "checked_weight", "reciprocal_of"]

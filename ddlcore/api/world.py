@@ -15,15 +15,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from ddlcore.api.threads import before_threads_are_joined, others_are_alive
-from ddlcore.config import Environment
 from ddlcore.contracts.framework import JobService
-from ddlcore.detection import detect
 from ddlcore.errors import DdlInternalError, InvalidArgument, NotInitialized
-from ddlcore.job import Job
-from ddlcore.jobs import elastic_job, launched_job, lone_job
-from ddlcore.messages import Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.detection import detect
+from ddlcore.process.environment import Environment
+from ddlcore.process.job import Job
+from ddlcore.process.jobs import elastic_job, launched_job, lone_job
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.reentry import Lock, reentrant
@@ -34,8 +35,8 @@ from ddlcore.types import Kind, Placement
 
 if TYPE_CHECKING:
     from ddlcore.contracts.cluster import RankInfo
-    from ddlcore.elastic_member import ElasticMember
-    from ddlcore.external_rank import ExternalRank
+    from ddlcore.process.elastic_member import ElasticMember
+    from ddlcore.process.external_rank import ExternalRank
 
 __all__ = [
     "ProcessSet",
@@ -449,7 +450,10 @@ def _at_end_of_main_thread() -> None:
 
 def _watch_threads(job: Job) -> None:
     patience_s = job.settings.number("leave_timeout_s")
-    progress, since_s = job.progress(), time.monotonic()
+    try:
+        progress, since_s = job.progress(), time.monotonic()
+    except NotInitialized:  # an elastic job in no world yet: no operation can be waited for
+        return
     while not job.closed:
         time.sleep(0.1)
         seen, waits = job.progress(), job.tensor_queue.pending()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlcore.config import Setting
+from ddlcore.config.setting import Setting
 from ddlcore.hooks import (
     AdapterProvider,
     ClusterProvider,

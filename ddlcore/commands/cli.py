@@ -39,7 +39,7 @@ class _Commands(ProvidedGroup):
 
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        from ddlcore.job import VERSION
+        from ddlcore.version import VERSION
 
         click.echo(f"ddl {VERSION}")
         ctx.exit()

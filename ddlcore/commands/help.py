@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ddlcore.config import GROUPS
+from ddlcore.config.setting import GROUPS
 
 _COLUMN = 32  # greatest width of the column of names: if an option's names are longer, its text begins on the next line
 _WHOLE = "ddl.whole_help"  # in click's context

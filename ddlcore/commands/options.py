@@ -9,7 +9,8 @@ import click
 
 from ddlcore.commands import completion
 from ddlcore.commands.help import CORE, PLUGINS_PLACE, Command, Group, Option, shows_whole
-from ddlcore.config import GROUPS, SETTINGS, Setting
+from ddlcore.config.setting import GROUPS, Setting
+from ddlcore.config.table import SETTINGS
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import absent_setting
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ddlcore.config import SETTINGS
+from ddlcore.config.table import SETTINGS
 
 __all__ = ["alone", "cache_directories", "find", "keep"]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from ddlcore.messages import FromCoordinator, ToCoordinator
+from ddlcore.messages.to_coordinator import ToCoordinator
+from ddlcore.messages.to_rank import FromCoordinator
 
 
 class Channel(ABC):

@@ -16,15 +16,10 @@ from ddlcore.control.line import LAUNCHER, Connection, Line
 from ddlcore.control.store import CLOSED, JobStore
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError, DeadlineExceeded
-from ddlcore.messages import (
-    FromCoordinator,
-    StoreReply,
-    StoreRequest,
-    ToCoordinator,
-    decode_from_coordinator,
-    decode_store_reply,
-    encode,
-)
+from ddlcore.messages.coding import decode_from_coordinator, decode_store_reply, encode
+from ddlcore.messages.store import StoreReply, StoreRequest
+from ddlcore.messages.to_coordinator import ToCoordinator
+from ddlcore.messages.to_rank import FromCoordinator
 
 _SLICE_S = 0.1  # delay at most until a waiting call notices that its store was closed
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from ddlcore.messages import FromCoordinator, ToCoordinator
+from ddlcore.messages.to_coordinator import ToCoordinator
+from ddlcore.messages.to_rank import FromCoordinator
 
 Outgoing = list[tuple[int, FromCoordinator]]  # (world rank in the launch, message to it), in the order of sending
 

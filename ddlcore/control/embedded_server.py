@@ -28,7 +28,7 @@ from ddlcore.control.server import Server
 from ddlcore.control.surroundings import kin
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DeadlineExceeded
-from ddlcore.messages import Arrive
+from ddlcore.messages.to_coordinator import Arrive
 from ddlcore.threads import OwnThread
 
 log = logging.getLogger("ddl")

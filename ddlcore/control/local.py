@@ -16,7 +16,9 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.store import CLOSED, JobStore, Shelf
 from ddlcore.errors import Closed
-from ddlcore.messages import FromCoordinator, Hello, StoreReply, StoreRequest, ToCoordinator
+from ddlcore.messages.store import StoreReply, StoreRequest
+from ddlcore.messages.to_coordinator import Hello, ToCoordinator
+from ddlcore.messages.to_rank import FromCoordinator
 
 _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 

@@ -7,7 +7,8 @@ answers for a rank are joined, one message and one encryption are enough for thi
 from __future__ import annotations
 
 from ddlcore.control.coordinator_protocol import Outgoing
-from ddlcore.messages import Answer, FromCoordinator, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.to_rank import Answer, FromCoordinator
 
 
 def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:

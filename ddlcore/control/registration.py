@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
-from ddlcore.messages import Arrivals, Arrive, Done, Hello, Lost, Refused, ToCoordinator
+from ddlcore.messages.to_coordinator import Arrive, Done, Hello, ToCoordinator
+from ddlcore.messages.to_rank import Arrivals, Lost, Refused
 
 
 class Registration:

@@ -32,7 +32,10 @@ from ddlcore.control.post import packed
 from ddlcore.control.store import Shelf
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_request, decode_to_coordinator, encode
+from ddlcore.messages.coding import decode_store_request, decode_to_coordinator, encode
+from ddlcore.messages.store import StoreReply
+from ddlcore.messages.to_coordinator import Arrive, Hello
+from ddlcore.messages.to_rank import Refused
 from ddlcore.threads import OwnThread
 
 OWN = b""  # first frame of a message from or to an agent itself, where other messages have a rank's connection name

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from ddlcore.contracts.store import Store
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, PeerLost
-from ddlcore.messages import StoreAdd, StoreClock, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
+from ddlcore.messages.store import StoreAdd, StoreClock, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
 from ddlcore.observe.clock import Reading, boot_id
 
 ClientT = TypeVar("ClientT")  # the network's own identification of a caller

@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ddlcore.coordinator.awaited import Awaited, Details
-from ddlcore.messages import COMMIT, STOP, AgreedCall, CallCount, CountCalls, FromCoordinator, Notice
+from ddlcore.messages.observing import Notice
+from ddlcore.messages.to_coordinator import COMMIT, STOP, CallCount
+from ddlcore.messages.to_rank import AgreedCall, CountCalls, FromCoordinator
 
 Outgoing = list[tuple[int, FromCoordinator]]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Differ, Digests, Explain, FromCoordinator, Notice, Sample, Settled
+from ddlcore.messages.observing import Differ, Digests, Explain, Notice, Sample, Settled
+from ddlcore.messages.to_rank import FromCoordinator
 
 Outgoing = list[tuple[int, FromCoordinator]]
 KEPT = 64  # how many steps of one optimizer may wait for reports; of more, the oldest is dropped

@@ -21,29 +21,21 @@ from ddlcore.coordinator.replay_status import Busies, ReplayStatuses
 from ddlcore.coordinator.request_table import RequestTable
 from ddlcore.coordinator.stall_table import Late
 from ddlcore.coordinator.tuning import SearchDriver, Tuning
-from ddlcore.messages import (
-    BY_SETTING,
+from ddlcore.messages.observing import Busy, ReplayStatus, Where
+from ddlcore.messages.spec import BY_SETTING, Ask, Spec
+from ddlcore.messages.to_coordinator import Bye, Frozen, Leave, Paused, Request
+from ddlcore.messages.to_rank import (
     Adjust,
     Answer,
     Arranged,
-    Ask,
     Bucket,
-    Busy,
-    Bye,
     Drain,
     Failure,
     Farewell,
     Freeze,
     FromCoordinator,
-    Frozen,
-    Leave,
     Lost,
-    Paused,
-    ReplayStatus,
-    Request,
     Resume,
-    Spec,
-    Where,
 )
 from ddlcore.runtime.checks import describe, flaw
 from ddlcore.types import Kind, Value

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddlcore.coordinator.stall_table import Late
-from ddlcore.messages import Leave, Planned, ReplayStatus
+from ddlcore.messages.observing import ReplayStatus
+from ddlcore.messages.to_coordinator import Leave
+from ddlcore.messages.to_rank import Planned
 
 
 class Freezes:

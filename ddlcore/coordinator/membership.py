@@ -16,7 +16,8 @@ import msgspec
 
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.stall_table import on_ranks
-from ddlcore.messages import Ballot, Complete, Dismissed, FromCoordinator, Opened, Process, Refused, Register, World
+from ddlcore.messages.elastic import Ballot, Complete, Dismissed, Opened, Process, Register, World
+from ddlcore.messages.to_rank import FromCoordinator, Refused
 
 Outgoing = list[tuple[int, FromCoordinator]]
 

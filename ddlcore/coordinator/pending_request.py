@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ddlcore.messages import Ask, Spec
+from ddlcore.messages.spec import Ask, Spec
 
 
 class PendingRequest:

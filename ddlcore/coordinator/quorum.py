@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ddlcore.messages import Ballot, Opened, Process
+from ddlcore.messages.elastic import Ballot, Opened, Process
 
 
 class Quorum:

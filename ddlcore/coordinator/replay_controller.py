@@ -3,7 +3,7 @@
 This module is part of the coordinator's state machine, without I/O, thread or clock. The coordinator reports which
 tensors it decided in negotiation, which ranks want to leave replay, and which buckets they have launched. The results
 are messages to send. A period is the sequence of tensors that repeats in a training loop, or one pass through its
-schedule. Places number the buckets of a schedule through all periods, see messages.Resume.
+schedule. Places number the buckets of a schedule through all periods, see the message Resume.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
-from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_coordinator import Frozen
+from ddlcore.messages.to_rank import Arranged, Drain, Planned, Resume
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
 from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 

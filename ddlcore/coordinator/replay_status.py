@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.coordinator.stall_table import Late, on_ranks
-from ddlcore.messages import Busy, ReplayStatus
+from ddlcore.messages.observing import Busy, ReplayStatus
 from ddlcore.runtime.checks import describe
 
 ALL_ENTERED = "every rank has entered it: the transport or the network holds it up"

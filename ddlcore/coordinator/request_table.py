@@ -11,7 +11,8 @@ from math import prod
 from ddlcore.contracts.fusion import Ready
 from ddlcore.coordinator.pending_request import PendingRequest, bits_of, ranks_of
 from ddlcore.coordinator.replay_controller import tensor_key
-from ddlcore.messages import BY_SHARE, Ask, Spec, decode_spec
+from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.spec import BY_SHARE, Ask, Spec
 from ddlcore.runtime.checks import describe, mismatch_table
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.types import Kind

@@ -20,39 +20,35 @@ from ddlcore.coordinator.stall import StallWatch
 from ddlcore.coordinator.stall_table import on_ranks
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import (
-    COMMIT,
-    PROTOCOL,
-    STOP,
+from ddlcore.messages.elastic import Finished, Register, WorldReport
+from ddlcore.messages.observing import (
     Alive,
     Busy,
-    Bye,
-    CallCount,
     Digests,
-    Done,
-    Farewell,
-    Finished,
-    FromCoordinator,
-    Frozen,
-    Hello,
-    Leave,
-    Lost,
-    Paused,
     Profile,
     Pulse,
-    Refused,
-    Register,
     ReplayStatus,
-    Request,
     Sample,
     Settle,
     Settled,
     Stack,
+)
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_coordinator import (
+    COMMIT,
+    STOP,
+    Bye,
+    CallCount,
+    Done,
+    Frozen,
+    Hello,
+    Leave,
+    Paused,
+    Request,
     StopRequest,
     ToCoordinator,
-    Welcome,
-    WorldReport,
 )
+from ddlcore.messages.to_rank import Farewell, FromCoordinator, Lost, Refused, Welcome
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.patience import Patience
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.coordinator.stall_table import on_ranks, stall_table
-from ddlcore.messages import Alive, FromCoordinator, Probe, Show, Stack, Stalled
+from ddlcore.messages.observing import Alive, Probe, Show, Stack
+from ddlcore.messages.to_rank import FromCoordinator, Stalled
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.patience import ANSWER_S, Patience
 

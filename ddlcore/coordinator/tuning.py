@@ -12,7 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from ddlcore.coordinator.replay_controller import KnownSchedule
-from ddlcore.messages import Adjust, Paused, decode_spec
+from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.to_coordinator import Paused
+from ddlcore.messages.to_rank import Adjust
 from ddlcore.types import Kind, Value
 
 MOST_DISCARDED = 8  # after so many discarded trials in succession, the search ends

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ddlcore.contracts.atomic import replacing
-from ddlcore.messages import Bucket, Planned, decode_spec
+from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.observe.stacks import all_stacks
 
 log = logging.getLogger("ddl")

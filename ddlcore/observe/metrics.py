@@ -31,6 +31,35 @@ class Family:
     samples: tuple[tuple[str, float], ...] = ()
 
 
+_COUNTED = (  # counters: their name, what they count, and their keys in ``ddl.stats()``
+    ("ddl_steps_total", "Steps that ran by replay; steps before a schedule is found do not count.", ("steps",)),
+    (
+        "ddl_control_messages_total",
+        "Control messages to and from the coordinator; a replayed step adds none.",
+        ("control_messages",),
+    ),
+    (
+        "ddl_commit_messages_total",
+        "Messages by which hosts confirm to each other that they have launched buckets.",
+        ("commit_messages",),
+    ),
+    ("ddl_stall_messages_total", "Messages about operations that wait for too long.", ("stall_messages",)),
+    ("ddl_pulse_messages_total", "Messages with this rank's load and progress.", ("pulse_messages",)),
+    ("ddl_divergences_total", "How often this rank asked to leave replay.", ("divergences",)),
+    ("ddl_ranks_lost_total", "Processes of the job that have failed.", ("world", "ranks_lost")),
+    ("ddl_ranks_joined_total", "Processes that were let in after the first world began.", ("world", "ranks_joined")),
+    (
+        "ddl_world_seconds_lost_total",
+        "Seconds for which the training stood still while ranks formed another world.",
+        ("world", "seconds_lost"),
+    ),
+)
+_GAUGED = (
+    ("ddl_world_generation", "Number of the present world of an elastic job.", ("world", "generation")),
+    ("ddl_world_size", "Number of ranks that train together now.", ("world", "size")),
+)
+
+
 def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
     """Return the metrics of a rank, computed from ``stats``, the result of ``ddl.stats()``.
 
@@ -38,66 +67,39 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
     step in seconds, or 0 if it is not known.
     """
 
-    def total(name: str, doc: str, value: float) -> Family:
-        return Family(name, "counter", doc, "", (("", value),))
+    def value(keys: tuple[str, ...]) -> float:
+        found: Any = stats
+        for key in keys:
+            found = found[key]
+        return found  # type: ignore[no-any-return]
 
-    def gauge(name: str, doc: str, value: float) -> Family:
-        return Family(name, "gauge", doc, "", (("", value),))
-
-    buckets = [(way, stats[f"buckets_{way}"]) for way in ("negotiated", "replayed", "void")]
+    ways = tuple((way, stats[f"buckets_{way}"]) for way in ("negotiated", "replayed", "void"))
+    nbytes, seconds = tuple(sorted(stats["bytes"].items())), tuple(sorted(stats["seconds"].items()))
+    step = (("", step_s),)
     return [
-        total(
-            "ddl_steps_total",
-            "Steps that ran by replay; steps before a schedule is found do not count.",
-            stats["steps"],
-        ),
-        gauge("ddl_step_seconds", "Mean duration of a step since this was last read.", step_s),
+        Family("ddl_step_seconds", "gauge", "Mean duration of a step since this was last read.", "", step),
+        *(Family(name, "counter", doc, "", (("", value(keys)),)) for name, doc, keys in _COUNTED),
+        *(Family(name, "gauge", doc, "", (("", value(keys)),)) for name, doc, keys in _GAUGED),
         Family(
             "ddl_tensor_bytes_total",
             "counter",
             "Bytes of this rank's tensors in buckets that were delivered.",
             "operation",
-            tuple(sorted(stats["bytes"].items())),
+            nbytes,
         ),
         Family(
             "ddl_buckets_total",
             "counter",
             "Buckets that ran: negotiated with the coordinator, replayed, or void.",
             "how",
-            tuple(buckets),
+            ways,
         ),
         Family(
             "ddl_stage_seconds_total",
             "counter",
             "Seconds that the engine spent in each stage, and the user's threads in wait.",
             "stage",
-            tuple(sorted(stats["seconds"].items())),
-        ),
-        total(
-            "ddl_control_messages_total",
-            "Control messages to and from the coordinator; a replayed step adds none.",
-            stats["control_messages"],
-        ),
-        total(
-            "ddl_commit_messages_total",
-            "Messages by which hosts confirm to each other that they have launched buckets.",
-            stats["commit_messages"],
-        ),
-        total("ddl_stall_messages_total", "Messages about operations that wait for too long.", stats["stall_messages"]),
-        total("ddl_pulse_messages_total", "Messages with this rank's load and progress.", stats["pulse_messages"]),
-        total("ddl_divergences_total", "How often this rank asked to leave replay.", stats["divergences"]),
-        gauge("ddl_world_generation", "Number of the present world of an elastic job.", stats["world"]["generation"]),
-        gauge("ddl_world_size", "Number of ranks that train together now.", stats["world"]["size"]),
-        total("ddl_ranks_lost_total", "Processes of the job that have failed.", stats["world"]["ranks_lost"]),
-        total(
-            "ddl_ranks_joined_total",
-            "Processes that were let in after the first world began.",
-            stats["world"]["ranks_joined"],
-        ),
-        total(
-            "ddl_world_seconds_lost_total",
-            "Seconds for which the training stood still while ranks formed another world.",
-            stats["world"]["seconds_lost"],
+            seconds,
         ),
     ]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddlcore.messages import Activity, Pulse
+from ddlcore.messages.observing import Activity, Pulse
 from ddlcore.threads import OwnThread
 
 _STATM = Path("/proc/self/statm")

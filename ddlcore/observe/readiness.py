@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ddlcore.messages import Bucket, Planned
+from ddlcore.messages.to_rank import Bucket, Planned
 
 Key = tuple[int, str]  # process set id, name
 MOST = 4  # at most so many submission times are stored for one tensor

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
-from ddlcore.messages import Profile
+from ddlcore.messages.observing import Profile
 from ddlcore.threads import OwnThread
 
 WARM_STEPS = 3  # compilation, first page faults and negotiation distort the first steps

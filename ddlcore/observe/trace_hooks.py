@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from ddlcore.messages import Bucket, Planned
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.observe.ring_buffer import Code, RingBuffer
 
 

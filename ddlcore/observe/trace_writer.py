@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ddlcore.messages import Bucket, Planned, decode_spec
+from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.observe.readiness import Readiness
 from ddlcore.observe.ring_buffer import Code, Record
 from ddlcore.types import Kind

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from ddlcore.contracts.interfaces import interface_addresses
-from ddlcore.messages import Traffic
+from ddlcore.messages.observing import Traffic
 
 _WORD = 4  # InfiniBand's counters count words of 4 bytes
 _INFINIBAND = Path("/sys/class/infiniband")

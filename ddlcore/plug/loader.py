@@ -16,7 +16,7 @@ from importlib.metadata import version as installed_version
 
 import pluggy
 
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.errors import PluginError
 from ddlcore.hooks import ENTRY_POINT_GROUP, Hooks, Provider
 from ddlcore.plug.finding import raised_at, run_alone

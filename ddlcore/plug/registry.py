@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
-from ddlcore.config import SETTINGS
+from ddlcore.config.table import SETTINGS
 from ddlcore.contracts import (
     API_VERSION,
     Adapter,

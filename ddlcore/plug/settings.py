@@ -5,7 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddlcore.config import NOT_SETTINGS, SETTINGS, ConfigFile, Setting, Settings, UnknownSetting, load_settings
+from ddlcore.config.file import ConfigFile
+from ddlcore.config.loading import Settings, UnknownSetting, load_settings
+from ddlcore.config.setting import Setting
+from ddlcore.config.table import NOT_SETTINGS, SETTINGS
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Registry

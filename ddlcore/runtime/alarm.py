@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ddlcore.messages import Busy, ReplayStatus
+from ddlcore.messages.observing import Busy, ReplayStatus
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.patience import Patience
 

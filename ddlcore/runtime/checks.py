@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ddlcore.messages import Ask, Spec
+from ddlcore.messages.spec import Ask, Spec
 from ddlcore.runtime.device_labels import describe_device, kind_of
 from ddlcore.text.columns import aligned, indented
 from ddlcore.text.ranks import span

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 
 from ddlcore.errors import Closed
-from ddlcore.messages import AgreedCall, CallCount
+from ddlcore.messages.to_coordinator import CallCount
+from ddlcore.messages.to_rank import AgreedCall
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.reentry import Lock
 
@@ -26,7 +27,7 @@ class CountedCalls:
     def __init__(self, kind: str, name: str, failure: JobFailure) -> None:
         """Begin to count at 0.
 
-        ``kind`` is messages.STOP or messages.COMMIT. ``name`` names the call in error messages. ``failure`` says
+        ``kind`` is STOP or COMMIT of the messages. ``name`` names the call in error messages. ``failure`` says
         whether the job has failed.
         """
         self._kind = kind

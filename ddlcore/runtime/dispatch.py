@@ -10,7 +10,9 @@ from typing import Protocol
 
 import msgspec
 
-from ddlcore.messages import Bucket, Planned, Spec, decode_spec
+from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.runtime.executor import Deliver, HostExecutor, Later, Run
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import ProcessSets

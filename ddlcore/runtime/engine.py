@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Bucket, Drain, Planned, Resume
+from ddlcore.messages.to_rank import Bucket, Drain, Planned, Resume
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.dispatch import Dispatcher
@@ -26,7 +26,7 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.reentry import reentrant
-from ddlcore.runtime.request import IDLE, Entry, PersistentRequest
+from ddlcore.runtime.request import IDLE, Entry, PersistentRequest, Todo
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
 from ddlcore.runtime.waiter import SLICE_S, Waited
@@ -37,9 +37,6 @@ log = logging.getLogger("ddl")
 CLOSE_S = 60.0  # for work that runs on a device when the job ends: peers may need it
 CLOSED_S = 10.0  # for closing the communicators after that
 FAILURE_WAIT_S = 2.0  # how long to wait for the news that a peer died, which explains a transport error better
-
-
-Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]
 
 
 def _LAND() -> None:

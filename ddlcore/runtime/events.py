@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ddlcore.messages import Bucket, Planned
+from ddlcore.messages.to_rank import Bucket, Planned
 
 
 class Submitted(Protocol):

@@ -19,7 +19,8 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.memory import view
 from ddlcore.contracts.transport import Capabilities, Memory, Plan, Prepared, Transport, Work
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Bucket, Planned, Spec
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.integers import Exact, is_exact
 from ddlcore.runtime.meter import Meter, now_ns

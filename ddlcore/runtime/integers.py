@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.messages import Spec
+from ddlcore.messages.spec import Spec
 from ddlcore.types import Buffer, DType, ReduceOp
 
 

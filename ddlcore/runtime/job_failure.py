@@ -12,6 +12,7 @@ class JobFailure:
     """The reason why the job has ended. If several reasons are given, only the first reason is used."""
 
     def __init__(self) -> None:
+        self.shown = False  # whether a user thread has got the reason as an exception
         self._given = threading.Event()
         self._make: Callable[[str], BaseException] | None = None
         self._lock = Lock()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypedDict, cast
 
-from ddlcore.messages import WorldReport
+from ddlcore.messages.elastic import WorldReport
 from ddlcore.types import Kind
 
 now_ns = time.perf_counter_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from ddlcore.messages import ToCoordinator
+from ddlcore.messages.to_coordinator import ToCoordinator
 
 
 class Outbox:

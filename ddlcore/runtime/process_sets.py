@@ -34,7 +34,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Opener:
-    """The values and functions that are needed to open a communicator. job.py provides them."""
+    """The values and functions that are needed to open a communicator. process/parts.py provides them."""
 
     rank: int
     members: tuple[Member, ...]  # the members of the world

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from ddlcore.contracts.adapter import Adapter
-from ddlcore.messages import Bucket, Planned
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.types import Kind
 
 Ranges = Callable[[str], AbstractContextManager[object]]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ddlcore.contracts.device import Event
-from ddlcore.messages import Ask, Spec
+from ddlcore.messages.spec import Ask, Spec
+from ddlcore.messages.to_rank import Bucket
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.waiter import Waiter
@@ -218,3 +219,6 @@ class PersistentRequest(Entry):
             self.error = error
             self.source.owner = None
             self.state = IDLE
+
+
+Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]  # an item of the engine's queue: a bucket, or a function

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddlcore.contracts.transport import Capabilities
-from ddlcore.messages import Spec
+from ddlcore.messages.spec import Spec
 from ddlcore.types import DType, ReduceOp
 
 

@@ -17,7 +17,9 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
-from ddlcore.messages import BY_SETTING, Arranged, Bucket, Planned, Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import BY_SETTING, Spec
+from ddlcore.messages.to_rank import Arranged, Bucket, Planned
 from ddlcore.runtime.device_labels import ON_HOST
 from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import CPU, Kind

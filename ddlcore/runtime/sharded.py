@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Work
-from ddlcore.messages import Spec
+from ddlcore.messages.spec import Spec
 from ddlcore.runtime.encoding import encode_once, state_name
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from ddlcore.errors import InvalidArgument
-from ddlcore.messages import Arranged, Bucket, Frozen, Leave, Paused, Planned, ReplayStatus, Request, Resume
+from ddlcore.messages.observing import ReplayStatus
+from ddlcore.messages.to_coordinator import Frozen, Leave, Paused, Request
+from ddlcore.messages.to_rank import Arranged, Bucket, Planned, Resume
 from ddlcore.observe.flight import Flight
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.events import NO_EVENTS, Events

@@ -13,7 +13,8 @@ from msgspec.structs import asdict
 
 from ddlcore.contracts.store import Store
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Bucket, Planned, WorldReport
+from ddlcore.messages.elastic import WorldReport
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.observe.clock import Reading, boot_id, compare
 from ddlcore.observe.gather import collect, send
 from ddlcore.observe.merge import merge, parts_in

@@ -14,8 +14,9 @@ import pytest
 import ddlcore as ddl
 from ddlcore.api import arrays
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import Job
-from ddlcore.messages import Bye, decode_to_coordinator, encode
+from ddlcore.messages.coding import decode_to_coordinator, encode
+from ddlcore.messages.to_coordinator import Bye
+from ddlcore.process.job import Job
 from ddlcore.testing import World, run_world
 
 pytestmark = pytest.mark.timeout(60)

@@ -25,7 +25,7 @@ from ddlcore.api import (
     wire_compression,
 )
 from ddlcore.errors import MismatchError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from ddlcore.types import Average, Max, Min, ReduceOp, Sum
 

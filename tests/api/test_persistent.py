@@ -10,7 +10,7 @@ import pytest
 from ddlcore.api import Operations
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.errors import MismatchError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from ddlcore.types import Sum
 

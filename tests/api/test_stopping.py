@@ -14,7 +14,8 @@ from ddl_conform.world import World
 import ddlcore
 from ddlcore.api import Job, stopping, use_job
 from ddlcore.errors import Closed, DdlInternalError, InvalidArgument, NotInitialized
-from ddlcore.messages import STOP, AgreedCall
+from ddlcore.messages.to_coordinator import STOP
+from ddlcore.messages.to_rank import AgreedCall
 from ddlcore.runtime.counted_calls import CountedCalls
 from ddlcore.runtime.job_failure import JobFailure
 

@@ -11,7 +11,7 @@ import pytest
 
 import ddlcore as ddl
 from ddlcore.api import operations
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 
 pytestmark = pytest.mark.timeout(240)

@@ -10,7 +10,7 @@ import pytest
 
 import ddlcore as ddl
 from ddlcore.api import checked_weight
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 
 pytestmark = pytest.mark.timeout(240)

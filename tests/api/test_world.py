@@ -9,9 +9,10 @@ import pytest
 
 import ddlcore
 from ddlcore.api import world
-from ddlcore.config import CHILD_MARK, Environment
+from ddlcore.config.table import CHILD_MARK
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import Job
+from ddlcore.process.environment import Environment
+from ddlcore.process.job import Job
 
 
 def test_a_child_of_a_rank_may_not_call_init(monkeypatch: pytest.MonkeyPatch) -> None:

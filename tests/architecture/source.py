@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from ddlcore.config import read_toml
+from ddlcore.config.file import read_toml
 
 __all__ = ["ROOT", "Source", "core", "every", "plugins", "tools"]
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 from tests.architecture.source import ROOT, core, every, plugins, tools
 
 LAYERS = (  # from the ground up; a room may import itself and the layers below its own
-    {"types", "errors", "text", "threads"},
+    {"types", "errors", "text", "threads", "version"},
     {"messages", "config"},
     {"contracts", "hooks"},
     {"kernels"},
     {"observe"},
     {"runtime", "builtin", "control", "plug", "tune"},
-    {"coordinator", "telemetry"},
-    {"build"},
-    {"job", "search"},
-    {"elastic_member"},
-    {"jobs"},
-    {"external_rank"},
-    {"detection"},
+    {"coordinator"},
+    {"process"},
     {"api"},
     {"launch", "testing"},
     {"commands"},
@@ -30,6 +25,15 @@ FOLDERS = {
     "api": ({OWN}, {"elastic"}),
     "runtime": ({OWN}, {"device"}),
     "builtin": ({OWN}, {"hierarchical", "shm", "tuners"}),
+    "process": (
+        {"environment", "world_place", "build", "telemetry", "compressors", "verification", "search"},
+        {"parts"},
+        {"job"},
+        {"elastic_member"},
+        {"jobs"},
+        {"external_rank"},
+        {"detection"},
+    ),
     "launch": ({"output"}, {"ranks"}, {"agents"}, {"job"}),
     "commands": (
         {"completion", "help"},

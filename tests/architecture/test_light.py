@@ -13,7 +13,7 @@ from tests.architecture.source import ROOT
 
 HEAVY = re.compile(r"\b(ssl|torch|tensorflow|mxnet|keras|numba|llvmlite|rich|skopt|sklearn|scipy)\b")
 LIST_PLUGINS = """
-from ddlcore.config import load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.plug import load_plugins
 r = load_plugins(load_settings({}))
 for table in (r.transports, r.adapters, r.fusion_policies, r.compressors, r.launchers, r.bench_peers, r.commands):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddlcore.config import read_toml
+from ddlcore.config.file import read_toml
 from tests.architecture.source import ROOT
 
 PACKAGES = [ROOT, *sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))]

@@ -27,7 +27,7 @@ LAUNCHERS = re.compile("|".join(THEIRS))
 ENVIRON = re.compile(r"\bos\.(environ|getenv|putenv)\b")
 
 READS_ENVIRONMENT = {
-    "ddlcore/config.py": "the one reader of DDL_* variables",
+    "ddlcore/process/environment.py": "the one reader of DDL_* variables",
     "ddlcore/contracts/cache.py": "finds the user's cache directory by XDG_CACHE_HOME, before there is a job that has settings",
 }
 

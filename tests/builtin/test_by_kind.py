@@ -15,8 +15,8 @@ from ddlcore.builtin.solo import SoloTransport
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Capabilities, Context, Transport
 from ddlcore.errors import TransportError
-from ddlcore.job import Job
 from ddlcore.kernels.cpu import CpuKernels
+from ddlcore.process.job import Job
 from ddlcore.testing import TransportSuite, World
 from ddlcore.types import DType, Kind, Member, ReduceOp
 

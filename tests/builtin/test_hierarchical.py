@@ -20,8 +20,8 @@ from ddlcore.builtin.hierarchical.transport import HierarchicalTransport
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Capabilities, Context, Transport, Work
 from ddlcore.errors import TransportError
-from ddlcore.job import Job
 from ddlcore.kernels.cpu import CpuKernels
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 from ddlcore.types import Buffer, Member, ReduceOp
 

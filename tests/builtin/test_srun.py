@@ -9,7 +9,7 @@ import pytest
 
 from ddlcore.builtin.allocations import GrantedLauncher
 from ddlcore.builtin.slurm import SrunLauncher
-from ddlcore.config import load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.contracts.launcher import AgentPlace, HostSlots, StartPlan
 from ddlcore.control.credentials import Access
 from ddlcore.launch.agents.remote_plan import RemotePlan

@@ -132,7 +132,7 @@ def test_unknown_commands(arguments: list[str], capsys: pytest.CaptureFixture[st
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Both exit with 0; every setting has its flag in the help."""
-    from ddlcore.config import SETTINGS
+    from ddlcore.config.table import SETTINGS
 
     assert main(["run", "--help-all"]) == 0
     text = capsys.readouterr().out

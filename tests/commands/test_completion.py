@@ -8,7 +8,7 @@ import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 
 from ddlcore.commands.cli import _ddl
-from ddlcore.config import SETTINGS
+from ddlcore.config.table import SETTINGS
 from tests.launch.starting import Ddl
 from tests.plug.conftest import Site, site
 

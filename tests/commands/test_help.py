@@ -15,7 +15,8 @@ from ddlcore.commands.help import OPTIONS, Option
 from ddlcore.commands.run import command as run_module
 from ddlcore.commands.run.command import run
 from ddlcore.commands.tune.command import tune
-from ddlcore.config import GROUPS, SETTINGS
+from ddlcore.config.setting import GROUPS
+from ddlcore.config.table import SETTINGS
 from ddlcore.launch.job.launcher import Launch
 from tests.plug.conftest import Site, site
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
-from ddlcore.config import SETTINGS
+from ddlcore.config.table import SETTINGS
 from ddlcore.launch.job.horovod import FLAGS, NATIVE, VARIABLES, Foreign, read_variables
 from ddlcore.launch.job.launcher import Launch
 

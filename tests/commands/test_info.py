@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ddlcore.commands.info.facts import all_facts
-from ddlcore.config import load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.contracts import Library
 from ddlcore.hooks import KernelsProvider, TransportProvider
 from ddlcore.plug.registry import Distribution, Registry

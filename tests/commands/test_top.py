@@ -14,7 +14,7 @@ import pytest
 from ddlcore.commands.run.top import Top, drawn
 from ddlcore.launch.job.watch import RunningRanks
 from ddlcore.launch.output.screen import Screen
-from ddlcore.messages import Pulse
+from ddlcore.messages.observing import Pulse
 from ddlcore.observe.rank_statistics import rows_of, table_lines
 from tests.launch.starting import DDL
 

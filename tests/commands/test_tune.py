@@ -21,12 +21,13 @@ from ddlcore.commands.search_lines import Lines, outcome
 from ddlcore.commands.tune.command import _read_warm, tune
 from ddlcore.commands.tune.report import best_so_far, draw, draw_panels, html_text, write_report
 from ddlcore.commands.tune.results import about_text, config_text, settings_found, write_config
-from ddlcore.config import load_settings, read_toml
+from ddlcore.config.file import read_toml
+from ddlcore.config.loading import load_settings
 from ddlcore.launch.job.launcher import Launch
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.settings import settings_of
-from ddlcore.search import chosen_tuner, plan_search
+from ddlcore.process.search import chosen_tuner, plan_search
 from ddlcore.tune.driver import SearchDriver
 from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import CORE

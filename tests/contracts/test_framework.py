@@ -12,9 +12,9 @@ import pytest
 from ddlcore import contracts
 from ddlcore.api import Handle, Operations, current_job
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.contracts import framework
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.runtime.device.fenced import FencedPersistentRequest
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.testing import run_world

@@ -13,18 +13,9 @@ from ddlcore.control.local import LocalNetwork
 from ddlcore.control.server import Server
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import (
-    PROTOCOL,
-    Answer,
-    Bye,
-    Farewell,
-    FromCoordinator,
-    Hello,
-    Lost,
-    Request,
-    ToCoordinator,
-    Welcome,
-)
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_coordinator import Bye, Hello, Request, ToCoordinator
+from ddlcore.messages.to_rank import Answer, Farewell, FromCoordinator, Lost, Welcome
 
 __all__ = ["PATIENCE_S", "WIRES", "EchoCoordinator", "Net", "greet", "hello", "request"]
 

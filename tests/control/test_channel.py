@@ -8,7 +8,8 @@ import time
 import pytest
 
 from ddlcore.errors import Closed
-from ddlcore.messages import Answer, Bye, Done, Farewell, FromCoordinator, Lost, Welcome
+from ddlcore.messages.to_coordinator import Bye, Done
+from ddlcore.messages.to_rank import Answer, Farewell, FromCoordinator, Lost, Welcome
 from tests.control.echo import PATIENCE_S, Net, greet, hello, request
 
 

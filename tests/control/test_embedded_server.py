@@ -11,7 +11,8 @@ import pytest
 
 from ddlcore.control.client import connect_with
 from ddlcore.control.embedded_server import EmbeddedServer
-from ddlcore.messages import Arrivals, Arrive, Bye, Done
+from ddlcore.messages.to_coordinator import Arrive, Bye, Done
+from ddlcore.messages.to_rank import Arrivals
 from tests.control.echo import PATIENCE_S, EchoCoordinator, greet
 
 NAME = "ddl-test.rendezvous"

@@ -7,15 +7,8 @@ from hypothesis import strategies as st
 
 from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.post import joined, packed
-from ddlcore.messages import (
-    Answer,
-    Failure,
-    Farewell,
-    Freeze,
-    FromCoordinator,
-    Lost,
-    decode_from_coordinator,
-)
+from ddlcore.messages.coding import decode_from_coordinator
+from ddlcore.messages.to_rank import Answer, Failure, Farewell, Freeze, FromCoordinator, Lost
 
 
 def failure(name: str) -> Failure:

@@ -22,7 +22,7 @@ from ddlcore.control.listening import OwnSocket, tcp_listener, tcp_name
 from ddlcore.control.peers import is_ours, local_tcp_uid, unix_uid
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Welcome
+from ddlcore.messages.to_rank import Welcome
 from tests.control.echo import PATIENCE_S, Net, greet, hello
 
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE".ljust(64, b"\0")

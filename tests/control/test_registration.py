@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ddlcore.control.registration import Registration
-from ddlcore.messages import Arrivals, Arrive, Bye, Done, Hello, Lost, Refused, Welcome
+from ddlcore.messages.to_coordinator import Arrive, Bye, Done, Hello
+from ddlcore.messages.to_rank import Arrivals, Lost, Refused, Welcome
 from tests.control.echo import EchoCoordinator, hello
 
 

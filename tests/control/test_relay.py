@@ -20,7 +20,9 @@ from ddlcore.control.relay import Relay
 from ddlcore.control.server import Server
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Answer, CoordinatorLost, Lost, Welcome, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.elastic import CoordinatorLost
+from ddlcore.messages.to_rank import Answer, Lost, Welcome
 from tests.control.echo import PATIENCE_S, EchoCoordinator, greet, hello, request
 
 SILENCE_S = 1.6  # where a test waits for the end of somebody who is silent
@@ -232,19 +234,21 @@ def test_a_silent_agent_is_told_of_once(hasty: Side, monkeypatch: pytest.MonkeyP
 def test_ranks_behind_an_agent_that_was_given_up_are_not_heard(hasty: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """They count as lost, so other processes may have their numbers when the agent can be reached again."""
     relay = hasty.agent(0)
-    channel, _ = hasty.join(relay, 1)
-    greet(channel, 1)
-    heard = len(hasty.coordinator.heard)
-    monkeypatch.setattr(relay, "_keep_beat", lambda now_s: None)
-    hasty.until(lambda: hasty.lost == [0])
     passed_on = threading.Event()
     take = relay._take
 
     def take_and_tell(frames: list[bytes]) -> None:
         take(frames)
-        passed_on.set()
+        if frames[-1] == encode(request(5)):
+            passed_on.set()
 
+    # Before anything is sent: the relay's thread looks the method up before it waits for what it passes to it.
     monkeypatch.setattr(relay, "_take", take_and_tell)
+    channel, _ = hasty.join(relay, 1)
+    greet(channel, 1)
+    heard = len(hasty.coordinator.heard)
+    monkeypatch.setattr(relay, "_keep_beat", lambda now_s: None)
+    hasty.until(lambda: hasty.lost == [0])
     channel.send(request(5))
     assert passed_on.wait(PATIENCE_S)
     relay.say(b"back")
@@ -389,7 +393,8 @@ def test_an_agent_that_was_cut_off_before_it_was_answered_is_heard_again(
 RANK_1 = """
 import os, sys
 from ddlcore.control.client import connect
-from ddlcore.messages import PROTOCOL, Hello
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_coordinator import Hello
 channel, store = connect(sys.argv[1], 1)
 channel.send(Hello(1, (0, 1), 1, PROTOCOL, "0", 0))
 assert channel.receive(10.0)

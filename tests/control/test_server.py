@@ -15,7 +15,6 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddlcore.build import build_sessions
 from ddlcore.control import listener
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect, connect_with
@@ -24,31 +23,14 @@ from ddlcore.control.line import FLUSHED, Connection, Line
 from ddlcore.control.registration import Registration
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import (
-    PROTOCOL,
-    Answer,
-    Arrivals,
-    Arrive,
-    Ask,
-    Bye,
-    Done,
-    Frozen,
-    Hello,
-    Leave,
-    Paused,
-    Pulse,
-    Refused,
-    ReplayStatus,
-    Request,
-    Stack,
-    StoreAdd,
-    StoreGet,
-    StoreReply,
-    StoreSet,
-    Welcome,
-    encode,
-)
+from ddlcore.messages.coding import encode
+from ddlcore.messages.observing import Pulse, ReplayStatus, Stack
+from ddlcore.messages.spec import PROTOCOL, Ask
+from ddlcore.messages.store import StoreAdd, StoreGet, StoreReply, StoreSet
+from ddlcore.messages.to_coordinator import Arrive, Bye, Done, Frozen, Hello, Leave, Paused, Request
+from ddlcore.messages.to_rank import Answer, Arrivals, Refused, Welcome
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_sessions
 from tests.control.echo import PATIENCE_S, EchoCoordinator, Net, greet, hello, request
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddlcore.control.store import Shelf
 from ddlcore.errors import Closed, DeadlineExceeded, PeerLost
-from ddlcore.messages import StoreAdd, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
+from ddlcore.messages.store import StoreAdd, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
 from tests.control.echo import PATIENCE_S, Net, hello
 
 SOON_S = 20.0  # by when another rank's call must have raised

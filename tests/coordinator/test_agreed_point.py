@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlcore.coordinator.agreed_point import AgreedPoint
-from ddlcore.messages import STOP, AgreedCall, CallCount, CountCalls, FromCoordinator, Notice
+from ddlcore.messages.observing import Notice
+from ddlcore.messages.to_coordinator import STOP, CallCount
+from ddlcore.messages.to_rank import AgreedCall, CountCalls, FromCoordinator
 
 NONE: tuple[int, ...] = ()
 

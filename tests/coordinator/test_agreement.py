@@ -8,7 +8,7 @@ import pytest
 
 from ddlcore.coordinator.agreement import EXPLAIN_S, Agreement, distance, grouped
 from ddlcore.errors import DdlInternalError, ReplicasDiffer
-from ddlcore.messages import Differ, Digests, Explain, Notice, Sample, Settled
+from ddlcore.messages.observing import Differ, Digests, Explain, Notice, Sample, Settled
 
 NAMES = ("a (float32 2)", "b (float32 2)", "c (float32 2)")
 

@@ -16,8 +16,11 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator import request_table
 from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.coordinator.pending_request import PendingRequest
-from ddlcore.job import Job
-from ddlcore.messages import Answer, Ask, Bucket, Bye, Failure, Farewell, Frozen, Leave, Lost, Request, Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Ask, Spec
+from ddlcore.messages.to_coordinator import Bye, Frozen, Leave, Request
+from ddlcore.messages.to_rank import Answer, Bucket, Failure, Farewell, Lost
+from ddlcore.process.job import Job
 from ddlcore.types import DType, Kind, ReduceOp
 from tests.runtime.effort import examples
 

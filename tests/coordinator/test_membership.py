@@ -9,26 +9,11 @@ from hypothesis import strategies as st
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.membership import MemberPatience, Membership
 from ddlcore.coordinator.sessions import Sessions
-from ddlcore.messages import (
-    COMMIT,
-    PROTOCOL,
-    Ask,
-    Complete,
-    CountCalls,
-    Dismissed,
-    Finished,
-    FromCoordinator,
-    Hello,
-    Lost,
-    Refused,
-    Register,
-    Request,
-    Spec,
-    Welcome,
-    World,
-    WorldReport,
-    encode,
-)
+from ddlcore.messages.coding import encode
+from ddlcore.messages.elastic import Complete, Dismissed, Finished, Register, World, WorldReport
+from ddlcore.messages.spec import PROTOCOL, Ask, Spec
+from ddlcore.messages.to_coordinator import COMMIT, Hello, Request
+from ddlcore.messages.to_rank import CountCalls, FromCoordinator, Lost, Refused, Welcome
 from ddlcore.runtime.patience import Patience
 from ddlcore.types import DType, Kind
 

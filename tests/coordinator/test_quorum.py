@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 
 from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership
 from ddlcore.coordinator.quorum import Quorum
-from ddlcore.messages import (
-    PROTOCOL,
-    Ballot,
-    Complete,
-    Dismissed,
-    FromCoordinator,
-    Opened,
-    Process,
-    Refused,
-    Register,
-    World,
-)
+from ddlcore.messages.elastic import Ballot, Complete, Dismissed, Opened, Process, Register, World
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_rank import FromCoordinator, Refused
 
 PATIENCE = MemberPatience(10.0)
 

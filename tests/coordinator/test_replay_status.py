@@ -13,8 +13,8 @@ import ddlcore as ddl
 from ddlcore.coordinator.awaited import Details
 from ddlcore.coordinator.replay_status import Busies, ReplayStatuses
 from ddlcore.coordinator.stall_table import Late
-from ddlcore.job import Job
-from ddlcore.messages import Busy, ReplayStatus
+from ddlcore.messages.observing import Busy, ReplayStatus
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 
 pytestmark = pytest.mark.timeout(240)

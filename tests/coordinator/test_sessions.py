@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.sessions import Sessions
-from ddlcore.messages import (
-    PROTOCOL,
-    Answer,
-    Ask,
-    Bye,
-    Done,
-    Farewell,
-    Hello,
-    Lost,
-    Probe,
-    Refused,
-    Request,
-    Spec,
-    Stalled,
-    Welcome,
-    encode,
-)
+from ddlcore.messages.coding import encode
+from ddlcore.messages.observing import Probe
+from ddlcore.messages.spec import PROTOCOL, Ask, Spec
+from ddlcore.messages.to_coordinator import Bye, Done, Hello, Request
+from ddlcore.messages.to_rank import Answer, Farewell, Lost, Refused, Stalled, Welcome
 from ddlcore.runtime.patience import Patience
 from ddlcore.types import DType, Kind
 

@@ -21,26 +21,13 @@ from ddlcore.coordinator.stall import StallWatch
 from ddlcore.coordinator.stall_table import Late
 from ddlcore.coordinator.tuning import Tuning
 from ddlcore.errors import DeadlineExceeded
-from ddlcore.job import Job
-from ddlcore.messages import (
-    Alive,
-    Ask,
-    Busy,
-    Bye,
-    Frozen,
-    Leave,
-    Paused,
-    Planned,
-    Probe,
-    ReplayStatus,
-    Request,
-    Show,
-    Spec,
-    Stack,
-    Stalled,
-    encode,
-)
+from ddlcore.messages.coding import encode
+from ddlcore.messages.observing import Alive, Busy, Probe, ReplayStatus, Show, Stack
+from ddlcore.messages.spec import Ask, Spec
+from ddlcore.messages.to_coordinator import Bye, Frozen, Leave, Paused, Request
+from ddlcore.messages.to_rank import Planned, Stalled
 from ddlcore.observe.flight import Flight
+from ddlcore.process.job import Job
 from ddlcore.runtime.patience import Patience
 from ddlcore.testing import World
 from ddlcore.types import Kind

@@ -11,7 +11,8 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from ddlcore.coordinator.tuning import MOST_DISCARDED
-from ddlcore.messages import Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
 from ddlcore.types import DType, Kind, Value
 from tests.runtime.effort import examples
 from tests.runtime.machines import Machines, Order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,14 +11,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddlcore.build import build_sessions
-from ddlcore.config import SETTINGS, Environment, Setting, load_settings, read_toml
+from ddlcore.config.file import read_toml
+from ddlcore.config.loading import load_settings
+from ddlcore.config.setting import Setting
+from ddlcore.config.table import SETTINGS
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import DdlInternalError, DeadlineExceeded
-from ddlcore.job import Job
-from ddlcore.messages import FromCoordinator, Lost, Refused, ToCoordinator
+from ddlcore.messages.to_coordinator import ToCoordinator
+from ddlcore.messages.to_rank import FromCoordinator, Lost, Refused
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_sessions
+from ddlcore.process.environment import Environment
+from ddlcore.process.job import Job
+from ddlcore.process.world_place import WorldPlace
 from ddlcore.types import Placement
 
 SWITCH = Setting("switch", bool, True, "a switch")
@@ -124,12 +131,26 @@ def test_a_transport_is_told_its_hosts_address() -> None:
     settings, registry = settings_of({})
     network = LocalNetwork(1, build_sessions(1, settings, registry))
     meet = lambda: (network.channel(0), network.store(0))  # noqa: E731
-    job = Job(Placement(0, (0,)), (0,), 1, meet, registry, settings, "10.0.0.2")
+    job = Job(WorldPlace(Placement(0, (0,)), (0,), 1, address="10.0.0.2"), meet, registry, settings)
     job.start()
     try:
         assert job.context("part").address == "10.0.0.2"
     finally:
         job.shutdown()
+
+
+def test_a_rank_whose_timeline_cannot_be_written_leaves(tmp_path: Path) -> None:
+    """Its error names the file, and the others learn why it is gone."""
+    settings, registry = settings_of({"DDL_TIMELINE": str(tmp_path)})
+    network = LocalNetwork(1, build_sessions(1, settings, registry))
+    job = Job(
+        WorldPlace(Placement(0, (0,)), (0,), 1), lambda: (network.channel(0), network.store(0)), registry, settings
+    )
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="is a directory; name a file"):
+        job.start()
+    assert job.closed
+    assert threading.active_count() == before
 
 
 class _Ending(Channel):
@@ -161,7 +182,7 @@ def test_a_refusal_is_not_masked_by_the_end_of_who_refused() -> None:
     settings, registry = settings_of({})
     network = LocalNetwork(2, build_sessions(2, settings, registry))
     meet = lambda: (_Ending(network.channel(1)), network.store(1))  # noqa: E731
-    job = Job(Placement(1, (0, 0)), (0, 1), 1, meet, registry, settings)
+    job = Job(WorldPlace(Placement(1, (0, 0)), (0, 1), 1), meet, registry, settings)
     with pytest.raises(DdlInternalError, match="no fusion policy is called 'none'"):
         job.start()
 
@@ -176,7 +197,7 @@ def test_ranks_that_wait_in_init_give_up_with_the_first(first: int) -> None:
         settings, _ = settings_of({"DDL_START_TIMEOUT_S": "1" if rank == first else "60"})
         meet = lambda: (network.channel(rank), network.store(rank))  # noqa: E731
         with pytest.raises(DeadlineExceeded) as caught:
-            Job(Placement(rank, (0, 0, 0)), (0, 1, 2), 1, meet, registry, settings).start()
+            Job(WorldPlace(Placement(rank, (0, 0, 0)), (0, 1, 2), 1), meet, registry, settings).start()
         return str(caught.value)
 
     begun_s = time.monotonic()
@@ -191,7 +212,7 @@ def test_ranks_that_wait_in_init_give_up_with_the_first(first: int) -> None:
 def bare(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment without what launchers set, in place of this process's own."""
     environ: dict[str, str] = {}
-    monkeypatch.setattr("ddlcore.config.os", SimpleNamespace(environ=environ))
+    monkeypatch.setattr("ddlcore.process.environment.os", SimpleNamespace(environ=environ))
     return environ
 
 

@@ -10,9 +10,10 @@ import pytest
 from ddlcore.contracts.cluster import RankInfo
 from ddlcore.control.channel import Channel
 from ddlcore.errors import DeadlineExceeded
-from ddlcore.external_rank import ExternalRank
-from ddlcore.messages import Arrivals, Arrive, FromCoordinator, ToCoordinator
+from ddlcore.messages.to_coordinator import Arrive, ToCoordinator
+from ddlcore.messages.to_rank import Arrivals, FromCoordinator
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.external_rank import ExternalRank
 
 
 class Script(Channel):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddlcore.launch.agents import wire
-from ddlcore.messages import Ask, Bye, Request, decode_to_coordinator, encode
+from ddlcore.messages.coding import decode_to_coordinator, encode
+from ddlcore.messages.spec import Ask
+from ddlcore.messages.to_coordinator import Bye, Request
 
 
 def test_what_an_error_says_arrives_whatever_it_holds() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import ddlcore as ddl
 from ddlcore import threads
-from ddlcore.job import Job
 from ddlcore.observe.timeline import Timeline
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from ddlcore.threads import OwnThread, on_own_thread
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ddlcore.commands.cli import _ddl
-from ddlcore.config import read_toml
+from ddlcore.config.file import read_toml
 from tests.docs.blocks import ROOT, Block
 
 __all__ = ["commands", "objection"]

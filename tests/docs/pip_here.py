@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddlcore.config import read_toml
+from ddlcore.config.file import read_toml
 
 
 def install(folder: Path, site: Path) -> None:

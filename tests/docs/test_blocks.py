@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddlcore.config import load_settings, read_toml
+from ddlcore.config.file import read_toml
+from ddlcore.config.loading import load_settings
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 from tests.docs.commands import commands, objection
 from tests.docs.workshop import Workshop, imports, smaller

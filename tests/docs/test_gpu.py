@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ddlcore.config import SETTINGS
+from ddlcore.config.table import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/gpu.md").read_text()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddlcore.commands.cli import main
-from ddlcore.config import read_toml
-from ddlcore.job import Job
+from ddlcore.config.file import read_toml
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from tests.architecture.source import ROOT
 from tests.plug.conftest import Site, site

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.config import CHILD_MARK
+from ddlcore.config.table import CHILD_MARK
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,11 +20,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from ddlcore.build import build_sessions
-from ddlcore.config import Environment
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_sessions
+from ddlcore.process.environment import Environment
 from ddlcore.types import Placement
 
 __all__ = ["LEAK_MARK", "Launch", "Report", "leftovers"]

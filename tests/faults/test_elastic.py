@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.config import CHILD_MARK
+from ddlcore.config.table import CHILD_MARK
 from tests.faults.chaos import ROOT, chaos, living, plan, ranks_of
 
 PROGRAM = Path(__file__).with_name("elastic_chaos.py")

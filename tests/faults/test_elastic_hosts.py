@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from ddl_doctor.timeline.summary import worlds_of
 
-from ddlcore.config import CHILD_MARK
+from ddlcore.config.table import CHILD_MARK
 from ddlcore.observe.merge import read_trace
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 

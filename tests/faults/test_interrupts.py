@@ -17,7 +17,8 @@ import pytest
 import ddlcore as ddl
 from ddlcore.api import Operations, current_job
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
-from ddlcore.messages import Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.types import Kind

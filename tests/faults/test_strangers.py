@@ -15,7 +15,7 @@ import pytest
 
 from ddlcore.control.client import connect
 from ddlcore.control.server import Server
-from ddlcore.messages import Answer, Welcome
+from ddlcore.messages.to_rank import Answer, Welcome
 from tests.control.echo import PATIENCE_S, EchoCoordinator, greet, request
 from tests.launch.starting import DDL, environment
 

@@ -43,7 +43,7 @@ from ddlcore.launch.agents.wire import (
     encode,
 )
 from ddlcore.launch.ranks.supervisor import LOST
-from ddlcore.messages import Opened
+from ddlcore.messages.elastic import Opened
 from tests.control.echo import EchoCoordinator
 
 PATIENCE_S = 40.0

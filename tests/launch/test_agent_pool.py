@@ -14,12 +14,11 @@ import pytest
 from msgspec.structs import replace
 
 from ddlcore.builtin.ssh import SshLauncher
-from ddlcore.config import Settings, load_settings
+from ddlcore.config.loading import Settings, load_settings
 from ddlcore.contracts.interfaces import route_address
 from ddlcore.contracts.launcher import AgentPlace, StartCommand
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import VERSION
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
 from ddlcore.launch.agents.preflight import judge, show
 from ddlcore.launch.agents.remote_plan import find_reach
@@ -49,7 +48,8 @@ from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor
-from ddlcore.messages import Opened
+from ddlcore.messages.elastic import Opened
+from ddlcore.version import VERSION
 from tests.control.echo import EchoCoordinator
 
 PACKAGES = {"numpy": False, "pluggy": True, "no-such-package": True}

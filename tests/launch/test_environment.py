@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from ddlcore.config import TORCHRUN_VARIABLES, Environment, load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.control.ports import free_ports, is_free
 from ddlcore.launch.ranks.environment import (
     THREAD_VARIABLES,
@@ -19,6 +19,7 @@ from ddlcore.launch.ranks.environment import (
     shared_environment,
     thread_variables,
 )
+from ddlcore.process.environment import TORCHRUN_VARIABLES, Environment
 
 
 def test_ranks_are_told_who_they_are() -> None:

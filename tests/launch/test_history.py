@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from ddlcore.config import CHILD_MARK
+from ddlcore.config.table import CHILD_MARK
 from ddlcore.launch.job.history import History
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import PROTOCOL, Register, Welcome, World, WorldReport
+from ddlcore.messages.elastic import Register, World, WorldReport
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_rank import Welcome
 
 KILL = -int(signal.SIGKILL)
 ROOT = Path(__file__).parents[2]

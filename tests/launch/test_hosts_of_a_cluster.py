@@ -156,13 +156,13 @@ def test_another_python_and_another_ddl(new_cluster: NewCluster, tmp_path: Path)
     wrong = tmp_path / "python"
     wrong.write_text("#!/bin/sh\necho 'Python 3.1 runs there and another here' >&2; exit 1\n")
     wrong.chmod(0o755)
-    job = tmp_path / "job.py"
-    job.write_text((ROOT / "ddlcore" / "job.py").read_text().replace('VERSION = "', 'VERSION = "9.'))
+    version = tmp_path / "version.py"
+    version.write_text((ROOT / "ddlcore" / "version.py").read_text().replace('VERSION = "', 'VERSION = "9.'))
     cluster = new_cluster(
         [
             Host(),
             Host(binds={sys.executable: str(wrong)}),
-            Host(binds={str(ROOT / "ddlcore" / "job.py"): str(job)}),
+            Host(binds={str(ROOT / "ddlcore" / "version.py"): str(version)}),
             Host(binds={sys.executable: "/dev/null"}),
         ]
     )

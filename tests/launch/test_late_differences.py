@@ -15,7 +15,9 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.errors import ReplicasDiffer
 from ddlcore.launch.job.network import FailureLog
-from ddlcore.messages import PROTOCOL, Bye, Digests, Hello, Sample, Settle
+from ddlcore.messages.observing import Digests, Sample, Settle
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_coordinator import Bye, Hello
 from ddlcore.runtime.patience import Patience
 from tests.launch.starting import Ddl
 

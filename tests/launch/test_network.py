@@ -6,18 +6,10 @@ import pytest
 
 from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.launch.job.network import FailureLog
-from ddlcore.messages import (
-    PROTOCOL,
-    STOP,
-    AgreedCall,
-    Bye,
-    Finished,
-    Register,
-    ToCoordinator,
-    Welcome,
-    World,
-    WorldReport,
-)
+from ddlcore.messages.elastic import Finished, Register, World, WorldReport
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
+from ddlcore.messages.to_rank import AgreedCall, Welcome
 from tests.control.echo import EchoCoordinator
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddlcore.config import load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import HostSlots
 from ddlcore.launch.job.placement import place

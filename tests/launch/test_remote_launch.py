@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from ddlcore.config import Settings, load_settings
+from ddlcore.config.loading import Settings, load_settings
 from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand, StartPlan
 from ddlcore.control.server import Server
 from ddlcore.hooks import LauncherProvider
-from ddlcore.job import VERSION
 from ddlcore.launch.agents import remote_launch
 from ddlcore.launch.agents.agent_pool import Agent
 from ddlcore.launch.agents.preflight import compared_packages
@@ -35,6 +34,7 @@ from ddlcore.launch.agents.wire import (
 )
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
+from ddlcore.version import VERSION
 from tests.control.echo import EchoCoordinator
 
 PATIENCE_S = 40.0

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import ddlcore
-from ddlcore.config import TORCHRUN_VARIABLES
 from ddlcore.errors import DdlInternalError, RankFailed
+from ddlcore.process.environment import TORCHRUN_VARIABLES
 from tests.launch.standin import LOOPBACK, STAND_IN_WORKS, install_shell, install_ssh
 from tests.launch.starting import DDL, Begin, Ddl, environment
 from tests.launch.test_run import lines_of, said

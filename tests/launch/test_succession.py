@@ -13,7 +13,7 @@ from ddlcore.control.credentials import Access
 from ddlcore.launch.agents import succession
 from ddlcore.launch.agents.succession import Succession, probe_all
 from ddlcore.launch.agents.wire import Handover, Heir
-from ddlcore.messages import Opened, Process
+from ddlcore.messages.elastic import Opened, Process
 
 PATIENCE_S = 40.0
 

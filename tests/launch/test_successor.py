@@ -17,7 +17,6 @@ from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.control.listening import tcp_listener, tcp_name
 from ddlcore.control.relay import Relay
 from ddlcore.coordinator.membership import Membership
-from ddlcore.job import VERSION
 from ddlcore.launch.agents.agent_pool import AgentPool
 from ddlcore.launch.agents.succession import SuccessorTask, encode_task
 from ddlcore.launch.agents.wire import (
@@ -38,8 +37,12 @@ from ddlcore.launch.job import growth, successor
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.exchange import nameless_file, write_all
 from ddlcore.launch.ranks.exit_status import STOPPED
-from ddlcore.messages import PROTOCOL, FromCoordinator, Hello, Opened, Refused, Register, Welcome, World
-from ddlcore.messages import Finished as TrainingFinished
+from ddlcore.messages.elastic import Finished as TrainingFinished
+from ddlcore.messages.elastic import Opened, Register, World
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_coordinator import Hello
+from ddlcore.messages.to_rank import FromCoordinator, Refused, Welcome
+from ddlcore.version import VERSION
 
 PATIENCE_S = 40.0
 LAST_WORLD = Opened((1, 0), ((0, 0), (1, 0)), (0, 1), (0, 1), 5, (1, 0))  # of the launcher that is lost
@@ -213,7 +216,7 @@ def test_a_successor_opens_the_next_world_and_ends_the_job(orphans: Orphans, mon
     assert orphans.code == "0\n", orphans.output
     assert "it is gone: this process on h0 takes the place of the launcher" in orphans.output
     for place in (0, 1):
-        world, welcome = heard[place]
+        world, welcome, *_ = heard[place]  # on a busy machine, what follows the end of the other rank comes along
         assert isinstance(world, World) and isinstance(welcome, Welcome)
         assert (world.ballot, world.members, world.hosts) == ((2, 1), (0, 1), (0, 1))
         told = [word for word in agents[place].words if isinstance(word, Opened)]

@@ -14,9 +14,12 @@ from ddl_doctor.timeline.summary import runs_of, summarise, worlds_of
 from msgspec.structs import asdict
 
 from ddlcore.commands.cli import main
-from ddlcore.config import Settings, load_settings
+from ddlcore.config.loading import Settings, load_settings
 from ddlcore.launch.job.timeline import Gathering
-from ddlcore.messages import Bucket, Planned, Spec, WorldReport, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.elastic import WorldReport
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.observe.merge import merge, parts_in, read_trace
 from ddlcore.observe.ring_buffer import Code, RingBuffer
 from ddlcore.observe.timeline import TraceFile, make_directory

@@ -14,11 +14,12 @@ from ddl_conform.world import World
 
 import ddlcore as ddl
 from ddlcore.contracts.interfaces import interface_addresses
-from ddlcore.job import Job
-from ddlcore.messages import Pulse, decode_to_coordinator, encode
+from ddlcore.messages.coding import decode_to_coordinator, encode
+from ddlcore.messages.observing import Pulse
 from ddlcore.observe.activity import MOST_NAMES, ActivityMeter
 from ddlcore.observe.sampler import InputClock, Stacks
 from ddlcore.observe.traffic import TrafficMeter
+from ddlcore.process.job import Job
 
 
 def stats(buckets: int) -> dict[str, Any]:

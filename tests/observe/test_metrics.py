@@ -22,10 +22,10 @@ import ddlcore as ddl
 from ddlcore.api.elastic import ObjectState, run
 from ddlcore.commands.cli import main
 from ddlcore.control.ports import free_ports
-from ddlcore.job import Job
 from ddlcore.observe.http import MOST_AT_ONCE, bounded_server, end_server
 from ddlcore.observe.metrics import Exporter, Family, PatientExporter
 from ddlcore.observe.pulse import Pace
+from ddlcore.process.job import Job
 from ddlcore.text.installing import pip_install
 from tests.api.elastic.threads import ElasticThreads, Killed
 

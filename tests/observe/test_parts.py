@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.messages import Bucket
+from ddlcore.messages.to_rank import Bucket
 from ddlcore.observe.clock import Reading, compare
 from ddlcore.observe.merge import merge, parts_in, read_part, read_trace
 from ddlcore.observe.readiness import Readiness

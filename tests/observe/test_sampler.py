@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddlcore.messages import Profile
+from ddlcore.messages.observing import Profile
 from ddlcore.observe.sampler import Stacks
 
 STEPS = 12

@@ -16,8 +16,8 @@ import pytest
 from ddl_doctor.timeline.summary import runs_of, summarise
 
 import ddlcore as ddl
-from ddlcore.job import Job
 from ddlcore.observe.merge import read_trace
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 from tests.observe.agreement import ahead_us, ends_apart
 
@@ -219,7 +219,7 @@ def test_it_may_be_stopped_while_another_thread_is_about_to_record(
         planned = job.tensor_queue.planned
 
         def stopping(schedule: int) -> Any:
-            job._timeline._hooks = None
+            job._parts.timeline._hooks = None
             stopped.append(rank)
             return planned(schedule)
 

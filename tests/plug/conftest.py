@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.config import load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.hooks import ENTRY_POINT_GROUP
 from ddlcore.plug import Registry, load_plugins
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddlcore.config import load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.plug import Registry, load_plugins
 
 if TYPE_CHECKING:

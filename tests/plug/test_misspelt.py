@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddlcore.config import NOT_SETTINGS, SETTINGS, Setting, read_toml
+from ddlcore.config.file import read_toml
+from ddlcore.config.setting import Setting
+from ddlcore.config.table import NOT_SETTINGS, SETTINGS
 from ddlcore.plug.settings import misspelt_variables, settings_of
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def test_a_process_without_a_launcher_is_told_once() -> None:
 
 
 PLUGIN = """
-    from ddlcore.config import Setting
+    from ddlcore.config.setting import Setting
 
     @hookimpl
     def ddl_transports():

@@ -1,8 +1,8 @@
 """Runs programs of several ranks on the real coordinator and the real tensor queues, one event at a time, in any order.
 
-No thread, socket or clock. What the control thread and the engine do with a tensor queue is written anew
-here, step by step, so that a schedule can put anything between any two steps. Collectives are matched
-by hand: each carries whose call it holds, or that it holds a dummy.
+No thread, socket or clock. What the engine does with a tensor queue is written anew here, step by step, so that a
+schedule can put anything between any two steps. Collectives are matched by hand: each carries whose call it holds, or
+that it holds a dummy.
 """
 
 from __future__ import annotations
@@ -16,30 +16,24 @@ from dataclasses import dataclass, field
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.coordinator.tuning import SearchDriver
-from ddlcore.messages import (
+from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.to_coordinator import Bye, Frozen, Leave, Paused, Request, ToCoordinator
+from ddlcore.messages.to_rank import (
     Adjust,
     Answer,
-    Arranged,
     Bucket,
-    Bye,
     Drain,
-    Failure,
     Farewell,
     Freeze,
     FromCoordinator,
-    Frozen,
-    Leave,
-    Paused,
-    Request,
     Resume,
-    ToCoordinator,
-    decode_spec,
 )
 from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.decisions import Decisions
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.outcome import Outcome
-from ddlcore.runtime.request import Entry, PersistentRequest
+from ddlcore.runtime.request import Entry, PersistentRequest, Todo
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Buffer, DType, Kind
@@ -169,7 +163,8 @@ class _Node:
         self.waiter = waiter_of(self.completion, stall_watch=self.tensor_queue)
         self.up: deque[ToCoordinator] = deque()
         self.down: deque[FromCoordinator] = deque()
-        self.queue: deque[tuple[Bucket, list[Entry | None]] | Callable[[], None]] = deque()
+        self.decisions = Decisions(self.tensor_queue, self)
+        self.queue: deque[Todo] = deque()
         self.flights: list[_Flight] = []
         self.dummies: deque[Launch[Entry]] = deque()
         self.verdict: Drain | None = None  # a drain under way
@@ -276,37 +271,28 @@ class _Node:
         message = self.down.popleft()
         self.messages += 1
         if isinstance(message, Answer):
-            for item in message.items:
-                if not (isinstance(item, Bucket) and self.tensor_queue.fill(item)):
-                    self._item(item)
-            self.tensor_queue.answered(message.serial)
+            self.decisions.answer(message)
         elif isinstance(message, Freeze):
-            frozen = self.tensor_queue.freeze(message.epoch)
+            frozen = self.decisions.freeze(message)
             if frozen is not None:
                 self.up.append(frozen)
         elif isinstance(message, Drain):
-            drain = message
-            self.queue.append(lambda: self._drain(drain))
-            for item in message.items:
-                self._item(item)
+            self.decisions.drain(message)
         else:
             assert isinstance(message, Farewell)
 
-    def _item(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> None:
-        if isinstance(item, Bucket):
-            self.queue.append((item, self.tensor_queue.take(item.set_id, item.names)))
-        elif isinstance(item, Failure):
-            for entry in self.tensor_queue.take(item.set_id, item.names):
-                if entry is not None:
-                    self._done(entry, None, -1, failed=True)
-        elif isinstance(item, Arranged):
-            self.tensor_queue.learn(item)
-        elif isinstance(item, Adjust):
-            self.queue.append(lambda: self.adjusted.append(dict(item.values)))
-        else:
-            self.queue.append(lambda: self._resume(item))
+    # --- the engine, in whose queue the decisions are posted
 
-    # --- the engine
+    def post(self, item: Todo) -> None:
+        self.queue.append(item)
+
+    def adjust(self, message: Adjust) -> None:
+        self.adjusted.append(dict(message.values))
+
+    def fail(self, entries: Sequence[Entry | None], error: BaseException | None) -> None:
+        for entry in entries:
+            if entry is not None:
+                self._done(entry, None, -1, failed=True)
 
     def can_engage(self) -> bool:
         """Whether the engine can begin something."""
@@ -390,7 +376,7 @@ class _Node:
         for entry in launch.entries:
             self._done(entry, None, -1)
 
-    def _drain(self, message: Drain) -> None:
+    def drain(self, message: Drain) -> None:
         self.verdict = message
         self.dummies = deque(self.tensor_queue.drain(dict(message.highest)))
 
@@ -411,7 +397,7 @@ class _Node:
         if not any(isinstance(item, Resume) for item in message.items):
             self.tensor_queue.discover(message.epoch + 1)
 
-    def _resume(self, message: Resume) -> None:
+    def resume(self, message: Resume) -> None:
         frozen = self.tensor_queue.resume(message, self.world.sets, self.rank)
         if frozen is not None:
             self.up.append(frozen)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ddlcore.messages import Spec, decode_spec, encode
+from ddlcore.messages.coding import decode_spec, encode
+from ddlcore.messages.spec import Spec
 from ddlcore.types import DType, Kind
 from tests.runtime.machines import Call, Do, Join, Meet, Part, Wait
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from ddlcore.messages import Busy, ReplayStatus
+from ddlcore.messages.observing import Busy, ReplayStatus
 from ddlcore.runtime.alarm import Alarm
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.patience import Patience

@@ -10,8 +10,8 @@ import pytest
 import ddlcore as ddl
 from ddlcore.api import arrays, gradient_compression
 from ddlcore.errors import MismatchError
-from ddlcore.job import Job
-from ddlcore.messages import BY_SETTING, Spec
+from ddlcore.messages.spec import BY_SETTING, Spec
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 from ddlcore.types import Average, DType, Kind, Max, ReduceOp, Sum
 from tests.runtime.rounding import Rounding

@@ -27,8 +27,8 @@ from ddlcore.contracts.tuner import Knob
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import DdlInternalError, DeviceError, MismatchError, PeerLost, PluginError, TransportError
 from ddlcore.hooks import CompressorProvider, KernelsProvider, TransportProvider
-from ddlcore.job import Job
 from ddlcore.plug.registry import Distribution, Registry
+from ddlcore.process.job import Job
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.fenced import FencedPersistentRequest
 from ddlcore.runtime.in_flight import DevicesInFlight

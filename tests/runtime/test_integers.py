@@ -10,7 +10,7 @@ import pytest
 
 import ddlcore as ddl
 from ddlcore.builtin.threads import ThreadsTransport
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import World, run_world
 from tests.runtime.integers import TYPES, check_averages, truncated
 

@@ -11,7 +11,10 @@ from typing import Any, cast
 import pytest
 
 from ddlcore.errors import MismatchError, ReentrantCall
-from ddlcore.messages import Arranged, Planned, Request, Resume, Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_coordinator import Request
+from ddlcore.messages.to_rank import Arranged, Planned, Resume
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Handle

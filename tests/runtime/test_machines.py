@@ -9,7 +9,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from ddlcore.messages import Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
 from ddlcore.types import DType, Kind
 from tests.runtime.effort import examples
 from tests.runtime.machines import Call, Do, Machines, Meet, Order, Wait

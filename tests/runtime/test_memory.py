@@ -14,20 +14,10 @@ import pytest
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator import request_table
 from ddlcore.coordinator.coordinator import Coordinator
-from ddlcore.messages import (
-    Answer,
-    Arranged,
-    Ask,
-    Drain,
-    Freeze,
-    FromCoordinator,
-    Frozen,
-    Leave,
-    Request,
-    Resume,
-    Spec,
-    encode,
-)
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Ask, Spec
+from ddlcore.messages.to_coordinator import Frozen, Leave, Request
+from ddlcore.messages.to_rank import Answer, Arranged, Drain, Freeze, FromCoordinator, Resume
 from ddlcore.runtime import periods
 from ddlcore.runtime.schedule import MOST_KNOWN
 from ddlcore.types import DType, Kind

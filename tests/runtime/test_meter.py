@@ -12,7 +12,7 @@ import pytest
 
 import ddlcore as ddl
 from ddlcore import Stats
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.testing import World
 from ddlcore.types import Kind

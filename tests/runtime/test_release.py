@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import ddlcore as ddl
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.executor import DeviceExecutor
 from ddlcore.runtime.device.routes import Commit

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 import ddlcore as ddl
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.replay_controller import KnownSchedule, ReplayController
-from ddlcore.job import Job
-from ddlcore.messages import Spec, decode_spec, encode
+from ddlcore.messages.coding import decode_spec, encode
+from ddlcore.messages.spec import Spec
+from ddlcore.process.job import Job
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
 from ddlcore.testing import World
 from ddlcore.types import DType, Kind

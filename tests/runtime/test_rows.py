@@ -12,7 +12,7 @@ import ddlcore as ddl
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.memory import view
 from ddlcore.errors import TransportError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 from ddlcore.types import Buffer, DType
 

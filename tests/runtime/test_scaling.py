@@ -10,8 +10,8 @@ import pytest
 import ddlcore as ddl
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Capabilities
-from ddlcore.job import Job
-from ddlcore.messages import Spec
+from ddlcore.messages.spec import Spec
+from ddlcore.process.job import Job
 from ddlcore.runtime.scaling import Scaling, scaling
 from ddlcore.testing import World
 from ddlcore.types import DType, Kind, ReduceOp

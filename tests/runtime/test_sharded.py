@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ddlcore as ddl
-from ddlcore.config import load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.errors import DdlInternalError
 from ddlcore.hooks import CompressorProvider
-from ddlcore.job import Job
 from ddlcore.plug import Distribution, Registry, load_plugins
+from ddlcore.process.job import Job
 from ddlcore.runtime.handle import Handle
 from ddlcore.testing import World
 from tests.runtime.rounding import Rounding

@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Arranged, Planned, Resume
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.in_flight import DevicesInFlight, NoDevices

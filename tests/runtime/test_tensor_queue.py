@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddlcore.errors import MismatchError
-from ddlcore.messages import Arranged, Bucket, Planned, Resume, Spec, encode
+from ddlcore.messages.coding import encode
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Arranged, Bucket, Planned, Resume
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outbox import Outbox

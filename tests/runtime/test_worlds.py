@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ddlcore as ddl
 from ddlcore import api
 from ddlcore.control.local import LocalNetwork
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 from tests.runtime.effort import examples
 

@@ -20,7 +20,7 @@ import pytest
 import ddlcore as ddl
 from ddlcore.api import Operations
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from tests.faults.harness import Launch
 

@@ -26,12 +26,12 @@ from typing import Any
 import ddl_torch as ddl
 import torch
 
-from ddlcore.build import build_sessions
-from ddlcore.config import Environment
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_sessions
+from ddlcore.process.environment import Environment
 from ddlcore.testing import World
 from ddlcore.types import Placement
 from tests.semantics.acting import Entry, differ

@@ -12,12 +12,12 @@ import pytest
 import ddlcore as ddl
 from ddlcore.builtin.compressors import Fp16Compression
 from ddlcore.builtin.tuners.grid import GridTuner
-from ddlcore.config import load_settings
+from ddlcore.config.loading import load_settings
 from ddlcore.contracts.tuner import Knob, Tuner
 from ddlcore.hooks import TransportProvider
-from ddlcore.job import Job
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Distribution, Registry
+from ddlcore.process.job import Job
 from ddlcore.runtime import tensor_queue
 from ddlcore.testing import World
 from ddlcore.tune.driver import Plan, SearchDriver

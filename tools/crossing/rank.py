@@ -21,11 +21,11 @@ from ddl_doctor.bench.contenders import Call, finish
 from ddl_doctor.bench.results import Row
 from ddl_doctor.bench.timing import Together
 
-from ddlcore.build import build_transport
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Context, Transport
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_transport
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Buffer, DType, Member, ReduceOp
 from tools.crossing.store import FileStore

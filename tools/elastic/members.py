@@ -24,7 +24,6 @@ from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.sessions import Sessions
-from ddlcore.job import VERSION
 from ddlcore.launch.agents.agent_pool import AgentPool
 from ddlcore.launch.agents.wire import Adopt, Look, decode_from_agent
 from ddlcore.launch.agents.wire import encode as encode_for_launcher
@@ -32,24 +31,12 @@ from ddlcore.launch.job.handover import tell_of_world
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.network import FailureLog
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import (
-    COMMIT,
-    PROTOCOL,
-    AgreedCall,
-    Bye,
-    CallCount,
-    CountCalls,
-    Done,
-    Farewell,
-    FromCoordinator,
-    Hello,
-    Register,
-    ToCoordinator,
-    World,
-    decode_from_coordinator,
-    decode_to_coordinator,
-    encode,
-)
+from ddlcore.messages.coding import decode_from_coordinator, decode_to_coordinator, encode
+from ddlcore.messages.elastic import Register, World
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_coordinator import COMMIT, Bye, CallCount, Done, Hello, ToCoordinator
+from ddlcore.messages.to_rank import AgreedCall, CountCalls, Farewell, FromCoordinator
+from ddlcore.version import VERSION
 
 FUSION_BYTES = 64 << 20
 HOST_RANKS = 8  # ranks of one host, if the number of hosts is not given

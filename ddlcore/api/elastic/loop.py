@@ -11,9 +11,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 from ddlcore.api.elastic.state import State
 from ddlcore.api.objects import barrier
 from ddlcore.api.world import current_job, elastic_member, enter_world, leave_world
-from ddlcore.elastic_member import ElasticMember
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, HostsUpdatedInterrupt, PeerLost, TransportError
-from ddlcore.job import Job
+from ddlcore.process.elastic_member import ElasticMember
+from ddlcore.process.job import Job
 
 __all__ = ["run"]
 

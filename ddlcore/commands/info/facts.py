@@ -16,9 +16,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddlcore.api import installed_gpus, visible_gpus
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.hooks import Provider
-from ddlcore.job import VERSION
 from ddlcore.launch.ranks.environment import usable_cores
 from ddlcore.plug.aliases import ALIASES, FRAMEWORKS
 from ddlcore.plug.registry import PluginKind, Registry
@@ -26,6 +25,7 @@ from ddlcore.runtime.routes import choose_route
 from ddlcore.text.installing import pip_install
 from ddlcore.text.numbers import memory_size
 from ddlcore.types import Member
+from ddlcore.version import VERSION
 
 Row = dict[str, str]
 

@@ -9,7 +9,7 @@ from functools import partial
 from ddlcore.commands.search_bar import Bar
 from ddlcore.commands.search_lines import Lines
 from ddlcore.launch.job.launcher import Launch
-from ddlcore.search import build_search_driver
+from ddlcore.process.search import build_search_driver
 from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.session import Phase
 

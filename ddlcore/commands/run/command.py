@@ -14,10 +14,11 @@ from ddlcore.commands.help import CORE, HELP, Option, examples, option
 from ddlcore.commands.options import SettingsCommand, setting_options
 from ddlcore.commands.run.horovod import answers_of, horovod_options
 from ddlcore.commands.run.top import Top
-from ddlcore.config import GROUPS, Settings, read_toml
+from ddlcore.config.file import read_toml
+from ddlcore.config.loading import Settings
+from ddlcore.config.setting import GROUPS
 from ddlcore.control.ports import is_free
 from ddlcore.errors import DdlInternalError, PluginError
-from ddlcore.job import VERSION
 from ddlcore.launch.job.horovod import Answers, log_level, read_variables
 from ddlcore.launch.job.launcher import Launch, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
@@ -30,6 +31,7 @@ from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.text.installing import pip_install
+from ddlcore.version import VERSION
 
 
 class JobCommand(SettingsCommand):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlcore.launch.job.watch import PULSE_S, RunningRanks, Watch
 from ddlcore.launch.output.screen import Screen
-from ddlcore.messages import Profile, Pulse
+from ddlcore.messages.observing import Profile, Pulse
 from ddlcore.observe.rank_statistics import HEADINGS, LEFT, Row, cells, known_columns, rows_of, table_lines
 from ddlcore.text.numbers import UNKNOWN
 

@@ -19,12 +19,13 @@ from ddlcore.commands.search_bar import Bar
 from ddlcore.commands.search_lines import Lines
 from ddlcore.commands.tune.report import write_report
 from ddlcore.commands.tune.results import about_text, kept_beside, settings_found, values_of, write_config
-from ddlcore.config import GROUPS, read_toml
+from ddlcore.config.file import read_toml
+from ddlcore.config.setting import GROUPS
 from ddlcore.contracts.tuner import Value
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.launch.job.launcher import EndEarly, Launch, prepare_directory, run_job
 from ddlcore.launch.ranks.exit_status import NotStarted
-from ddlcore.search import build_search_driver, chosen_tuner
+from ddlcore.process.search import build_search_driver, chosen_tuner
 from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.log import read_log
 from ddlcore.tune.session import Phase, Sample, Session, Values

@@ -61,8 +61,8 @@ from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
-from ddlcore.messages import CoordinatorLost, Opened, Process
-from ddlcore.messages import encode as encode_for_rank
+from ddlcore.messages.coding import encode as encode_for_rank
+from ddlcore.messages.elastic import CoordinatorLost, Opened, Process
 from ddlcore.observe.merge import parts_in
 
 _PART_BYTES = 1 << 24  # read from a file at a time

@@ -44,7 +44,7 @@ from ddlcore.launch.agents.wire import (
 )
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor
-from ddlcore.messages import Opened
+from ddlcore.messages.elastic import Opened
 from ddlcore.observe.timeline import part_of
 
 _SLICE_S = 0.1

@@ -14,7 +14,7 @@ import msgspec
 
 from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import VERSION
+from ddlcore.version import VERSION
 
 VARIABLE = "DDL_AGENT"  # environment variable with the task, if the task is passed by the environment
 ANSWER = "ddl-agent-key "  # first word of the line in which an agent that got no secret prints its public key

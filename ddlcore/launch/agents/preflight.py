@@ -10,12 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlcore.job import VERSION
 from ddlcore.launch.agents.survey import versions
 from ddlcore.launch.agents.wire import Report
 from ddlcore.plug.aliases import FRAMEWORKS
 from ddlcore.plug.registry import Registry
 from ddlcore.text.columns import table
+from ddlcore.version import VERSION
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.contracts.launcher import AgentPlace
 from ddlcore.control.credentials import KeyPair
 from ddlcore.control.ports import free_ports

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.contracts.interfaces import chosen_address, interface_addresses, route_address
 from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand, StartPlan
 from ddlcore.control.credentials import Access

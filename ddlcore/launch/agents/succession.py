@@ -27,7 +27,7 @@ from ddlcore.launch.agents.wire import Handover, Heir
 from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.exchange import nameless_file, read_all, write_all
 from ddlcore.launch.ranks.process import die_with_launcher
-from ddlcore.messages import Opened, Process
+from ddlcore.messages.elastic import Opened, Process
 
 PROBE_S = 3.0  # to find out whether a host answers; its kernel does so at once
 LOOK_S = 10.0  # an agent that waits for an heir looks as often whether its host still answers

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 
 from ddlcore.contracts.interfaces import chosen_address, route_address
 from ddlcore.control.ports import free_ports, is_free
-from ddlcore.job import VERSION
 from ddlcore.launch.agents.wire import Look, Report
 from ddlcore.launch.ranks.environment import usable_cores
+from ddlcore.version import VERSION
 
 
 def survey(look: Look, endpoint: str) -> Report:

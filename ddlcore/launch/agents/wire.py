@@ -8,7 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Opened, Process, encodable
+from ddlcore.messages.coding import encodable
+from ddlcore.messages.elastic import Opened, Process
 
 CHUNK_BYTES = 1 << 16  # largest piece of a stream in one message
 _CREDIT_BYTES = 1 << 20  # limit for the stream bytes that one end has sent and the other has not yet acknowledged

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.launch.job.horovod import read_keywords
 from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.job.placement import Placed, check_elastic, find_discovery, place

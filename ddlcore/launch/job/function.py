@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from ddlcore.build import build_membership
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError, RankFailed, ReplicasDiffer
@@ -43,6 +42,7 @@ from ddlcore.launch.ranks.process import RankProcess
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_membership
 from ddlcore.text.ranks import ranks_text
 
 if TYPE_CHECKING:

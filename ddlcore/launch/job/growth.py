@@ -22,7 +22,7 @@ from ddlcore.launch.ranks.revival import Revival
 from ddlcore.text.ranks import ranks_text
 
 if TYPE_CHECKING:
-    from ddlcore.config import Settings
+    from ddlcore.config.loading import Settings
     from ddlcore.control.server import Server
     from ddlcore.coordinator.membership import Membership
     from ddlcore.launch.agents.agent_pool import Agent, AgentPool

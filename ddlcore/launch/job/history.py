@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import msgspec
 
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import FromCoordinator, Opened, Register, ToCoordinator, Welcome, World, WorldReport
+from ddlcore.messages.elastic import Opened, Register, World, WorldReport
+from ddlcore.messages.to_coordinator import ToCoordinator
+from ddlcore.messages.to_rank import FromCoordinator, Welcome
 from ddlcore.text.ranks import ranks_text
 
 _MOST_ROWS = 10  # limit for the rows of the summary; the oldest rows are left out

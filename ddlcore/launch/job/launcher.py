@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlcore.build import build_membership
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Coordinating
 from ddlcore.coordinator.quorum import Quorum
@@ -40,6 +39,7 @@ from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_la
 from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
+from ddlcore.process.build import build_membership
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.types import Member
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.control.server import Server
 from ddlcore.launch.job.network import FailureLog
 from ddlcore.launch.output.output import Output

@@ -6,33 +6,20 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from ddlcore.build import build_sessions
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
-from ddlcore.job import log_at
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.watch import Watches
-from ddlcore.messages import (
-    STOP,
-    AgreedCall,
-    Ballot,
-    Bye,
-    Differ,
-    Finished,
-    FromCoordinator,
-    Profile,
-    Pulse,
-    Refused,
-    Register,
-    ToCoordinator,
-    Welcome,
-    World,
-    WorldReport,
-)
+from ddlcore.messages.elastic import Ballot, Finished, Register, World, WorldReport
+from ddlcore.messages.observing import Differ, Profile, Pulse
+from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
+from ddlcore.messages.to_rank import AgreedCall, FromCoordinator, Refused, Welcome
 from ddlcore.plug.registry import Registry
+from ddlcore.process.build import build_sessions
+from ddlcore.process.job import log_at
 
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import HostSlots
 from ddlcore.launch.job.host_table import cooldown_range

@@ -18,14 +18,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ddlcore.build import build_membership, build_sessions
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
 from ddlcore.control.credentials import KeyPair
 from ddlcore.control.server import PreparedListener, Server
 from ddlcore.coordinator.membership import Coordinating, Membership, Outgoing
 from ddlcore.coordinator.quorum import Quorum
-from ddlcore.job import log_at
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
 from ddlcore.launch.agents.succession import ANSWER_S, SuccessorTask, task_in
 from ddlcore.launch.agents.wire import Handover, Heir
@@ -39,9 +37,11 @@ from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.environment import HostPlace, late_environment
 from ddlcore.launch.ranks.exit_status import End, exit_code, first_failure, summary
 from ddlcore.launch.ranks.supervisor import Supervisor, Watched
-from ddlcore.messages import Opened, Process
+from ddlcore.messages.elastic import Opened, Process
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_membership, build_sessions
+from ddlcore.process.job import log_at
 from ddlcore.types import Placement
 
 log = logging.getLogger("ddl")

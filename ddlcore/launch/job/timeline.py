@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.observe.merge import merge, parts_in
 from ddlcore.observe.timeline import MADE_HERE, make_directory, remove_directory
 from ddlcore.runtime.timeline_switch import parts_beside

@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlcore.config import CHILD_MARK, TORCHRUN_VARIABLES, Environment, Settings
+from ddlcore.config.loading import Settings
+from ddlcore.config.table import CHILD_MARK
 from ddlcore.control.ports import LOOPBACK, free_ports, is_free
 from ddlcore.launch.ranks.command import ranks_path
+from ddlcore.process.environment import TORCHRUN_VARIABLES, Environment
 from ddlcore.types import Placement
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")

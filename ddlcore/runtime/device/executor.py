@@ -12,7 +12,8 @@ from functools import partial
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.messages import Bucket, Planned, Spec
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.on_queue import Queued, queued
 from ddlcore.runtime.device.routes import DeviceRoutes, OnDevice

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Spec
+from ddlcore.messages.spec import Spec
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.outcome import Outcome

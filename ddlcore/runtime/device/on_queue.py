@@ -18,7 +18,8 @@ from typing import cast
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport
-from ddlcore.messages import Bucket, Spec
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Bucket
 from ddlcore.runtime.device.devices import DeviceStream, Pool
 from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.encoding import encode, encode_once, settle

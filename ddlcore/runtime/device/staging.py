@@ -12,7 +12,8 @@ from itertools import accumulate
 from typing import Protocol
 
 from ddlcore.contracts.transport import Memory
-from ddlcore.messages import Bucket, Planned, Spec
+from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.executor import Deliver, HostRun, Staged, void

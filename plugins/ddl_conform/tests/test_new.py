@@ -13,7 +13,7 @@ import pytest
 from ddl_conform.new.package import KINDS
 
 from ddlcore.commands.cli import main
-from ddlcore.config import read_toml
+from ddlcore.config.file import read_toml
 from tests.plug.conftest import Site, site
 from tests.tiers import long
 

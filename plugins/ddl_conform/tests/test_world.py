@@ -13,7 +13,7 @@ from ddl_conform.ranks import Ranks
 
 import ddlcore
 from ddlcore.errors import PeerLost, TransportError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import DeadlinePassed, World, run_world
 
 

@@ -8,7 +8,7 @@ from ddl_dashboard import records
 from ddl_dashboard.records import Begin, Heard, Record, State
 
 from ddlcore.launch.job.watch import WatchedJob
-from ddlcore.messages import Activity, Pulse, Traffic
+from ddlcore.messages.observing import Activity, Pulse, Traffic
 from ddlcore.plug.settings import settings_of
 
 __all__ = ["HOSTILE", "PretendJob", "watched"]

@@ -15,7 +15,9 @@ import pytest
 from ddl_dashboard import records
 from ddl_dashboard.job_page import JobPage
 
-from ddlcore.messages import Bye, Hello, Welcome, WorldReport
+from ddlcore.messages.elastic import WorldReport
+from ddlcore.messages.to_coordinator import Bye, Hello
+from ddlcore.messages.to_rank import Welcome
 from plugins.ddl_dashboard.tests.pretend import HOSTILE, PretendJob, watched
 from tests.launch.conftest import begin, begun
 from tests.launch.starting import Begin

@@ -11,7 +11,7 @@ from ddl_dashboard import records
 from ddl_dashboard.history import KEPT_S, MOST_EVENTS, MOST_ROWS, History
 from ddl_dashboard.records import Begin, Event, Heard, Over, State, World, decoded, encoded
 
-from ddlcore.messages import Pulse
+from ddlcore.messages.observing import Pulse
 from plugins.ddl_dashboard.tests.pretend import HOSTILE, PretendJob
 
 

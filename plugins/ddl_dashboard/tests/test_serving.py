@@ -22,7 +22,8 @@ from ddl_dashboard import records
 from ddl_dashboard.job_page import JobPage
 
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import Bye, Hello, Welcome
+from ddlcore.messages.to_coordinator import Bye, Hello
+from ddlcore.messages.to_rank import Welcome
 from plugins.ddl_dashboard.tests.pretend import PretendJob, watched
 
 pytestmark = pytest.mark.processes

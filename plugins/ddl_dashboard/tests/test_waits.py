@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ddl_dashboard.waits import Told, Wait, waits_of
 
-from ddlcore.messages import Activity
+from ddlcore.messages.observing import Activity
 
 
 def told(waits_s: float, *names: str, more: int = 0, silent: bool = False, ranks: tuple[int, ...] = ()) -> Told:

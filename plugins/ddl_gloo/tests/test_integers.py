@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 from tests.runtime.integers import check_averages
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ddl_mpi.library import find_library
 
-from ddlcore.build import build_sessions
-from ddlcore.config import Environment
 from ddlcore.control.server import Server
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_sessions
+from ddlcore.process.environment import Environment
 from ddlcore.types import Placement
 
 __all__ = ["OPENMPI", "PROGRAMS", "Job", "run"]

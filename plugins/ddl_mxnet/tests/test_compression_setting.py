@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 
 pytestmark = pytest.mark.timeout(60)

@@ -12,7 +12,7 @@ from ddl_conform.pretend_tensors import PretendTensor
 from ddl_conform.pretend_world import PRETEND
 
 from ddlcore.errors import DdlInternalError, PeerLost
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.types import Average, Max, Sum
 from plugins.ddl_nccl.tests.worlds import NcclWorld, PretendNccl
 from tests.runtime.integers import TYPES, average, values

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from ddl_tf.reducer import Reducer, Reduction
 
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ddl_tf.reducer import Reducer, Reduction
 
 from ddlcore.errors import MismatchError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from ddlcore.types import Max
 

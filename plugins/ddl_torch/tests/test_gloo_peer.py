@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from ddl_torch.gloo_peer import GlooPeer
 
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 from ddlcore.types import Kind
 

@@ -16,7 +16,7 @@ import torch
 
 from ddlcore import api
 from ddlcore.errors import MismatchError, NotInitialized
-from ddlcore.jobs import local_jobs
+from ddlcore.process.jobs import local_jobs
 from ddlcore.testing import run_world
 from plugins.ddl_torch.tests.training import Network, Part, backward
 

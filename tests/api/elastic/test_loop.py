@@ -16,7 +16,7 @@ import ddlcore as ddl
 from ddlcore.api.elastic import ObjectState, run
 from ddlcore.api.elastic.loop import _mendable
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, HorovodInternalError, MismatchError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from tests.api.elastic.threads import ElasticThreads, Killed
 
 STEPS = 40

@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddlcore import api
-from ddlcore.build import build_membership, build_sessions
 from ddlcore.control.local import LocalNetwork
-from ddlcore.elastic_member import ElasticMember, JobBeforeWorld
 from ddlcore.errors import Closed
-from ddlcore.job import Job
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.network import FailureLog
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import World
+from ddlcore.messages.elastic import World
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_membership, build_sessions
+from ddlcore.process.elastic_member import ElasticMember, JobBeforeWorld
+from ddlcore.process.job import Job
+from ddlcore.process.world_place import WorldPlace
 from ddlcore.types import Placement
 
 DEADLINE_S = 60.0
@@ -92,11 +93,11 @@ class ElasticThreads:
 
         def in_world(world: World) -> Job:
             here = Placement(place, world.hosts)
-            given = network, self._registry, self.settings
-            return Job(here, world.members, world.generation, *given, elastic=True)
+            world_place = WorldPlace(here, world.members, world.generation, elastic=True)
+            return Job(world_place, network, self._registry, self.settings)
 
-        everyone = tuple(range(len(self.hosts)))
-        before = JobBeforeWorld(Placement(place, self.hosts), everyone, 0, network, self._registry, self.settings)
+        world_place = WorldPlace(Placement(place, self.hosts), tuple(range(len(self.hosts))), 0)
+        before = JobBeforeWorld(world_place, network, self._registry, self.settings)
         before.start()
         again = False
         with api.use_job(before, ElasticMember(place, network, in_world)):
@@ -122,5 +123,5 @@ class ElasticThreads:
             if again:
                 self.start(place, again=True)
             if present is not None and not isinstance(present, JobBeforeWorld):
-                present._break(lambda during: Closed("killed"))
+                present._parts.end(lambda during: Closed("killed"))
                 present.shutdown()

@@ -17,7 +17,7 @@ from ddl_conform.standard import StandardSuite
 from ddl_conform.world import run_world
 from ddlcore.api import Operations
 from ddlcore.contracts.adapter import Adapter
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.types import DType
 
 __all__ = ["DTYPES", "AdapterBase"]

@@ -11,9 +11,9 @@ from ddl_conform.pretend_tensors import PretendAdapter, stream
 from ddl_conform.world import World
 from ddlcore.api import Operations
 from ddlcore.hooks import KernelsProvider, TransportProvider
-from ddlcore.job import Job
 from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.job import Job
 from ddlcore.types import Device
 
 __all__ = ["PRETEND", "PretendWorld", "pretend_registry"]

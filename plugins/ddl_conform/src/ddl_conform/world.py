@@ -11,9 +11,9 @@ from typing import TypeVar
 from ddl_conform.ranks import Ranks
 from ddlcore import api
 from ddlcore.coordinator.tuning import SearchDriver
-from ddlcore.job import Job
-from ddlcore.jobs import local_jobs
 from ddlcore.plug.registry import Registry
+from ddlcore.process.job import Job
+from ddlcore.process.jobs import local_jobs
 
 __all__ = ["World", "run_world"]
 

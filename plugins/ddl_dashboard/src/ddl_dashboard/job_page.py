@@ -19,14 +19,17 @@ from typing import IO
 from ddl_dashboard import records
 from ddl_dashboard.place import chart_library, listen, place_of, url_of
 from ddl_dashboard.records import Begin, Event, Heard, Over, Record, State, World, encoded
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.control.coordinator_protocol import Outgoing
-from ddlcore.job import VERSION
 from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob
 from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages import Answer, Bye, Hello, Leave, Profile, Pulse, Resume, ToCoordinator, Welcome, WorldReport
+from ddlcore.messages.elastic import WorldReport
+from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.to_coordinator import Bye, Hello, Leave, ToCoordinator
+from ddlcore.messages.to_rank import Answer, Resume, Welcome
 from ddlcore.text.installing import pip_install
+from ddlcore.version import VERSION
 
 # An empty entry of sys.path means the user's directory, where a file queue.py would hide Python's own module queue.
 _PROGRAM = """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from ddl_dashboard.records import STARTING
-from ddlcore.messages import Activity, Pulse, Traffic
+from ddlcore.messages.observing import Activity, Pulse, Traffic
 
 KEPT = 30  # the last so many pulses of a rank are stored: half a minute
 _RATE_S = 5.0  # time over which a rate of bytes is computed

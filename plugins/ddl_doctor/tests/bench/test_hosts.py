@@ -12,10 +12,10 @@ import pytest
 from ddl_conform.world import run_world
 
 from ddlcore.commands.cli import main
-from ddlcore.config import Settings
-from ddlcore.job import Job
+from ddlcore.config.loading import Settings
 from ddlcore.launch.job.placement import Placed
 from ddlcore.plug.registry import Registry
+from ddlcore.process.job import Job
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 from tests.launch.starting import DDL, Ddl
 from tools.test_cluster import TestCluster

@@ -17,7 +17,7 @@ from ddl_doctor.bench.timing import Together
 from ddlcore.contracts.bench import BenchPeer
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.types import Kind
 
 

@@ -23,9 +23,11 @@ pytestmark = [
 
 def test_three_faults(new_cluster: Callable[..., TestCluster], tmp_path: Path) -> None:
     """Each is named with its host and its fix, exit code 1; the host of another version is left out, the rest is measured."""
-    job = tmp_path / "job.py"
-    job.write_text((ROOT / "ddlcore" / "job.py").read_text().replace('VERSION = "', 'VERSION = "9.'))
-    cluster = new_cluster([Host(), Host(), Host(binds={str(ROOT / "ddlcore" / "job.py"): str(job)})], rate_mbit=100)
+    version = tmp_path / "version.py"
+    version.write_text((ROOT / "ddlcore" / "version.py").read_text().replace('VERSION = "', 'VERSION = "9.'))
+    cluster = new_cluster(
+        [Host(), Host(), Host(binds={str(ROOT / "ddlcore" / "version.py"): str(version)})], rate_mbit=100
+    )
     small = cluster.run("server2", ["mount", "-o", "remount,size=64m", "/dev/shm"])
     assert small.returncode == 0, small.stderr
     done = cluster.run(

@@ -15,7 +15,7 @@ from ddl_doctor.doctor.rank import Told, doctor_rank
 from ddl_doctor.doctor.subject import Question, Subject, subject_of
 
 from ddlcore.commands.cli import main
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.errors import DeadlineExceeded, RankFailed
 from ddlcore.launch.ranks.exit_status import NotStarted
 

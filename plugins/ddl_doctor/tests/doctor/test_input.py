@@ -17,7 +17,7 @@ from ddl_doctor.doctor.watching import InputWatch, judge_input, watch_input
 from ddlcore.launch.job.watch import RunningRanks
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import NotStarted
-from ddlcore.messages import Profile
+from ddlcore.messages.observing import Profile
 from tests.launch.starting import DDL
 
 SCRIPT = """

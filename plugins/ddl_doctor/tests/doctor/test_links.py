@@ -30,7 +30,7 @@ from ddlcore.contracts.check import Matrix
 from ddlcore.contracts.transport import Work
 from ddlcore.errors import TransportError
 from ddlcore.hooks import TransportProvider
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.types import Buffer
 
 HOSTS = {0: "node1", 1: "node1", 2: "node2", 3: "node3"}

@@ -15,7 +15,7 @@ from ddl_doctor.doctor.pairs import measure_links
 from ddlcore.api.objects import allgather_object
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.hooks import TransportProvider
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 
 HOSTS = {rank: f"node{rank // 2}" for rank in range(8)}  # two ranks on each host
 

@@ -10,7 +10,7 @@ import pytest
 
 import ddlcore as ddl
 from ddlcore.api import Operations
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.testing import World
 from plugins.ddl_nccl.tests.cuda.fake import FakeDriver, settled
 from plugins.ddl_nccl.tests.cuda.world import FakeAdapter, FakeCuda, Tensor, leave, registry

@@ -29,11 +29,11 @@ from ddlcore.hooks import (
     TransportProvider,
     TunerProvider,
 )
-from ddlcore.job import Job
-from ddlcore.jobs import local_jobs
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.plug import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.job import Job
+from ddlcore.process.jobs import local_jobs
 from ddlcore.text.installing import pip_install
 from ddlcore.types import Buffer, DType, Sum
 

@@ -28,7 +28,7 @@ from ddlcore.commands.completion import files, providers, words
 from ddlcore.commands.help import CORE, Group, examples, option
 from ddlcore.commands.info.facts import machine_facts
 from ddlcore.commands.options import SettingsCommand, setting_options
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.errors import DdlInternalError, PluginError, RankFailed
 from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.job.placement import Placed, place

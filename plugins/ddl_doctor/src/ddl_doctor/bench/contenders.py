@@ -19,7 +19,7 @@ from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.contracts.bench import BenchPeer
 from ddlcore.contracts.transport import Plan, Transport, Work
 from ddlcore.errors import DdlInternalError
-from ddlcore.job import Job
+from ddlcore.process.job import Job
 from ddlcore.types import BF16_NAME, Buffer, Kind, Sum
 
 Call = Callable[[], object]  # the whole call returns its result; the others leave it in the target

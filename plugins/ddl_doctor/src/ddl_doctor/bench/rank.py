@@ -13,8 +13,8 @@ from ddl_doctor.bench.plan import OPERATIONS, BenchPlan
 from ddl_doctor.bench.results import Row
 from ddl_doctor.bench.timing import Together, measure
 from ddlcore.contracts.bench import BenchPeer
-from ddlcore.job import Job
 from ddlcore.plug.registry import Registry
+from ddlcore.process.job import Job
 
 Tell = Callable[[dict[str, Any]], None]
 

@@ -20,11 +20,11 @@ from ddl_doctor.doctor.subject import Question, Subject
 from ddl_doctor.doctor.watching import watch_input
 from ddlcore.contracts.check import Finding, Seen
 from ddlcore.errors import RankFailed
-from ddlcore.job import VERSION
 from ddlcore.launch.job.function import run_placed
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.runtime.backend import AUTO, parse_backend
 from ddlcore.text.installing import pip_install
+from ddlcore.version import VERSION
 
 STALL_S = 120.0  # twice the time limit for a pair of ranks: if other ranks wait longer for a rank, it hangs
 

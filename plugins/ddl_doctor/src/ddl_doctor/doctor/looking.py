@@ -19,10 +19,10 @@ from ddl_doctor.checks.recorded import RECORD, RecordedGpus
 from ddlcore.builtin.nvml import open_nvml
 from ddlcore.contracts.check import Check, HostView, Seen
 from ddlcore.errors import PluginError
-from ddlcore.job import VERSION
 from ddlcore.launch.agents.preflight import compared_packages
 from ddlcore.launch.agents.survey import versions
 from ddlcore.plug.registry import Registry
+from ddlcore.version import VERSION
 
 RECORDED_HOST = "etc/hostname"
 PATIENCE_S = 120.0  # for all checks of a rank together: a check that copies between all GPUs may take over a minute

@@ -15,13 +15,13 @@ import ddlcore.api as ddl
 from ddl_doctor.bench.contenders import finish
 from ddl_doctor.doctor.links import Clock, Links, Pair
 from ddl_doctor.doctor.outliers import outliers
-from ddlcore.build import build_transport
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Transport
 from ddlcore.errors import DdlInternalError
 from ddlcore.hooks import TransportProvider
-from ddlcore.job import Job
 from ddlcore.plug.registry import Registry
+from ddlcore.process.build import build_transport
+from ddlcore.process.job import Job
 from ddlcore.runtime.routes import Route
 from ddlcore.types import Buffer, DType
 

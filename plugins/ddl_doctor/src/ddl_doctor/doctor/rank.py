@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import ddlcore.api as ddl
 from ddl_doctor.doctor.links import Links, chosen_ranks
 from ddl_doctor.doctor.looking import Looks, load_checks, look, this_view
-from ddlcore.config import Environment
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.environment import Environment
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddlcore.builtin.nvml import open_nvml, visible
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.job.placement import Placed, place
 from ddlcore.launch.ranks.hosts import Layout

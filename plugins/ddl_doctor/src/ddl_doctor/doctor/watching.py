@@ -14,7 +14,7 @@ from ddlcore.launch.job.watch import RunningRanks, Watch
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.command import own_script
 from ddlcore.launch.ranks.exit_status import NotStarted
-from ddlcore.messages import Profile, Pulse
+from ddlcore.messages.observing import Profile, Pulse
 
 SAMPLE_MS = 5.0
 LARGE_SHARE = 0.1  # of a step: a larger share is reported

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.contracts.tuner import Knob, Tuner
 from ddlcore.errors import TransportError
 from ddlcore.plug.registry import Registry

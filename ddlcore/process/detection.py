@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from ddlcore.contracts.cluster import Surroundings
 from ddlcore.control.surroundings import lineage
-from ddlcore.job import log_at
 from ddlcore.plug.settings import settings_of, warn_of_misspelt
+from ddlcore.process.job import log_at
 
 if TYPE_CHECKING:
-    from ddlcore.external_rank import ExternalRank
     from ddlcore.plug.registry import Registry
+    from ddlcore.process.external_rank import ExternalRank
 
 log = logging.getLogger("ddl")
 
@@ -44,7 +44,9 @@ def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
             warn_of_misspelt(environ, registry)
         if rank_info.size == 1:
             return None, registry
-        from ddlcore.external_rank import ExternalRank  # imports ZeroMQ, which a world of one rank does not need
+        from ddlcore.process.external_rank import (
+            ExternalRank,  # imports ZeroMQ, which a world of one rank does not need
+        )
 
         return ExternalRank(provider.name, rank_info, settings, registry, environ), registry
     warn_of_misspelt(environ, registry)

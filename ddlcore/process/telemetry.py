@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from ddlcore.builtin.nvml import use_of
-from ddlcore.config import Settings
-from ddlcore.messages import Activity, Profile, Pulse, WorldReport
+from ddlcore.config.loading import Settings
+from ddlcore.messages.elastic import WorldReport
+from ddlcore.messages.observing import Activity, Profile, Pulse
 from ddlcore.observe.activity import ActivityMeter
 from ddlcore.observe.metrics import Exporter, Family, PatientExporter, families
 from ddlcore.observe.pulse import Pace, Ticker, make_pulse

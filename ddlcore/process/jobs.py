@@ -10,16 +10,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddlcore.build import build_sessions
-from ddlcore.config import Environment
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
-from ddlcore.elastic_member import ElasticMember, JobBeforeWorld
-from ddlcore.job import Job
-from ddlcore.messages import World
+from ddlcore.messages.elastic import World
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.process.build import build_sessions
+from ddlcore.process.elastic_member import ElasticMember, JobBeforeWorld
+from ddlcore.process.environment import Environment
+from ddlcore.process.job import Job
+from ddlcore.process.world_place import WorldPlace
 from ddlcore.types import Placement
 
 if TYPE_CHECKING:
@@ -37,17 +38,9 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
     settings, registry = settings_of(os.environ)
     launched = environment.placement
     everyone = tuple(range(launched.size))
-    return Job(
-        launched,
-        everyone if ranks is None else ranks,
-        ordinal,
-        lambda: connect(environment.job_file, launched.rank),
-        registry,
-        settings,
-        environment.address,
-        environment.launcher,
-        environment.timeline_dir,
-    )
+    place = (environment.address, environment.launcher, environment.timeline_dir)
+    world_place = WorldPlace(launched, everyone if ranks is None else ranks, ordinal, False, *place)
+    return Job(world_place, lambda: connect(environment.job_file, launched.rank), registry, settings)
 
 
 def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
@@ -66,10 +59,9 @@ def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
     def in_world(world: World) -> Job:
         here = Placement(launched.rank, world.hosts)
         place = (environment.address, environment.launcher, environment.timeline_dir)
-        return Job(here, world.members, world.generation, network, registry, settings, *place, elastic=True)
+        return Job(WorldPlace(here, world.members, world.generation, True, *place), network, registry, settings)
 
-    everyone = tuple(range(launched.size))
-    before = JobBeforeWorld(launched, everyone, 0, network, registry, settings)
+    before = JobBeforeWorld(WorldPlace(launched, tuple(range(launched.size)), 0), network, registry, settings)
     return before, ElasticMember(launched.rank, network, in_world)
 
 
@@ -104,4 +96,4 @@ def local_jobs(
         return lambda: (network.channel(rank), network.store(rank))
 
     everyone = tuple(range(size))
-    return [Job(Placement(rank, placed), everyone, 1, meet(rank), registry, given) for rank in everyone]
+    return [Job(WorldPlace(Placement(rank, placed), everyone, 1), meet(rank), registry, given) for rank in everyone]

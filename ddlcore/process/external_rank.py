@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ddlcore.build import build_sessions
-from ddlcore.config import Environment, Settings, load_settings
+from ddlcore.config.loading import Settings, load_settings
 from ddlcore.contracts.cluster import RankInfo
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect_with
@@ -28,10 +27,14 @@ from ddlcore.control.store import JobStore
 from ddlcore.control.surroundings import host_name, kin
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost, PluginError
-from ddlcore.job import Job
-from ddlcore.messages import Arrivals, Arrive, FromCoordinator, Lost, Refused, ToCoordinator
+from ddlcore.messages.to_coordinator import Arrive, ToCoordinator
+from ddlcore.messages.to_rank import Arrivals, FromCoordinator, Lost, Refused
 from ddlcore.plug.registry import Registry
-from ddlcore.search import build_search_driver
+from ddlcore.process.build import build_sessions
+from ddlcore.process.environment import Environment
+from ddlcore.process.job import Job
+from ddlcore.process.search import build_search_driver
+from ddlcore.process.world_place import WorldPlace
 from ddlcore.types import Placement
 
 log = logging.getLogger("ddl")
@@ -94,16 +97,8 @@ class ExternalRank:
             self._compare(placement)
         own = addresses[self.rank_info.rank] if len(set(hosts)) > 1 else ""
         coordinator = chosen.index(0) if 0 in chosen and self.rank_info.rank != 0 else -1
-        return Job(
-            placement,
-            chosen,
-            ordinal,
-            lambda: (_ExternalChannel(channel, coordinator), store),
-            self._registry,
-            self._settings,
-            own,
-            self._launched_by,
-        )
+        world_place = WorldPlace(placement, chosen, ordinal, address=own, launched_by=self._launched_by)
+        return Job(world_place, lambda: (_ExternalChannel(channel, coordinator), store), self._registry, self._settings)
 
     def close(self, reason: str, patient: bool) -> None:
         """Close the coordinator if it runs in this process (rank 0). Call this at the end of the process.

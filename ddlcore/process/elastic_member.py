@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError, NotInitialized
-from ddlcore.job import VERSION, Job, log_at
-from ddlcore.messages import PROTOCOL, Ballot, Complete, CoordinatorLost, Dismissed, Finished, Refused, Register, World
+from ddlcore.messages.elastic import Ballot, Complete, CoordinatorLost, Dismissed, Finished, Register, World
+from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_rank import Refused
+from ddlcore.process.job import Job, log_at
+from ddlcore.version import VERSION
 
 log = logging.getLogger("ddl")
 _SLICE_S = 0.1  # delay at most until a wait notices Ctrl-C
@@ -110,11 +113,12 @@ class JobBeforeWorld(Job):
         """Start this job without any connection to other ranks."""
         log_at(self.settings.text("log_level"))
         self.overlaps = self.settings.overlaps(self.cross_size)
+        self._parts = self.sets = self.tensor_queue = self.waiter = cast(Any, _NoParts())
+        # An optimizer keeps references to these long before it calls them.
+        self.start_request = self.start_all = self.start_and_wait = self.name_entries = _too_soon
         self.device_label = lambda device, sparse=False, stage_on_host=False: ""  # the first world gives labels
-
-    def members(self, set_id: int) -> tuple[int, ...] | None:
-        """Return all ranks of the launch if ``set_id`` is 0, the global process set; None for any other id."""
-        return tuple(range(self.size)) if set_id == 0 else None
+        everyone = tuple(range(self.size))
+        self.members = lambda set_id: everyone if set_id == 0 else None
 
     def disown(self) -> None:
         """Make the job unusable in a forked process, such as a worker of a DataLoader.
@@ -123,12 +127,13 @@ class JobBeforeWorld(Job):
         """
         self.forked = True
 
-    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+
+class _NoParts:
+    """Stands for the parts of a job that is in no world yet. Every use of it raises NotInitialized."""
+
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        # An optimizer keeps references to methods of the job long before it calls them.
-        if name in ("start_request", "start_all", "start_and_wait", "name_entries"):
-            return _too_soon
         _too_soon()
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddlcore.builtin.by_kind import ByKindTransport
-from ddlcore.config import Settings
+from ddlcore.config.loading import Settings
 from ddlcore.contracts.transport import Transport
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.patience import Patience
@@ -50,10 +50,10 @@ def build_sessions(
 ) -> Sessions:
     """Return the coordinator's side of a launch of ``size`` ranks, to be used by a control server.
 
-    ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: "", or a reason why no world
-    can begin in this launch; every rank that calls ``init`` gets that reason. ``membership``: which worlds an elastic job
-    has; None: it is not elastic. ``term``: see Sessions. Raises ValueError or PluginError, with a
-    message of one line, for invalid settings.
+    ``driver`` searches for better settings while the job runs, see process/search.py. ``refuses``: "", or a reason why
+    no world can begin in this launch; every rank that calls ``init`` gets that reason. ``membership``: which worlds an
+    elastic job has; None: it is not elastic. ``term``: see Sessions. Raises ValueError or PluginError, with a message
+    of one line, for invalid settings.
     """
     name = settings.text("fusion_policy")
     provider = registry.fusion_policies.get(name)

@@ -1,0 +1,3 @@
+"""The version of ddl. Its packages have the same."""
+
+VERSION = "0.1.0"
