@@ -21,17 +21,6 @@ def is_ours(uid: int) -> bool:
     return uid in (os.geteuid(), 0)
 
 
-def unix_uid(connection: socket.socket) -> int:
-    """Return the id of the user whose process has the other end of the Unix socket ``connection``.
-
-    The other end may be the client or the listener. Returns -1 if the system does not provide the user id.
-    """
-    if not hasattr(socket, "SO_PEERCRED"):
-        return -1
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
-
-
 def local_tcp_uid(connection: socket.socket) -> int:
     """Return the id of the user whose process has the other end of the TCP connection ``connection``.
 

@@ -337,10 +337,6 @@ class Membership:
             world.ballot, processes, world.members, world.hosts, self._steps, quorum.effective, self._effective
         )
 
-    def start_of(self, place: int) -> int:
-        """Return how many processes ran at ``place`` before the present or last one."""
-        return self._starts[place]
-
     def missing(self) -> list[int]:
         """Return the places whose processes must register before the next world opens; [] if no process waits."""
         if not self._waiting or (self._world is not None and not self._gone):

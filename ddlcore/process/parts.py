@@ -86,7 +86,7 @@ class Parts:
         """
         channel, store = connection
         self._world_place, self._placement = world_place, world_place.placement
-        self.rank, placement = self._placement.rank, self._placement
+        self.rank = self._placement.rank
         self._pid = os.getpid()
         self._registry, self._settings = registry, settings
         self._failure, self._verification = failure, verification
@@ -101,41 +101,15 @@ class Parts:
         self.outbox = Outbox(channel.wake)
         completion = Completion()
         self._session_store = session_store = _SessionStore(self.standing, store)
-        opener = self._opener(settings, session_store)
-        self.sets = ProcessSets(opener)
+        self.sets = ProcessSets(self._opener(settings, session_store))
         facts = {"ddl": VERSION, "fusion_bytes": settings.whole("fusion_bytes")}
         self.timeline = TimelineSwitch(
             self.sets, self.meter, session_store, store.clock, world_place.launched, world_place.ranks, facts
         )
         self.tensor_queue = TensorQueue(completion, self.outbox, self.flight, self.meter, self.timeline)
-        self._executor = executor = HostExecutor(self.sets, self._kernels, compressors.get, self.meter)
-        self.accelerators = Accelerators(
-            registry,
-            settings,
-            opener,
-            self.sets,
-            QueuedSolo,
-            compressors.make,
-            lambda: failure.given,
-            self.meter,
-            placement.local_rank,
-            world_place.launched_by,
-            executor,
-        )
-        self.engine = Engine(
-            Dispatcher(self.sets, executor, self.accelerators.executor),
-            self.sets,
-            self.tensor_queue,
-            completion,
-            DevicesInFlight(completion, self.meter, self.accelerators),
-            self.outbox,
-            failure,
-            self._transport_failed,
-            self.meter,
-            f"ddl-engine-{self.rank}",
-            self.timeline,
-            self._ranges(),
-        )
+        self._executor = HostExecutor(self.sets, self._kernels, compressors.get, self.meter)
+        self.accelerators = self._accelerators(compressors)
+        self.engine = self._engine(completion)
         self.post, self.drain, self.fail = self.engine.post, self.engine.drain, self.engine.fail
         self.waiter = Waiter(completion, self.engine, self.tensor_queue, failure, self.timeline)
         self._decisions = Decisions(self.tensor_queue, self, self.timeline)
@@ -150,6 +124,34 @@ class Parts:
             self,
             self.meter,
             patience_of(settings),
+        )
+
+    def _accelerators(self, compressors: Compressors) -> Accelerators:
+        return Accelerators(
+            self._registry,
+            self._settings,
+            self.sets,
+            QueuedSolo,
+            compressors.make,
+            lambda: self._failure.given,
+            self.meter,
+            self._placement.local_rank,
+            self._world_place.launched_by,
+            self._executor,
+        )
+
+    def _engine(self, completion: Completion) -> Engine:
+        return Engine(
+            Dispatcher(self.sets, self._executor, self.accelerators.executor),
+            self.sets,
+            self.tensor_queue,
+            completion,
+            DevicesInFlight(completion, self.meter, self.accelerators),
+            self._failure,
+            self._transport_failed,
+            self.meter,
+            f"ddl-engine-{self.rank}",
+            self._ranges(),
         )
 
     def _opener(self, settings: Settings, store: Store) -> Opener:
@@ -230,7 +232,9 @@ class Parts:
     # --- in between
 
     def resume(self, message: Resume) -> None:
-        self.engine.resume(message, self.sets.all(), self.rank)
+        frozen = self.engine.resume(message, self.sets.all(), self.rank)
+        if frozen is not None:
+            self.outbox.say(frozen)
 
     def reopen(self, settings: Settings) -> None:
         """Open all communicators anew, by the new ``settings``. The engine's thread calls this, on all ranks."""

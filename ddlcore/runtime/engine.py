@@ -12,16 +12,15 @@ from itertools import repeat
 from typing import Any
 
 from ddlcore.errors import DdlInternalError, TransportError
+from ddlcore.messages.to_coordinator import Frozen
 from ddlcore.messages.to_rank import Bucket, Drain, Planned, Resume
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.dispatch import Dispatcher
-from ddlcore.runtime.events import NO_EVENTS, Events
 from ddlcore.runtime.executor import Deliver, Later, Staged, Unserved
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, now_ns
-from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
@@ -61,12 +60,10 @@ class Engine:
         tensor_queue: TensorQueue,
         completion: Completion,
         in_flight: DevicesInFlight,
-        outbox: Outbox,
         failure: JobFailure,
         broken: Callable[[BaseException], None],
         meter: Meter,
         name: str,
-        events: Events = NO_EVENTS,
         ranges: Ranges | None = None,
     ) -> None:
         self._execute, self._run_replayed = dispatcher.execute, dispatcher.replay
@@ -86,8 +83,7 @@ class Engine:
         self._stopped = False
         self._closing = False  # the engine has ended, and only devices still work
         self.bucket: Bucket | None = None  # the negotiated bucket that runs now, for the stall check
-        self._outbox = outbox
-        self._events = events
+        self._events = tensor_queue.events
         self._queue: deque[Todo] = deque()
         self._after: deque[Callable[[], None]] = deque()  # functions of callers, to be called when no lock is held
         self._held: list[tuple[Launch[Entry], Deliver]] = []
@@ -600,17 +596,15 @@ class Engine:
             self._tensor_queue.discover(message.epoch + 1)
             self._events.left(message.epoch + 1)
 
-    def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
-        """Begin to replay the schedule that ``message`` names.
+    def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> Frozen | None:
+        """Begin to replay the schedule that ``message`` names. Return the answer to a freeze that came too early, if any.
 
         ``sets`` contains the ranks of each process set, and ``rank`` is this rank. This is called on the engine's
         thread, after all buckets that were decided before ``message`` have run.
         """
         buckets = self._tensor_queue.planned(message.schedule)
         self._events.resumed(message.epoch, message.schedule, buckets, message.start)
-        frozen = self._tensor_queue.resume(message, sets, rank)
-        if frozen is not None:
-            self._outbox.say(frozen)
+        return self._tensor_queue.resume(message, sets, rank)
 
     def abandon(self) -> None:
         """Fail all buckets that are kept until they are known to be valid.

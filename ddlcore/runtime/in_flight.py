@@ -34,14 +34,6 @@ class Untidy(Protocol):
         """
 
 
-class NoDevices:
-    """The replacement for the devices of a rank that uses no devices."""
-
-    untidy = False
-
-    def tidy(self) -> None: ...
-
-
 class DevicesInFlight:
     """The buckets of one rank that are in flight on devices. Only the engine calls methods that change this object."""
 

@@ -138,7 +138,7 @@ class ProcessSets:
 
     def __init__(self, opener: Opener) -> None:
         self.beside: Beside | None = None
-        self._opener = opener
+        self.opener = opener
         self._lock = threading.Lock()
         self._members: dict[int, tuple[int, ...]] = {}
         self._open: dict[int, Communicator] = {}
@@ -150,8 +150,8 @@ class ProcessSets:
 
         Only the engine's thread may call this.
         """
-        if self._opener.rank in ranks:
-            communicator = self._opener.open(set_id, ranks, self._begin)
+        if self.opener.rank in ranks:
+            communicator = self.opener.open(set_id, ranks, self._begin)
             with self._lock:
                 self._opening = None
                 self._open[set_id] = communicator
@@ -182,7 +182,7 @@ class ProcessSets:
 
         Only the engine's thread may call this.
         """
-        self._opener = opener
+        self.opener = opener
         shut = self.beside.shut() if self.beside is not None else ()
         for set_id in sorted(self._open):
             with self._lock:
@@ -231,7 +231,7 @@ class ProcessSets:
         The communicator uses only keys of the store that begin with ``part``. ``part`` also describes the communicator
         in messages.
         """
-        return self._opener.context(tuple(range(len(self._opener.members))), part, part)
+        return self.opener.context(tuple(range(len(self.opener.members))), part, part)
 
     def abort(self) -> None:
         """Make every collective in flight raise an error. Any thread may call this."""

@@ -65,7 +65,7 @@ class TensorQueue:
         self._outbox = outbox
         self._wake = outbox.wake  # the control thread, which takes requests
         self._meter = meter if meter is not None else Meter()
-        self._events = events
+        self.events = events
         self._in_flight: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self._persistent: dict[tuple[int, str], PersistentRequest] = {}  # the persistent requests that were started
         self.flight = flight if flight is not None else Flight(0)
@@ -120,8 +120,8 @@ class TensorQueue:
         method does not wake the engine.
         """
         self.lock.refuse("an operation")
-        if self._events.on:
-            self._events.submitted(entries, False)
+        if self.events.on:
+            self.events.submitted(entries, False)
         try:
             with self.lock:
                 if self.behind:
@@ -188,8 +188,8 @@ class TensorQueue:
         """
         if self.lock.held():
             raise reentrant("an operation")
-        if self._events.on:
-            self._events.submitted([one[0] for one in started], True)
+        if self.events.on:
+            self.events.submitted([one[0] for one in started], True)
         refusal: Exception | None = None
         try:
             with self.lock:

@@ -9,8 +9,8 @@ from tests.architecture.source import Source, every
 
 FILE_LINES = 886
 CLASS_METHODS = 51
-CONSTRUCTOR_ARGUMENTS = 12
-FUNCTION_LINES = 90
+CONSTRUCTOR_ARGUMENTS = 12  # of DistributedGradientTape, which has TensorFlow's and Horovod's; all others have 10
+FUNCTION_LINES = 88
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

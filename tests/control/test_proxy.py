@@ -19,7 +19,7 @@ from ddlcore.control.client import connect_with
 from ddlcore.control.credentials import KeyPair, read_job_file
 from ddlcore.control.line import Refusals
 from ddlcore.control.listening import OwnSocket, tcp_listener, tcp_name
-from ddlcore.control.peers import is_ours, local_tcp_uid, unix_uid
+from ddlcore.control.peers import is_ours, local_tcp_uid
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.to_rank import Welcome
@@ -226,16 +226,13 @@ def test_refusals_end() -> None:
 
 @LINUX
 def test_the_kernel_tells_who_connects() -> None:
-    """On this host, by TCP over IPv4 and by a Unix socket: ourselves."""
+    """On this host, by TCP over IPv4: ourselves."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,
         server.accept()[0] as accepted,
     ):
         assert local_tcp_uid(accepted) == local_tcp_uid(client) == os.geteuid()
-    one, other = socket.socketpair(socket.AF_UNIX)
-    with one, other:
-        assert unix_uid(one) == os.geteuid()
     assert is_ours(os.geteuid()) and is_ours(0) and not is_ours(-1)
 
 

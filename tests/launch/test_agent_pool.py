@@ -28,7 +28,6 @@ from ddlcore.launch.agents.wire import (
     CHUNK_BYTES,
     Ack,
     Adopt,
-    Adopted,
     Begin,
     Begun,
     Credit,
@@ -280,7 +279,8 @@ def test_an_agent_that_was_given_up_says_nothing_about_the_processes_that_follow
         pool.leaves = left.append
         pool.attach(supervisor)
         pool.silent(1, 3.0)
-        pool.again("a", 1, {}, Output((screen, screen), 2))
+        pool.streams.output = Output((screen, screen), 2)
+        pool.again("a", 1, {})
         pool.heard(1, encode(Ended(1, -9)))
         pool.heard(1, encode(Leaves()))
         pool.heard(0, encode(Ended(1, 7)))
@@ -379,109 +379,12 @@ def test_the_end_of_a_process_is_not_taken_for_that_of_the_next_one(agents: tupl
     supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=lambda end: None, say=lambda text: None)
     pool.attach(supervisor)
     screen = Screen(bytearray().extend)
-    pool.again("h", 1, {}, Output((screen, screen), 2), start=1)
+    pool.streams.output = Output((screen, screen), 2)
+    pool.again("h", 1, {}, start=1)
     pool.heard(0, encode(Ended(1, -9, start=0)))
     assert list(supervisor._remote_ends) == []
     pool.heard(0, encode(Ended(1, 3, start=1)))
     assert [(rank, code) for rank, code, _, _ in supervisor._remote_ends] == [(1, 3)]
-
-
-def test_a_successor_takes_whoever_comes_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also an agent whose host did not seem to answer, and one that comes again because it has not heard the answer."""
-    pool = AgentPool([AgentPlace(index, f"h{index}", ()) for index in range(4)], SshLauncher(), lambda text: None)
-    server = Server(4, EchoCoordinator(), agents=pool)
-    told: list[tuple[int, object]] = []
-    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
-    begun = threading.Event()
-    monkeypatch.setattr(server, "start", begun.set)
-    screen = Screen(bytearray().extend)
-    came: list[list[Agent]] = []
-    thread = threading.Thread(target=lambda: came.append(pool.adopt(server, (1, 2), 40.0, Output((screen, screen), 4))))
-    thread.start()
-    try:
-        assert begun.wait(40.0)
-        for agent in (0, 1, 1, 2):
-            pool.heard(agent, encode(Adopt(5, (((agent, 0), 7),), (), (), agent == 1)))
-        thread.join(40.0)
-        pool.heard(3, encode(Adopt(5, (), (), ())))
-        pool.heard(2, encode(Adopt(5, (((2, 0), 7),), (), ())))
-        assert [member.place.index for member in came[0]] == [0, 1, 2]
-        assert [member.wants_to_leave for member in came[0]] == [False, True, False]
-        assert [(agent, type(word)) for agent, word in told] == [
-            *((agent, Adopted) for agent in (0, 1, 1, 2)),
-            (3, Quit),
-            (2, Adopted),
-        ]
-    finally:
-        pool.close()
-        server.close()
-
-
-GIVEN_UP = Adopt(5, (((0, 0), 7), ((2, 0), 8)), (), ())
-LATER = Adopt(5, (((0, 1), 7),), (), ())
-# Rank 1 was started anew on its own host, which tells the end of its first process.
-OTHER = Adopt(5, (((1, 1), 7),), (((1, 0), 9),), ())
-NAMED = Adopt(5, (), (), (Opened((2, 0), ((0, 1), (1, 1)), (0, 1), (1, 2, 0), 5, (2, 0)),))
-ENDED, SILENT = Ended(0, -9, "", 0), None
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [(0, GIVEN_UP), (1, LATER), (2, OTHER)],
-        [(1, LATER), (0, GIVEN_UP), (2, OTHER)],
-        [(2, OTHER), (1, LATER), (0, GIVEN_UP)],
-        [(0, GIVEN_UP), (0, ENDED), (1, LATER), (2, OTHER)],
-        [(0, GIVEN_UP), (0, SILENT), (1, LATER), (2, OTHER)],
-        [(0, GIVEN_UP), (1, NAMED), (2, OTHER)],
-        [(1, NAMED), (0, GIVEN_UP), (2, OTHER)],
-    ],
-    ids=["first", "second", "third", "has an end", "is silent", "a world first", "a world then"],
-)
-def test_a_successor_takes_no_agent_that_the_launcher_had_given_up(
-    words: list[tuple[int, Adopt | Ended | None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The launcher started rank 0 again on another host, and was lost before the agent of rank 0's first process heard Quit.
-
-    The two processes of rank 0 have one place, so what the first one says would be taken for words of the second. The
-    second one's agent may not have come, but somebody may know of a world that names it.
-    """
-    said: list[str] = []
-    pool = AgentPool([AgentPlace(index, f"h{index}", ()) for index in range(3)], SshLauncher(), said.append)
-    server = Server(3, EchoCoordinator(), agents=pool)
-    told: list[tuple[int, object]] = []
-    monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
-    given_up: list[int] = []
-    monkeypatch.setattr(server, "give_up", given_up.append)
-    lost: list[int] = []
-    pool.unheard = lambda ranks, certain: lost.extend(ranks)
-    begun = threading.Event()
-    monkeypatch.setattr(server, "start", begun.set)
-    screen = Screen(bytearray().extend)
-    came: list[list[Agent]] = []
-    output = Output((screen, screen), 3)
-    thread = threading.Thread(target=lambda: came.append(pool.adopt(server, (0, 1, 2), 40.0, output)))
-    thread.start()
-    try:
-        assert begun.wait(40.0)
-        for agent, word in words:
-            if word is None:
-                pool.silent(agent, 3.0)
-            else:
-                pool.heard(agent, encode(word))
-        thread.join(40.0)
-        assert [bool(member.gone) for member in pool.members] == [True, False, False]
-        running = [process for one in came[0] if one.adopted is not None for process, _ in one.adopted.running]
-        later = [(0, 1)] if (1, LATER) in words else []
-        assert running == [*later, (1, 1)] and [watched.rank for watched in pool.ranks()] == [
-            rank for rank, _ in running
-        ]
-        assert 0 in given_up and (0, Quit()) in told and any("h0 is given up" in text for text in said)
-        assert set(lost) == ({0, 2} if words[0][0] == 0 else set()), "its ranks may have registered"
-        assert pool._early == [], "no end is that of the process that runs at the place now"
-    finally:
-        pool.close()
-        server.close()
 
 
 def test_an_agent_that_is_called_late_gets_the_function_too(
@@ -505,9 +408,9 @@ def test_parts_of_a_rank_that_has_moved_are_kept_apart(tmp_path: Path) -> None:
     server = Server(2, EchoCoordinator(), agents=pool)
     try:
         pool.call((), server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
-        pool.timeline_dir = tmp_path
-        output = Output((Screen(bytearray().extend), Screen(bytearray().extend)), 2)
-        pool.again("b", 1, {}, output)
+        pool.streams.timeline_dir = tmp_path
+        pool.streams.output = Output((Screen(bytearray().extend), Screen(bytearray().extend)), 2)
+        pool.again("b", 1, {})
         for agent, rank, stream, data in (
             (0, 1, "timeline", b"a1,"), (1, 1, "timeline", b"b1,"), (0, 1, "timeline", b"a2,"),
             (1, 1, "timeline.1", b"b3"), (1, 1, "timeline", b"b2"), (1, 0, "timeline", b"of a rank that it never ran"),

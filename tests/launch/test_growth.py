@@ -24,7 +24,6 @@ from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.revival import Revival
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor, Watched
-from ddlcore.plug.registry import Registry
 from tests.control.echo import EchoCoordinator
 
 PATIENCE_S = 40.0
@@ -78,7 +77,7 @@ class Remote:
             raise OSError(f"no way to {host}")
         self.agents.members.append(Agent(AgentPlace(len(self.agents.members), host, ()), [], late=True))
 
-    def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
+    def take_in(self, member: Agent, slots: int) -> tuple[str, ...]:
         self.taken.append((member.place.host, slots))
         return self.problems
 
@@ -118,10 +117,8 @@ class Job:
             lambda: self.world,
         )
         screen = Screen(bytearray().extend)
-        output = Output((screen, screen), 8)
-        self.growth = Growth(
-            self.table, revival, 0, self._begin_here, self.server, self.remote, output, Registry(), self.said.append
-        )
+        self.pool.streams.output = Output((screen, screen), 8)
+        self.growth = Growth(self.table, revival, 0, self._begin_here, self.server, self.remote, self.said.append)
 
     def attach(self, discovery: HostDiscovery | None = None) -> None:
         self.growth.attach(cast(Supervisor, self.supervisor), discovery)

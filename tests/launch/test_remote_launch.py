@@ -65,7 +65,9 @@ def plan(layout: Layout, settings: Settings) -> RemotePlan:
 def test_the_ranks_meet_on_the_host_of_rank_0(here: int, wanted: int) -> None:
     """MASTER_ADDR and MASTER_PORT are of that host, also where the launcher runs elsewhere, and for processes that come later."""
     settings = load_settings({}, flags={"control_address": ADDRESS, "min_np": "1"})
-    launch = RemoteLaunch(plan(Layout(("h1", "h2"), (0, 1, 1), here), settings), say=lambda text: None)
+    launch = RemoteLaunch(
+        plan(Layout(("h1", "h2"), (0, 1, 1), here), settings), registry=REGISTRY, say=lambda text: None
+    )
     addresses = {"h1": "10.0.0.1", "h2": "10.0.0.2"}
     for member in launch.agents.members:
         last = int(addresses[member.place.host][-1])
@@ -102,7 +104,9 @@ def test_which_jobs_go_on_without_their_launcher(
 def test_the_host_of_rank_0_gets_the_standard_input(rank_0_on: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, and then its end; the agents of the other hosts get none."""
     settings = load_settings({}, flags={"control_address": ADDRESS})
-    launch = RemoteLaunch(plan(Layout(("h1", "h2"), (rank_0_on, 1 - rank_0_on), -1), settings), say=lambda text: None)
+    launch = RemoteLaunch(
+        plan(Layout(("h1", "h2"), (rank_0_on, 1 - rank_0_on), -1), settings), registry=REGISTRY, say=lambda text: None
+    )
     server = Server(2, EchoCoordinator(), agents=launch.agents)
     pieces = [b"a" * CHUNK_BYTES, b"b" * 10, b""]
     begins: dict[int, Begin] = {}
@@ -141,13 +145,13 @@ class Late:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **flags: str) -> None:
         settings = load_settings({}, flags={"control_address": ADDRESS, "min_np": "1", **flags})
-        self.launch = RemoteLaunch(plan(Layout(("h1",), (0,), 0), settings), say=lambda text: None)
+        self.launch = RemoteLaunch(plan(Layout(("h1",), (0,), 0), settings), registry=REGISTRY, say=lambda text: None)
         self.server = Server(4, EchoCoordinator(), agents=self.launch.agents)
         self.told: list[tuple[int, object]] = []
         monkeypatch.setattr(self.server, "tell", lambda agent, data: self.told.append((agent, decode_to_agent(data))))
         self.reported: list[Agent] = []
         self.launch.agents.changed = self.reported.append
-        self.launch.prepare(self.server, LOOK, REGISTRY, lambda: False, lambda line: None)
+        self.launch.prepare(self.server, LOOK, lambda: False, lambda line: None)
         self.launch.environments("/job", 29500)
         environ = {"COLOUR": "red", "DDL_JOB_FILE": "/of/this/host"}
         assert self.launch.begin(("python", "train.py"), environ, settings, lambda: False) == []
@@ -175,7 +179,7 @@ def test_a_host_that_is_called_late_is_told_all_that_it_needs(late: Late) -> Non
     """It begins without ranks, and waits for Again. It opens a port for a successor unless the job ends with its launcher."""
     member = late.report(report("10.0.0.2"))
     assert member.place == AgentPlace(0, "h2", ())
-    assert late.launch.take_in(member, REGISTRY, slots=2) == ()
+    assert late.launch.take_in(member, slots=2) == ()
     (_, look), (agent, begin) = late.told
     assert (look, agent) == (LOOK, 0) and isinstance(begin, Begin)
     assert (begin.command, begin.ranks, begin.stays) == (("python", "train.py"), (), True)
@@ -189,7 +193,7 @@ def test_a_host_that_is_called_late_is_told_all_that_it_needs(late: Late) -> Non
 def test_a_host_that_does_not_fit_is_sent_home(late: Late) -> None:
     """It would start ranks that cannot take part."""
     member = late.report(replace(report("10.0.0.2"), python="2.7.18"))
-    (problem,) = late.launch.take_in(member, REGISTRY, slots=2)
+    (problem,) = late.launch.take_in(member, slots=2)
     assert problem.startswith("Python 2.7.18 there")
     assert late.told[1:] == [(0, Quit())] and member.over
 

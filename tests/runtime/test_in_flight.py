@@ -13,9 +13,10 @@ from ddlcore.errors import DeviceError
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.device.devices import Devices
 from ddlcore.runtime.executor import Later
-from ddlcore.runtime.in_flight import DevicesInFlight, NoDevices
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.meter import Meter
 from ddlcore.types import Device
+from tests.runtime.waiting import NoDevices
 
 
 class Asked(Event):

@@ -18,7 +18,7 @@ from ddlcore.messages.to_rank import Arranged, Planned, Resume
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.in_flight import DevicesInFlight, NoDevices
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
@@ -27,7 +27,7 @@ from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer, DType, Kind
 from tests.runtime.strikes import Strike, each_place, strike
-from tests.runtime.waiting import Alone
+from tests.runtime.waiting import Alone, NoDevices
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
 DATA = encode(SPEC)
@@ -53,7 +53,6 @@ class Rank:
             self.tensor_queue,
             self.completion,
             in_flight,
-            Outbox(self._wake),
             failure,
             self.broken.append,
             self.meter,

@@ -13,7 +13,7 @@ from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Arranged, Planned, Resume
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.engine import Engine
-from ddlcore.runtime.in_flight import DevicesInFlight, NoDevices
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
@@ -21,6 +21,7 @@ from ddlcore.runtime.request import PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer, DType, Kind
+from tests.runtime.waiting import NoDevices
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
 
@@ -51,11 +52,9 @@ def ready(run: Run) -> tuple[Engine, TensorQueue, PersistentRequest, list[BaseEx
     broken: list[BaseException] = []
     none = cast("Any", None)
     executor: Any = SimpleNamespace(execute=None, replay=None)
-    meter, outbox, failure = Meter(), Outbox(lambda: None), JobFailure()
+    meter, failure = Meter(), JobFailure()
     in_flight = DevicesInFlight(completion, meter, NoDevices())
-    engine = Engine(
-        executor, none, tensor_queue, completion, in_flight, outbox, failure, broken.append, meter, "engine"
-    )
+    engine = Engine(executor, none, tensor_queue, completion, in_flight, failure, broken.append, meter, "engine")
     waiter = Waiter(completion, engine, tensor_queue, failure)
     entry = PersistentRequest(waiter, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     tensor_queue.start_request(entry, 64, None, waits=True)  # gives it its slot

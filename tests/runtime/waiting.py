@@ -1,4 +1,4 @@
-"""A waiter whose threads nobody helps, for tests without an engine."""
+"""A waiter whose threads nobody helps, and devices that do nothing, for tests without an engine or a device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.waiter import Helper, StallWatch, Waited, Waiter
 
-__all__ = ["Alone", "waiter_of"]
+__all__ = ["Alone", "NoDevices", "waiter_of"]
 
 
 class Alone:
@@ -18,6 +18,14 @@ class Alone:
 
     def check_stall(self, since_s: float) -> float:
         return 0.1
+
+
+class NoDevices:
+    """The devices of a rank that uses none."""
+
+    untidy = False
+
+    def tidy(self) -> None: ...
 
 
 def waiter_of(

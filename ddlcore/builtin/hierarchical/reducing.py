@@ -43,10 +43,7 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
         return pipe.staging("sums", i, (hosts if hosts > 2 else 1) * count, dtype)
 
     def exchange(transport: Transport, i: int) -> Work:
-        """Send this host's sums to all other hosts, and receive the sums of all other hosts.
-
-        This step is used for two hosts, and for small tensors.
-        """
+        """Send this host's sums to all other hosts, and receive theirs: for two hosts, and for small tensors."""
         count = size(i)[2][layout.local]
         mine, sums = _bytes(pipe.staging("sum", i, count, dtype)), _bytes(others(i, count))
         if hosts > 2:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import errno
-import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
 from msgspec.structs import replace
 
 from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.launch.agents.bootstrap import AgentTask, task_text
+from ddlcore.launch.agents.commands import AgentCommands
+from ddlcore.launch.agents.remote_rank import RemoteRank
 from ddlcore.launch.agents.started import Started
+from ddlcore.launch.agents.streams import RankStreams
 from ddlcore.launch.agents.wire import (
     Ack,
     Adopt,
-    Adopted,
     Again,
     Begin,
     Begun,
@@ -37,7 +37,6 @@ from ddlcore.launch.agents.wire import (
     Release,
     Report,
     Said,
-    Signal,
     ToAgent,
     decode_from_agent,
     encode,
@@ -45,13 +44,9 @@ from ddlcore.launch.agents.wire import (
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor
 from ddlcore.messages.elastic import Opened
-from ddlcore.observe.timeline import part_of
 
 _SLICE_S = 0.1
-_PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
 _CLEARED_S = 4.0  # time from the end of an agent's ranks to its Finished: processes that ranks left behind get 2 s
-_LET_GO_S = 2.0  # time from Quit to the end of the command that started the agent
-_GIVEN_UP = "the launcher had given it up"
 
 
 @dataclass
@@ -66,10 +61,8 @@ class Agent:
     begun: Begun | None = None
     finished: bool = False  # Finished has arrived, or the launcher has sent Quit
     gone: str = ""  # why the agent is lost and sends no more messages; "": it is not lost
-    results: dict[int, bytearray] = field(default_factory=dict)  # by rank: the part of the pickled result so far
     credit: Credit | None = None
     served: set[int] = field(default_factory=set)  # all ranks that it has ever run
-    parts: dict[tuple[int, str], Path] = field(default_factory=dict)  # of a timeline, by rank and stream
 
     adopted: Adopt | None = None  # what it has told this successor of its launcher
     wants_to_leave: bool = False  # its host is to leave the job
@@ -80,31 +73,6 @@ class Agent:
     @property
     def over(self) -> bool:
         return self.finished or bool(self.gone)
-
-
-class RemoteRank:
-    """A rank that an agent has started. A supervisor can watch it like a local rank: it implements ``Watched``."""
-
-    process = None
-
-    def __init__(self, rank: int, tell: Callable[[ToAgent], None]) -> None:
-        self.rank = rank
-        self._tell = tell
-
-    def signal(self, number: int) -> None:
-        """Tell the agent to send signal ``number`` only to the rank's own process."""
-        self._tell(Signal(self.rank, number, False))
-
-    def signal_group(self, number: int) -> None:
-        """Tell the agent to send signal ``number`` to the rank's process and to all processes started by the rank."""
-        self._tell(Signal(self.rank, number, True))
-
-    def leaves_group(self) -> bool:
-        """Return False, because the supervisor does not end the processes that the rank has left behind.
-
-        The agent ends these processes, and sends Finished when they have ended.
-        """
-        return False
 
 
 class AgentPool:
@@ -118,28 +86,21 @@ class AgentPool:
         self.members = [Agent(place, list(place.ranks)) for place in places]
         self._launcher = launcher
         self._say = say
-        self._started: list[Started] = []
+        self._commands: AgentCommands | None = None  # that have started the agents
         self._changed = threading.Condition()
         self._supervisor: Supervisor | None = None
-        self._output: Output | None = None
         self._server: Server | None = None
         self._look: Look | None = None
-        self._endpoint_of: Callable[[str], str] = str
-        self._environ: Mapping[str, str] = {}
-        self._silence_s = 0.0
         self._function = b""  # that the ranks call; b"": they run a command
-        self._adopts = False  # this pool belongs to a successor of the launcher, which waits for the agents
         self._starts: dict[int, int] = {}  # by rank: how many processes ran there before the present one, if not 0
         self._newest: Opened | None = None  # the last world of which agents were told
         self._early: list[tuple[int, int, str, bool]] = []  # ends of ranks that arrived before there was a supervisor
-        self._feeding = 0  # pieces of output that are not yet shown
-        self._arrived = 0  # bytes of streams received so far
+        self.streams = RankStreams(say, lambda agent, nbytes: self._tell(agent, Ack(nbytes)))
         # Called when an agent that was called late has reported, and when any agent is lost; in any thread.
         self.changed: Callable[[Agent], None] = lambda member: None
         # Called with the ranks of a lost host before the end of each of them is told, and whether they have certainly died.
         self.unheard: Callable[[Sequence[int], bool], None] = lambda ranks, certain: None
         self.leaves: Callable[[Agent], None] = lambda member: None  # called when the host of an agent leaves the job
-        self.timeline_dir: Path | None = None  # where the ranks' parts of a timeline are written
 
     # --- the beginning
 
@@ -160,9 +121,11 @@ class AgentPool:
         launcher for ``silence_s`` seconds. Raises OSError if a command cannot be run.
         """
         self._server, self._look = server, look
-        self._endpoint_of, self._environ, self._silence_s = endpoint_of, environ, silence_s
+        self._commands = AgentCommands(
+            self._launcher, environ, silence_s, lambda host: server.agent_access(endpoint_of(host)), server.admit
+        )
         for member in self.members:
-            member.credit = Credit(self._sender(member.place.index))
+            member.credit = Credit(partial(self._send, member.place.index))
         for command in commands:
             self._start(command)
 
@@ -173,7 +136,7 @@ class AgentPool:
         has sent its report or is lost. Raises OSError if the command cannot be run.
         """
         assert place.index == len(self.members)
-        self.members.append(Agent(place, [], late=True, credit=Credit(self._sender(place.index))))
+        self.members.append(Agent(place, [], late=True, credit=Credit(partial(self._send, place.index))))
         self._start(command)
 
     def begin_late(self, member: Agent, begin: Begin) -> None:
@@ -205,12 +168,9 @@ class AgentPool:
                 member.ranks.remove(rank)
 
     def _start(self, command: StartCommand) -> None:
-        assert self._server is not None
+        assert self._commands is not None
         hosts = {self.members[index].place.host for index in command.agents}
-        access = self._server.agent_access(self._endpoint_of(min(hosts)))
-        task = task_text(AgentTask(access, self._silence_s, command.agents, command.number))
-        ended, answered = self._command_ended, self._server.admit
-        self._started.append(Started(command, task, self._environ, ended=ended, answered=answered))
+        self._commands.start(command, min(hosts), self._command_ended)
 
     def gather(self, timeout_s: float, interrupted: Callable[[], object]) -> bool:
         """Wait until every agent has sent its report or is known to be lost, and return True.
@@ -223,8 +183,9 @@ class AgentPool:
         if not done and not interrupted():
             for member in self.members:
                 if member.report is None and not member.gone:
-                    started = next(s for s in self._started if member.place.index in s.command.agents)
-                    self._lose(member, self._explain(member, started, None))
+                    assert self._commands is not None
+                    started = self._commands.of(member.place.index)
+                    self._lose(member, self._commands.explain(started, member.place.host, member.here, None))
         return done or not interrupted()
 
     def send_task(self, data: bytes) -> None:
@@ -255,35 +216,6 @@ class AgentPool:
                 problems.append(f"{member.place.host}: the ranks cannot be started: {member.begun.error}")
         return problems
 
-    def adopt(self, server: Server, expected: Collection[int], timeout_s: float, output: Output) -> list[Agent]:
-        """Wait until the agents with the numbers ``expected`` have come to ``server``, and return all that have come.
-
-        This is for the pool of a successor of the launcher, instead of ``call`` and ``begin``. Waits at most ``timeout_s``
-        seconds. Agents that have not come by then count as lost, and are told to end if they come later. ``output`` shows
-        what ranks write.
-        """
-        self._server, self._output = server, output
-        for member in self.members:
-            member.credit = Credit(self._sender(member.place.index))
-        with self._changed:
-            self._adopts = True
-            for member in self.members:
-                if not member.place.host:  # others may run at the places of its ranks
-                    member.gone = _GIVEN_UP
-        server.start()
-
-        def is_decided(member: Agent) -> bool:
-            return member.adopted is not None or bool(member.gone) or member.place.index not in expected
-
-        self._wait(is_decided, time.monotonic() + timeout_s, lambda: False)
-        with self._changed:
-            self._adopts = False
-            for member in self.members:
-                if member.adopted is None and not member.gone:
-                    late = f"its agent has not come within {timeout_s:g} s"
-                    member.gone = late if member.place.index in expected else "its host does not answer"
-        return [member for member in self.members if member.adopted is not None]
-
     def hand_over(self, handover: Handover) -> None:
         """Tell all agents what a successor of this launcher needs. Any thread may call this."""
         for member in self.members:
@@ -296,28 +228,27 @@ class AgentPool:
         Agents that come later are told of it when they come.
         """
         self._newest = world
-        assert self._server is not None
         data = encode(world)  # once: it names every member
         for member in self.members:
             if not member.over and member.here:
-                self._server.tell(member.place.index, data)
+                self._send(member.place.index, data)
 
     # --- while ranks run
 
     def ranks(self) -> list[RemoteRank]:
         """Return one RemoteRank for each rank that agents run. A supervisor watches the ranks by these objects."""
-        return [RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.ranks]
+        return [
+            RemoteRank(rank, partial(self._tell, member.place.index))
+            for member in self.members
+            for rank in member.ranks
+        ]
 
-    def serves(self, rank: int) -> bool:
-        """Return whether the agent that runs ``rank`` can start another process of it. Any thread may call this."""
-        return any(rank in member.ranks and not member.over for member in self.members)
-
-    def again(self, host: str, rank: int, environ: Mapping[str, str], output: Output, start: int = 0) -> RemoteRank:
+    def again(self, host: str, rank: int, environ: Mapping[str, str], start: int = 0) -> RemoteRank:
         """Start another process of ``rank``, whose process has ended, and return what a supervisor can watch.
 
-        ``environ`` are the variables that only this rank gets, ``output`` takes its lines, and ``start`` is the number of
-        processes that it had before. Raises OSError if no
-        agent serves ``host``. If the agent is lost meanwhile, the supervisor learns that the rank is lost.
+        ``environ`` are the variables that only this rank gets, and ``start`` is the number of processes that it had before.
+        Raises OSError if no agent serves ``host``. If the agent is lost meanwhile, the supervisor learns that the rank is
+        lost.
         """
         member = next((member for member in self.members if member.place.host == host and not member.over), None)
         if member is None:
@@ -326,9 +257,10 @@ class AgentPool:
         member.ranks.append(rank)
         member.served.add(rank)
         self._starts[rank] = start
-        output.add_fed_later(rank)
+        assert self.streams.output is not None
+        self.streams.output.add_fed_later(rank)
         self._tell(member.place.index, Again(RankTask(rank, dict(environ), start)))
-        return RemoteRank(rank, self._teller(member.place.index))
+        return RemoteRank(rank, partial(self._tell, member.place.index))
 
     def release(self) -> None:
         """Tell the agents that no rank will be started again, so that each agent ends when its ranks have ended."""
@@ -346,7 +278,7 @@ class AgentPool:
         for member in self.members:
             for rank in member.ranks:
                 output.add_fed(rank)
-        self._output = output
+        self.streams.output = output
 
     def attach(self, supervisor: Supervisor) -> None:
         """Report the end of each rank to ``supervisor`` from now on.
@@ -363,23 +295,12 @@ class AgentPool:
         for rank, returncode, lost, certain in early:
             supervisor.ended_on_host(rank, returncode, lost, certain)
 
-    def credit_of(self, rank: int) -> Credit:
-        """Return the Credit object of the agent that runs ``rank``, by which streams are sent to this agent."""
-        credit = next(member.credit for member in self.members if rank in member.ranks)
-        assert credit is not None
-        return credit
-
     def results(self) -> dict[int, bytes]:
         """Return the pickled results of the function, by rank. Ranks that have sent no result are missing."""
         found = [
-            (rank, data) for member in self.members for rank, data in member.results.items() if rank in member.ranks
+            (rank, self.streams.result(member.place.index, rank)) for member in self.members for rank in member.ranks
         ]
-        return {rank: bytes(data) for rank, data in found}
-
-    def pids(self) -> dict[int, tuple[int, str]]:
-        """Return, by rank, the process id and the host. Call this after all agents have started their ranks."""
-        begun = [(member.place, member.begun.pids) for member in self.members if member.begun is not None]
-        return {rank: (pid, place.host) for place, pids in begun for rank, pid in zip(place.ranks, pids)}
+        return {rank: result for rank, result in found if result is not None}
 
     # --- the end
 
@@ -389,11 +310,11 @@ class AgentPool:
         Stop waiting if no output has arrived for 4 seconds, unless a slow screen has not yet shown all received output.
         Stop waiting at once if ``give_up()`` becomes true.
         """
-        before = self._arrived
+        before = self.streams.arrived
         while not self._wait(lambda m: m.over, time.monotonic() + _CLEARED_S, give_up):
-            if give_up() or (not self._feeding and self._arrived == before):
+            if give_up() or (not self.streams.is_feeding and self.streams.arrived == before):
                 return
-            before = self._arrived
+            before = self.streams.arrived
 
     def close(self) -> None:
         """Tell every agent to kill its ranks and to end, and then end the commands that started the agents."""
@@ -402,10 +323,8 @@ class AgentPool:
                 member.credit.close()
             if member.here:
                 self._tell(member.place.index, Quit())
-        until_s = time.monotonic() + _LET_GO_S
-        for started in self._started:
-            called = any(self.members[index].here for index in started.command.agents)
-            started.close(max(0.0, until_s - time.monotonic()) if called else 0.0)
+        if self._commands is not None:
+            self._commands.close({member.place.index for member in self.members if member.here})
 
     # --- in the server's thread
 
@@ -420,7 +339,7 @@ class AgentPool:
             self._lose(member, str(error))
             return
         if isinstance(message, Data):
-            self._take(agent, member, message)
+            self.streams.take(agent, message, member.served)
         elif isinstance(message, Ended):
             # An agent that was lost may come back, but its ranks were given up: others may run at their places now.
             is_present = message.rank in member.ranks and message.start >= self._starts.get(message.rank, 0)
@@ -476,77 +395,9 @@ class AgentPool:
             for rank in list(member.ranks):
                 self._end(rank, LOST, f"it could not be started: {message.error}")
 
-    def _take_over(self, agent: int, member: Agent, message: Adopt) -> None:
-        with self._changed:
-            is_known = member.adopted is not None  # it connects again, because it has not heard the answer
-            if self._adopts and not is_known:
-                for place, start in (process for world in message.worlds for process in world.processes):
-                    self._starts[place] = max(start, self._starts.get(place, 0))
-                if not member.gone and _has_older(message, self._starts):
-                    self._set_aside(member, message)
-            late = bool(member.gone) or not (is_known or self._adopts)
-            if not late and not is_known:
-                member.adopted, member.here = message, True
-                member.ranks = [place for (place, _), _ in message.running]
-                member.begun = Begun(tuple(pid for _, pid in message.running))
-                member.wants_to_leave = message.leaves
-                assert self._output is not None
-                for (place, start), _ in (*message.running, *message.ended):
-                    self._starts[place] = max(start, self._starts.get(place, 0))
-                    self._output.add_fed_later(place)  # also what those that have ended had still to say
-                for other in self.members:
-                    if other.adopted is not None and _has_older(other.adopted, self._starts):
-                        self._set_aside(other, other.adopted)
-            self._changed.notify_all()
-        if late:
-            self._disown(member)
-        else:
-            self._tell(agent, Adopted())
-
-    def _set_aside(self, member: Agent, told: Adopt) -> None:
-        """Give up the agent ``member``, as the lost launcher had done. ``told`` is what the agent has told this successor."""
-        self._say(f"{member.place.host} is given up, as the launcher had done: its ranks are told to end")
-        member.gone = _GIVEN_UP
-        member.adopted = replace(told, running=())  # what it knows of worlds and of deaths counts
-        ranks, member.ranks = member.ranks, []
-        # These are no ends of the processes that run at their places now.
-        self._early = [one for one in self._early if one[0] not in ranks]
+    def _take_over(self, _agent: int, member: Agent, _message: Adopt) -> None:
+        """Handle the message of an agent that has lost its launcher. It is not this one, so the agent has to end."""
         self._disown(member)
-        self.unheard(ranks, False)
-
-    def _take(self, agent: int, member: Agent, piece: Data) -> None:
-        nbytes = len(piece.data)
-        self._arrived += nbytes
-        if piece.stream == "result":
-            member.results.setdefault(piece.rank, bytearray()).extend(piece.data)
-            self._tell(agent, Ack(nbytes))
-        elif _PART.fullmatch(piece.stream):
-            self._write_part(member, piece)
-            self._tell(agent, Ack(nbytes))
-        elif self._output is not None:
-            with self._changed:
-                self._feeding += 1
-            self._output.feed(piece.rank, piece.stream, piece.data, lambda: self._shown(agent, nbytes))
-
-    def _write_part(self, member: Agent, piece: Data) -> None:
-        if self.timeline_dir is None or piece.rank not in member.served or not piece.data:
-            return
-        # In an elastic job, processes of one rank may have run on several hosts, each of which numbers its own parts.
-        key = piece.rank, piece.stream
-        if key not in member.parts:
-            member.parts[key] = part_of(self.timeline_dir, piece.rank)
-        path = member.parts[key]
-        try:
-            with open(path, "ab") as file:
-                file.write(piece.data)
-        except OSError as error:
-            self._say(f"{path}: {error.strerror}")
-            self.timeline_dir = None
-
-    def _shown(self, agent: int, nbytes: int) -> None:
-        with self._changed:
-            self._feeding -= 1
-        self._tell(agent, Ack(nbytes))
 
     # --- in any thread
 
@@ -557,13 +408,9 @@ class AgentPool:
                 continue  # such a command may end before its agent; if the agent has ended, too, it is silent
             if not member.over:
                 certain = len(started.command.agents) == 1 and self._launcher.proves_end(code)
-                self._lose(member, self._explain(member, started, code), certain)
-
-    def _explain(self, member: Agent, started: Started, code: int | None) -> str:
-        if member.here:
-            last = started.text.strip().splitlines()[-1:]
-            return f"its agent ended{f': {last[0]}' if last else ''}"
-        return self._launcher.explain(member.place.host, code, started.text)
+                assert self._commands is not None
+                why = self._commands.explain(started, member.place.host, member.here, code)
+                self._lose(member, why, certain)
 
     def _lose(self, member: Agent, reason: str, certain: bool = False) -> None:
         with self._changed:
@@ -593,16 +440,11 @@ class AgentPool:
         self._supervisor.ended_on_host(rank, returncode, lost, certain)
 
     def _tell(self, agent: int, message: ToAgent) -> None:
-        assert self._server is not None
-        self._server.tell(agent, encode(message))
+        self._send(agent, encode(message))
 
-    def _teller(self, agent: int) -> Callable[[ToAgent], None]:
-        return lambda message: self._tell(agent, message)
-
-    def _sender(self, agent: int) -> Callable[[bytes], None]:
+    def _send(self, agent: int, data: bytes) -> None:
         assert self._server is not None
-        server = self._server
-        return lambda data: server.tell(agent, data)
+        self._server.tell(agent, data)
 
     def _wait(
         self,
@@ -616,12 +458,3 @@ class AgentPool:
                     return False
                 self._changed.wait(_SLICE_S)
         return True
-
-
-def _has_older(told: Adopt, starts: Mapping[int, int]) -> bool:
-    """Return whether the agent that has ``told`` this runs a process at whose place a later one has run, as in ``starts``.
-
-    The launcher then had given up the agent, or it would not have started the later one. ``starts`` has the processes of
-    other agents, and those of the worlds that agents have been told of.
-    """
-    return any(start < starts.get(place, 0) for (place, start), _ in told.running)

@@ -62,6 +62,7 @@ class RemoteLaunch:
     """The part of a job's launch that uses agents. Only the main thread may use this object."""
 
     remote_plan: RemotePlan
+    registry: Registry
     say: Callable[[str], None]
     agents: AgentPool = field(init=False)
     calls_hosts: ClassVar[bool] = True
@@ -77,7 +78,7 @@ class RemoteLaunch:
 
     # --- before
 
-    def look(self, registry: Registry, program: str, files: Sequence[str], port: int) -> Look:
+    def look(self, program: str, files: Sequence[str], port: int) -> Look:
         """Return the message that asks every agent to report on its host.
 
         The report says whether ``program`` and ``files`` exist on the host, among other things. ``port`` is the value
@@ -88,7 +89,7 @@ class RemoteLaunch:
             directory=self.remote_plan.directory,
             files=tuple(files),
             program=program,
-            packages=tuple(compared_packages(registry)),
+            packages=tuple(compared_packages(self.registry)),
             network_interface=self.remote_plan.settings.text("network_interface"),
             ports=2 * most + 2,  # agents of one host choose independently, and may choose the same ports
             port=port,
@@ -98,7 +99,6 @@ class RemoteLaunch:
         self,
         server: Server,
         look: Look,
-        registry: Registry,
         interrupted: Callable[[], object],
         show: Callable[[str], None],
         verbose: bool = False,
@@ -120,7 +120,7 @@ class RemoteLaunch:
             raise NotStarted(f"no agent can be started: {error}") from None
         if not self.agents.gather(self.remote_plan.settings.number("start_timeout_s"), interrupted):
             return
-        checks = self._checks(registry)
+        checks = self._checks()
         wrong = [check for check in checks if check.problems]
         why = {check.host: check.problems for check in wrong}
         if len(wrong) == 1 and len(wrong[0].problems) == 1 and not verbose:
@@ -149,13 +149,13 @@ class RemoteLaunch:
         self._own = {prefix for command in commands for prefix in command.own}
         self._descriptors = {name for command in commands for name in command.descriptors}
 
-    def _checks(self, registry: Registry) -> list[HostCheck]:
+    def _checks(self) -> list[HostCheck]:
         """Return the result of checking each host, in the order of the hosts.
 
         For a host with several agents, return the result of only one agent: one with problems, if there is such a
         result.
         """
-        packages = compared_packages(registry)
+        packages = compared_packages(self.registry)
         found: dict[str, HostCheck] = {}
         for member in self.agents.members:
             check = judge(member.place.host, member.report, member.gone, packages)
@@ -216,7 +216,7 @@ class RemoteLaunch:
         timeline; None means that the agents send no parts. The wait ends early if ``interrupted()`` becomes true.
         """
         self._job = job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
-        self.agents.timeline_dir = timeline_dir
+        self.agents.streams.timeline_dir = timeline_dir
         begins = [
             self._begin(member.place.host, member.place.ranks, job, len(member.place.ranks))
             for member in self.agents.members
@@ -224,7 +224,7 @@ class RemoteLaunch:
         patience_s = _BEGIN_S + _COMPILE_S * any(one.kernels for one in begins)
         problems = self.agents.begin(begins, patience_s, interrupted)
         if not problems and any(one.stdin_rank >= 0 for one in begins):
-            credit = self.agents.credit_of(0)
+            credit = next(member.credit for member in self.agents.members if 0 in member.ranks)
             threading.Thread(target=_feed, args=(credit,), name="ddl-feed", daemon=True).start()
         return problems
 
@@ -245,14 +245,14 @@ class RemoteLaunch:
         self._descriptors |= set(command.descriptors)
         self.agents.call_late(place, command)
 
-    def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
+    def take_in(self, member: Agent, slots: int) -> tuple[str, ...]:
         """Check the host of ``member``, an agent started by ``call_late`` that has sent its report.
 
         If there is no problem, send the agent the data that it needs to start up to ``slots`` ranks, and return (). If
         the host cannot take part, end the agent and return one line of text for each problem.
         """
         assert member.report is not None and self._job is not None
-        check = judge(member.place.host, member.report, member.gone, compared_packages(registry))
+        check = judge(member.place.host, member.report, member.gone, compared_packages(self.registry))
         if check.problems:
             self.agents.dismiss(member)
             return tuple(check.problems)

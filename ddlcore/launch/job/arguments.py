@@ -6,13 +6,31 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ddlcore.config.loading import Settings
-from ddlcore.launch.job.horovod import read_keywords
+from ddlcore.launch.job.horovod import KEYWORDS, read_keywords
 from ddlcore.launch.job.launcher import check_route
 from ddlcore.launch.job.placement import Placed, check_elastic, find_discovery, place
 from ddlcore.plug.registry import Registry
 
+# Arguments, and the settings with the same meaning. If two arguments have one meaning, the later one of this table counts.
+_SETTINGS = (
+    ("backend", "backend"),
+    ("start_timeout_s", "start_timeout_s"),
+    ("torch_env", "torch_env"),
+    ("ssh_port", "ssh_port"),
+    ("ssh_identity_file", "ssh_identity_file"),
+    ("network_interface", "network_interface"),
+    ("network_interfaces", "network_interface"),
+    ("min_np", "min_np"),
+    ("min_num_proc", "min_np"),
+    ("max_np", "max_np"),
+    ("max_num_proc", "max_np"),
+    ("slots", "slots_per_host"),
+    ("reset_limit", "reset_limit"),
+    ("host_discovery_script", "host_discovery_script"),
+)
 _CALLER = 4  # stack level, seen from ``_warn``, of the code that has called ``ddlcore.run``
 
 
@@ -55,33 +73,32 @@ def number_of_ranks(
     return num_proc
 
 
-def settings_from(horovod: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of ddl that have the same meaning as these arguments of ``horovod.run``.
+def settings_asked(asked: Mapping[str, Any]) -> dict[str, object]:
+    """Return the settings of ddl that ``asked``, all arguments of ``ddlcore.run`` by name, ask for.
 
-    ``horovod`` has the value of each argument by name. Warns about arguments that have no effect in ddl. Raises
-    ValueError for arguments that ddl cannot support, and for bad values.
+    An argument that is None was not given. Warns about arguments that have no effect in ddl. Raises ValueError for
+    arguments that ddl cannot support, and for bad values.
     """
-    if horovod["use_gloo"] and horovod["use_mpi"]:
+    if asked["use_gloo"] and asked["use_mpi"]:
         raise ValueError("run: use_gloo and use_mpi name different transports; pass one of them, or backend=")
     try:
-        answers = read_keywords(horovod)
+        answers = read_keywords({name: asked[name] for name in KEYWORDS})
     except ValueError as error:
         raise ValueError(f"run: {error}") from None
     if answers.refusals:
         raise ValueError(f"run: {answers.refusals[0]}")
     for note in answers.notes:
         _warn(note, UserWarning)
-    return answers.settings
-
-
-def given(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the items of ``settings`` whose value is not None."""
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def joined(names: str | Sequence[str] | None) -> str | None:
-    """Return ``names`` as one text, with a comma between two names. Return None if ``names`` is None."""
-    return names if names is None or isinstance(names, str) else ",".join(names)
+    own = {setting: asked[name] for name, setting in _SETTINGS if asked[name] is not None}
+    if asked["cooldown_range"] is not None:
+        own["host_cooldown_s"] = " ".join(map(str, asked["cooldown_range"]))
+    if not isinstance(own.get("network_interface", ""), str):
+        own["network_interface"] = ",".join(own["network_interface"])
+    if asked["dashboard"] is not None:
+        # True and False ask for any free port and for no live page; a port or an address is the setting itself.
+        words = {True: "auto", False: ""} if isinstance(asked["dashboard"], bool) else {}
+        own["dashboard"] = words.get(asked["dashboard"], str(asked["dashboard"]))
+    return {**answers.settings, **own}
 
 
 def placed_on(

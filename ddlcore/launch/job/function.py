@@ -18,18 +18,17 @@ from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError, RankFailed, ReplicasDiffer
 from ddlcore.launch.job.arguments import (
     check_call,
-    given,
-    joined,
     number_of_ranks,
     placed_on,
-    settings_from,
+    settings_asked,
 )
-from ddlcore.launch.job.growth import Growth, growth_of
+from ddlcore.launch.job.growth import BeginHere, Growth, growth_of
 from ddlcore.launch.job.launcher import prepare_directory
-from ddlcore.launch.job.local_ranks import begin_all, chosen_port, local_environments, supervise
+from ddlcore.launch.job.local_ranks import LateEnvironment, begin_all, chosen_port, local_environments
 from ddlcore.launch.job.network import FailureLog, open_network
 from ddlcore.launch.job.placement import Placed
-from ddlcore.launch.job.watch import RunningRanks, WatchedJob, Watches, watching
+from ddlcore.launch.job.running import RunningJob
+from ddlcore.launch.job.watch import WatchedJob, Watches, watching
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen, coloured, stream_writer
 from ddlcore.launch.ranks.command import own_python
@@ -119,33 +118,10 @@ def run(
     raised on that rank. The other ranks then have ``grace_s`` seconds (a setting) to end by themselves. Raises
     ReplicasDiffer if the ranks returned but their parameters differ.
     """
+    asked = dict(locals())  # all arguments by name
     check_call(func, args, kwargs, executable)
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
-    elastic = {
-        "min_np": min_np if min_num_proc is None else min_num_proc,
-        "max_np": max_np if max_num_proc is None else max_num_proc,
-        "slots_per_host": slots,
-        "reset_limit": reset_limit,
-        "host_cooldown_s": None if cooldown_range is None else " ".join(map(str, cooldown_range)),
-        "host_discovery_script": host_discovery_script,
-    }
-    horovod = {
-        "start_timeout": start_timeout,
-        "disable_cache": disable_cache,
-        "use_gloo": use_gloo,
-        "use_mpi": use_mpi,
-        "mpi_args": mpi_args,
-    }
-    own = {
-        "backend": backend,
-        "start_timeout_s": start_timeout_s,
-        "torch_env": torch_env,
-        "dashboard": _dashboard_setting(dashboard),
-        "ssh_port": ssh_port,
-        "ssh_identity_file": ssh_identity_file,
-        "network_interface": joined(network_interface if network_interfaces is None else network_interfaces),
-    }
-    settings, registry = settings_of(environ, {**settings_from(horovod), **given(own), **given(elastic)})
+    settings, registry = settings_of(environ, settings_asked(asked))
     ranks = number_of_ranks(num_proc, np, hosts, hostfile, host_discovery_script)
     placed = placed_on(ranks, hosts, hostfile, settings, registry, environ)
     directory = None if output_filename is None else Path(output_filename)
@@ -195,14 +171,14 @@ def run_placed(
 
     watches.open(lambda text: output.say(f"ddlcore.run: {text}"), lambda text: _show(screens[1], text))
     with contextlib.ExitStack() as stack:
-        remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, say)
+        remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, registry, say)
         membership = build_membership(placed.layout.ranks, settings, placed.places, placed.most)
         server, failure_log = open_network(placed.places, settings, registry, say, remote, None, membership, watches)
         stack.callback(server.close)
         stack.callback(watches.drained)
         if remote is not None:
             stack.callback(remote.agents.close)
-            _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
+            _prepare(remote, server, environ, task, lambda text: _show(screens[1], text) if remarks else None)
         threads, environments, late = local_environments(
             placed.layout, remote, settings, environ, server.job_file, chosen_port(placed.layout, environ)
         )
@@ -214,19 +190,8 @@ def run_placed(
         if remote is not None:
             remote.agents.join(output)
         processes = _begin(environments, files, output)
-
-        def begin_here(rank: int, hosts: Sequence[int]) -> RankProcess:
-            if rank in files:
-                os.close(files.pop(rank))
-            files[rank] = nameless_file()
-            process = _begin_rank(rank, environments.get(rank) or late(rank, hosts), files)
-            output.add_again(rank, process.stdout, process.stderr)
-            return process
-
-        growth: Growth | None = None
-        if membership is not None:
-            growth = growth_of(placed, settings, membership, begin_here, server, remote, output, registry, say)
-            stack.callback(growth.close)
+        again = _again(environments, late, files, output)
+        growth = growth_of(placed, settings, membership, again, server, remote, say)
         ends = _supervised(
             processes, placed, settings, server, failure_log, output, remote, environ, say, watches, growth
         )
@@ -238,21 +203,36 @@ def run_placed(
     return results
 
 
+def _again(
+    environments: Mapping[int, dict[str, str]], late: LateEnvironment, files: dict[int, int], output: Output
+) -> BeginHere:
+    """Return the function that starts another process of a rank on this host, with a new file for its outcome."""
+
+    def begin_here(rank: int, hosts: Sequence[int]) -> RankProcess:
+        if rank in files:
+            os.close(files.pop(rank))
+        files[rank] = nameless_file()
+        process = _begin_rank(rank, environments.get(rank) or late(rank, hosts), files)
+        output.add_again(rank, process.stdout, process.stderr)
+        return process
+
+    return begin_here
+
+
 def _close_all(files: Mapping[int, int]) -> None:
     for fd in files.values():
         os.close(fd)
 
 
-def _remote_launch(remote_plan: RemotePlan, say: Callable[[str], None]) -> RemoteLaunch:
+def _remote_launch(remote_plan: RemotePlan, registry: Registry, say: Callable[[str], None]) -> RemoteLaunch:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
 
-    return RemoteLaunch(remote_plan, say)
+    return RemoteLaunch(remote_plan, registry, say)
 
 
 def _prepare(
     remote: RemoteLaunch,
     server: Server,
-    registry: Registry,
     environ: Mapping[str, str],
     task: bytes,
     show: Callable[[str], None],
@@ -264,7 +244,7 @@ def _prepare(
     server.start()
     layout = remote.remote_plan.layout
     port = wanted_port(environ) if layout.ranks[0] in layout.remote_hosts else 0
-    remote.prepare(server, remote.look(registry, sys.executable, (), port), registry, lambda: False, show)
+    remote.prepare(server, remote.look(sys.executable, (), port), lambda: False, show)
     remote.agents.send_task(task)
 
 
@@ -296,8 +276,8 @@ def _supervised(
     If an exception interrupts this function, such as KeyboardInterrupt, all ranks are ended before the exception is
     raised again.
     """
-    again = None if growth is None else growth.begin
-    supervisor = supervise(processes, remote, settings, server, failure_log, say, watches.rank_ended, growth, again)
+    agents = None if remote is None else remote.agents
+    job = RunningJob(processes, settings, server, failure_log, say, agents, growth, watches)
     try:
         output.start()
         if remote is None:
@@ -306,23 +286,13 @@ def _supervised(
             problems = remote.begin((), environ, settings, lambda: False)
             if problems:
                 raise DdlInternalError(f"run: {'; '.join(problems)}")
-        if growth is not None:
-            if remote is not None and failure_log.history is not None:
-                failure_log.history.host_of = growth.host_name
-            growth.attach(supervisor, placed.discovery)
-        host_of = growth.host_name if growth is not None else placed.host_names().__getitem__
-        status = failure_log.history.status if failure_log.history is not None else str
-        watches.begin(RunningRanks(supervisor.abandon, host_of, status))
-        ends = supervisor.run()
-        if growth is not None:
-            growth.close()
-            ends = growth.relevant()
+        ends = job.run(placed.host_names().__getitem__, placed.discovery)
         if remote is not None:
             remote.agents.release()
             remote.agents.finish(lambda: False)
         return ends
     except BaseException:  # Ctrl-C, or an exception that one of the caller's signal handlers raised
-        supervisor.stop()
+        job.supervisor.stop()
         raise
     finally:
         output.drain()
@@ -330,17 +300,6 @@ def _supervised(
 
 def _show(screen: Screen, text: str) -> None:
     screen.show("ddl", [(f"ddlcore.run: {line}".encode(), b"\n") for line in text.splitlines()])
-
-
-def _dashboard_setting(dashboard: str | int | bool | None) -> str | None:
-    """Return the value of the setting ``dashboard`` that corresponds to the argument ``dashboard`` of ``run``.
-
-    Return None if ``dashboard`` is None, which means that the argument was not given. The environment then determines
-    the setting.
-    """
-    if isinstance(dashboard, bool):
-        return "auto" if dashboard else ""
-    return None if dashboard is None else str(dashboard)
 
 
 def _pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:

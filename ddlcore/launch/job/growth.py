@@ -28,30 +28,35 @@ if TYPE_CHECKING:
     from ddlcore.launch.agents.agent_pool import Agent, AgentPool
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
     from ddlcore.launch.job.placement import Placed
-    from ddlcore.launch.output.output import Output
     from ddlcore.launch.ranks.supervisor import Supervisor, Watched
-    from ddlcore.plug.registry import Registry
 
 TICK_S = 1.0  # time between two queries of host discovery, and between two calls of ``HostTable.decide``
+HandOver = Callable[[HostTable], None]
 CALL_S = 60.0  # from the call of a host until its agent has reported; ssh may wait for ever for a shell on a sick host
+
+
+def no_successor(_table: HostTable) -> None:
+    """Tell nobody, because the job ends with its launcher."""
 
 
 def growth_of(
     placed: Placed,
     settings: Settings,
-    membership: Membership,
+    membership: Membership | None,
     begin_here: BeginHere,
     server: Server,
     remote: RemoteLaunch | None,
-    output: Output,
-    registry: Registry,
     say: Callable[[str], None],
-) -> Growth:
+    hand_over: HandOver = no_successor,
+) -> Growth | None:
     """Return the object that changes the hosts and processes of the elastic job described by ``placed``.
 
+    Return None if ``membership`` is None, because the job is not elastic.
     ``begin_here`` starts another process of a rank on this host. ``remote`` is None if the job has no agents. ``say``
-    shows a line to the user.
+    shows a line to the user. ``hand_over``: see Growth.
     """
+    if membership is None:
+        return None
     layout, whole = placed.layout, placed.remote_plan is not None and placed.remote_plan.provider.whole
     hosts = placed.hosts or (HostSlots(layout.hosts[0], layout.size),)
     here = -1 if whole else layout.here
@@ -62,7 +67,7 @@ def growth_of(
     table = HostTable(hosts, layout.ranks, placed.places, most, cooldown_s, here)
     revival = revival_of(table, membership, settings)
     call_s = max(CALL_S, settings.number("start_timeout_s"))
-    return Growth(table, revival, here, begin_here, server, remote, output, registry, say, call_s)
+    return Growth(table, revival, here, begin_here, server, remote, say, hand_over, call_s)
 
 
 def revival_of(table: HostTable, membership: Membership, settings: Settings) -> Revival:
@@ -93,7 +98,7 @@ class Remote(Protocol):
     def call_late(self, host: str) -> None:
         """Start the agent of ``host``. Raises OSError or ValueError if there is no way."""
 
-    def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
+    def take_in(self, member: Agent, slots: int) -> tuple[str, ...]:
         """Tell an agent that was called late what it needs. Returns the problems for which it cannot take part."""
 
 
@@ -123,19 +128,19 @@ class Growth:
         begin_here: BeginHere,
         server: Server,
         remote: Remote | None,
-        output: Output,
-        registry: Registry,
         say: Callable[[str], None],
+        hand_over: HandOver = no_successor,
         call_s: float = CALL_S,
         starts: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
         """Begin with the ranks that were started at the start of the job.
 
         ``here`` is the index in ``table`` of the host whose processes ``begin_here`` starts; -1 means that there is no
-        such host. An agent that has not reported ``call_s`` seconds after its call is given up. ``starts`` has the number
+        such host. ``hand_over`` tells agents what a successor of the launcher needs, if that has changed; it is called at
+        least once a second. An agent that has not reported ``call_s`` seconds after its call is given up. ``starts`` has the number
         of processes that each rank had before its present or last one, if not 0.
         """
-        self.hand_over: Callable[[HostTable], None] = lambda table: None  # called once a second
+        self._hand_over = hand_over
         self._starts = dict(starts)
         self._call_s = call_s
         self._table = table
@@ -144,8 +149,6 @@ class Growth:
         self._begin_here = begin_here
         self._server = server
         self._remote = remote
-        self._output = output
-        self._registry = registry
         self._say = say
         self._supervisor: Supervisor | None = None
         self._closing = threading.Event()
@@ -202,7 +205,7 @@ class Growth:
         assert self._remote is not None
         name = self._table.name_of(rank)
         variables = self._remote.own_variables(rank, name, self._hosts(rank))
-        return self._remote.agents.again(name, rank, variables, self._output, self._starts[rank])
+        return self._remote.agents.again(name, rank, variables, self._starts[rank])
 
     def delay_s(self, end: End) -> float | None:
         """Return the time in seconds after which the supervisor starts the ended rank again on the same host.
@@ -286,7 +289,7 @@ class Growth:
         if index < 0 or self._remote is None:
             return
         if not member.gone:
-            problems = self._remote.take_in(member, self._registry, max(1, self._table.hosts[index].slots))
+            problems = self._remote.take_in(member, max(1, self._table.hosts[index].slots))
             if not problems:
                 self._table.reached(index)
                 self._act()
@@ -309,7 +312,7 @@ class Growth:
         """Carry out the decisions that the host table makes now: start agents and ranks, and dismiss ranks."""
         if self._revival.over:
             return
-        self.hand_over(self._table)
+        self._hand_over(self._table)
         now_s = time.monotonic()
         for host in self._table.called_before(now_s - self._call_s):
             assert self._remote is not None

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 
 from ddlcore.config.loading import Settings
 from ddlcore.control.server import Server
-from ddlcore.coordinator.membership import Coordinating
+from ddlcore.coordinator.membership import Coordinating, Membership
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
-from ddlcore.launch.job.growth import BeginHere, Growth, growth_of
+from ddlcore.launch.job.growth import BeginHere, HandOver, growth_of, no_successor
 from ddlcore.launch.job.handover import HandingOver, directory_of_successors, inform
-from ddlcore.launch.job.local_ranks import begin_all, local_environments, supervise
+from ddlcore.launch.job.local_ranks import begin_all, local_environments
 from ddlcore.launch.job.network import FailureLog, open_network
+from ddlcore.launch.job.running import RunningJob
 from ddlcore.launch.job.signals import SignalTrap
 from ddlcore.launch.job.timeline import Gathering
-from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob, Watches, watching
+from ddlcore.launch.job.watch import Watch, WatchedJob, Watches, watching
 from ddlcore.launch.output.output import Output, rank_directory
 from ddlcore.launch.output.screen import Screen, coloured, file_writer
 from ddlcore.launch.ranks.command import may_run_python
@@ -33,7 +34,7 @@ from ddlcore.launch.ranks.environment import (
     master_port,
     usable_cores,
 )
-from ddlcore.launch.ranks.exit_status import End, NotStarted, exit_code, first_failure, summary
+from ddlcore.launch.ranks.exit_status import End, NotStarted, first_failure, summary
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.ranks.supervisor import Supervisor
@@ -188,28 +189,16 @@ def _run(launch: Launch, watches: Watches) -> int:
         compile_kernels(screens[1].say, launch.settings.text("cache_dir"))
     adopt_orphans()
     with contextlib.ExitStack() as stack:
-        try:
-            gathering = Gathering.of(launch.settings)
-        except ValueError as error:
-            raise NotStarted(str(error)) from None
+        gathering = _gathering(launch.settings)
         if gathering is not None:
             stack.push(lambda kind, error, trace: gathering.drop() if kind is NotStarted else None)
         remote: RemoteLaunch | None = None
         if launch.remote_plan is not None:
             from ddlcore.launch.agents.remote_launch import RemoteLaunch
 
-            remote = RemoteLaunch(launch.remote_plan, say)
-        try:
-            quorum = _quorum(launch, remote)
-            home = Coordinating(host=launch.layout.here)
-            membership = build_membership(
-                launch.layout.ranks, launch.settings, launch.places, launch.placed.most, quorum, home
-            )
-            server, failure_log = open_network(
-                launch.places, launch.settings, launch.registry, say, remote, launch.driver, membership, watches
-            )
-        except (ValueError, DdlInternalError) as error:
-            raise NotStarted(str(error)) from None
+            remote = RemoteLaunch(launch.remote_plan, launch.registry, say)
+        quorum = _quorum(launch, remote)
+        server, failure_log, membership = _open(launch, remote, quorum, say, watches)
         stack.callback(server.close)
         if remote is not None and membership is not None:
             inform(remote.agents, server, membership, failure_log)
@@ -226,32 +215,16 @@ def _run(launch: Launch, watches: Watches) -> int:
         processes, begin_here = _begin(launch, server, output, say, remote, gathering)
         if remote is not None:
             _begin_remote(launch, remote, output, processes, trap, gathering)
-        growth: Growth | None = None
-        if membership is not None:
-            parts = (begin_here, server, remote, output, launch.registry, say)
-            growth = growth_of(launch.placed, launch.settings, membership, *parts)
-        again = None if growth is None else growth.begin
-        supervisor = supervise(
-            processes, remote, launch.settings, server, failure_log, say, watches.rank_ended, growth, again
-        )
-        if growth is not None:
-            if remote is not None and failure_log.history is not None:
-                failure_log.history.host_of = growth.host_name
-            if remote is not None and quorum is not None:
-                most = max(launch.size, launch.placed.most)
-                growth.hand_over = HandingOver(remote, most, directory_of_successors(launch.output_dir))
-            growth.attach(supervisor, launch.placed.discovery)
-            stack.callback(growth.close)
+        parts = (begin_here, server, remote, say, _handing_over(launch, remote, quorum))
+        growth = growth_of(launch.placed, launch.settings, membership, *parts)
+        agents = None if remote is None else remote.agents
+        job = RunningJob(processes, launch.settings, server, failure_log, say, agents, growth, watches)
+        supervisor = job.supervisor
         trap.forward(supervisor.deliver, say)
-        host_of = growth.host_name if growth is not None else launch.placed.host_names().__getitem__
-        status = failure_log.history.status if failure_log.history is not None else str
-        watches.begin(RunningRanks(supervisor.abandon, host_of, status))
         if launch.end is not None:
             launch.end.attach(supervisor.finish)
-        ends = supervisor.run()
-        if growth is not None:
-            growth.close()
-            ends = growth.relevant()
+        host_of = growth.host_name if growth is not None else launch.placed.host_names().__getitem__
+        ends = job.run(host_of, launch.placed.discovery)
         interrupts = trap.interrupts
         if remote is not None:
             remote.agents.release()
@@ -260,9 +233,39 @@ def _run(launch: Launch, watches: Watches) -> int:
         if gathering is not None:
             gathering.finish(screens[1].say, launch.size)
     _conclude(launch, host_of, ends, failure_log, output, screens[1], supervisor, begun_s)
-    stopped = bool(failure_log.stopped) and not failure_log.differ
-    code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
-    return code or int(bool(failure_log.differ))
+    return failure_log.exit_code(ends, supervisor.killed)
+
+
+def _gathering(settings: Settings) -> Gathering | None:
+    try:
+        return Gathering.of(settings)
+    except ValueError as error:
+        raise NotStarted(str(error)) from None
+
+
+def _open(
+    launch: Launch, remote: RemoteLaunch | None, quorum: Quorum | None, say: Callable[[str], None], watches: Watches
+) -> tuple[Server, FailureLog, Membership | None]:
+    """Open the control network, and return its server, and what decides about the worlds of an elastic job."""
+    try:
+        home = Coordinating(host=launch.layout.here)
+        membership = build_membership(
+            launch.layout.ranks, launch.settings, launch.places, launch.placed.most, quorum, home
+        )
+        server, failure_log = open_network(
+            launch.places, launch.settings, launch.registry, say, remote, launch.driver, membership, watches
+        )
+    except (ValueError, DdlInternalError) as error:
+        raise NotStarted(str(error)) from None
+    return server, failure_log, membership
+
+
+def _handing_over(launch: Launch, remote: RemoteLaunch | None, quorum: Quorum | None) -> HandOver:
+    """Return the function that tells agents what a successor of this launcher needs."""
+    if remote is None or quorum is None:
+        return no_successor
+    most = max(launch.size, launch.placed.most)
+    return HandingOver(remote, most, directory_of_successors(launch.output_dir))
 
 
 def _quorum(launch: Launch, remote: RemoteLaunch | None) -> Quorum | None:
@@ -279,9 +282,9 @@ def _prepare(
 ) -> None:
     server.start()
     away = launch.layout.ranks[0] in launch.layout.remote_hosts
-    look = remote.look(launch.registry, launch.command[0], launch.needs, launch.port if away else 0)
+    look = remote.look(launch.command[0], launch.needs, launch.port if away else 0)
     try:
-        remote.prepare(server, look, launch.registry, trap.came, show, launch.verbose, os.isatty(2))
+        remote.prepare(server, look, trap.came, show, launch.verbose, os.isatty(2))
     except NotStarted:
         _stop_if_asked(trap)
         raise
@@ -312,7 +315,9 @@ def _begin_remote(
         _stop_if_asked(trap)
         raise NotStarted("; ".join(problems))
     if launch.verbose:
-        for rank, (pid, host) in sorted(remote.agents.pids().items()):
+        begun = [(member.place, member.begun.pids) for member in remote.agents.members if member.begun is not None]
+        pids = [(rank, pid, place.host) for place, pids in begun for rank, pid in zip(place.ranks, pids)]
+        for rank, pid, host in sorted(pids):
             output.say(f"ddl run: rank {rank} is process {pid} on {host}")
 
 

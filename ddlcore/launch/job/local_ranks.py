@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddlcore.config.loading import Settings
-from ddlcore.control.server import Server
-from ddlcore.launch.job.network import FailureLog
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.environment import (
     HostPlace,
@@ -20,10 +18,8 @@ from ddlcore.launch.ranks.environment import (
     usable_cores,
     wanted_port,
 )
-from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess
-from ddlcore.launch.ranks.supervisor import RestartPolicy, Supervisor, Watched
 from ddlcore.types import Placement
 
 if TYPE_CHECKING:
@@ -93,40 +89,3 @@ def begin_all(ranks: Sequence[int], begin: Callable[[int], RankProcess], output:
             process.kill()
         raise
     return processes
-
-
-def supervise(
-    processes: Sequence[RankProcess],
-    remote: RemoteLaunch | None,
-    settings: Settings,
-    server: Server,
-    failure_log: FailureLog,
-    say: Callable[[str], None],
-    noted: Callable[[End], None] = lambda end: None,
-    revival: RestartPolicy | None = None,
-    begin: Callable[[int], Watched] | None = None,
-) -> Supervisor:
-    """Create and return the supervisor of all ranks: ``processes`` on this host, and the ranks that agents run.
-
-    ``noted`` is called with the end of each rank. ``revival`` decides which ranks are started again, and ``begin``
-    starts such a rank. Both are None if the job is not elastic.
-    """
-
-    def ended(end: End) -> None:
-        if failure_log.history is not None:
-            failure_log.history.ended(end)  # first: the world that follows may begin at once
-        server.rank_ended(end.rank, end.reason, end.certain)
-        noted(end)
-
-    supervisor = Supervisor(
-        [*processes, *(remote.agents.ranks() if remote is not None else [])],
-        grace_s=settings.number("grace_s"),
-        ended=ended,
-        say=say,
-        revival=revival,
-        begin=begin,
-    )
-    if remote is not None:
-        remote.agents.attach(supervisor)
-    failure_log.kill = supervisor.kill_silent
-    return supervisor

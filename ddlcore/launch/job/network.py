@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddlcore.config.loading import Settings
@@ -13,6 +13,7 @@ from ddlcore.coordinator.membership import Membership
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.watch import Watches
+from ddlcore.launch.ranks.exit_status import End, exit_code
 from ddlcore.messages.elastic import Ballot, Finished, Register, World, WorldReport
 from ddlcore.messages.observing import Differ, Profile, Pulse
 from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
@@ -115,6 +116,11 @@ class FailureLog:
                 self.told_stop(message.reason)
                 self.opened()  # and that it stops
         return outgoing
+
+    def exit_code(self, ends: Sequence[End], killed: bool) -> int:
+        """Return the launcher's exit code after ``ends`` of the ranks. ``killed``: the launcher has killed all of them."""
+        stopped = bool(self.stopped) and not self.differ
+        return exit_code(ends, self.raised, killed=killed, stopped=stopped) or int(bool(self.differ))
 
     def lost(self) -> dict[int, str]:
         return self._coordinator.lost()

@@ -19,12 +19,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ddlcore.config.loading import Settings
-from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
+from ddlcore.contracts.launcher import AgentPlace, HostSlots
 from ddlcore.control.credentials import KeyPair
 from ddlcore.control.server import PreparedListener, Server
 from ddlcore.coordinator.membership import Coordinating, Membership, Outgoing
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.agent_pool import Agent, AgentPool
+from ddlcore.launch.agents.orphans import OrphanedAgents
 from ddlcore.launch.agents.succession import ANSWER_S, SuccessorTask, task_in
 from ddlcore.launch.agents.wire import Handover, Heir
 from ddlcore.launch.job.growth import Growth, revival_of
@@ -32,13 +33,14 @@ from ddlcore.launch.job.handover import HandingOver, inform
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.host_table import HostTable, cooldown_range
 from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.job.running import RunningJob
+from ddlcore.launch.job.watch import Watches
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.environment import HostPlace, late_environment
-from ddlcore.launch.ranks.exit_status import End, exit_code, first_failure, summary
+from ddlcore.launch.ranks.exit_status import End, first_failure, summary
 from ddlcore.launch.ranks.supervisor import Supervisor, Watched
 from ddlcore.messages.elastic import Opened, Process
-from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_membership, build_sessions
 from ddlcore.process.job import log_at
@@ -46,13 +48,6 @@ from ddlcore.types import Placement
 
 log = logging.getLogger("ddl")
 _GATHER_S = ANSWER_S / 2  # an agent waits longer for this process than this process waits for agents
-
-
-class _NoLauncher(Launcher):
-    """Starts no agents: those of the lost launcher go on."""
-
-    def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
-        return ()
 
 
 class _Adopted:
@@ -75,7 +70,7 @@ class _Adopted:
     def call_late(self, host: str) -> None:
         raise ValueError("the launcher that could call hosts is lost")
 
-    def take_in(self, member: Agent, registry: Registry, slots: int) -> tuple[str, ...]:
+    def take_in(self, member: Agent, slots: int) -> tuple[str, ...]:
         return ("the launcher that could take in hosts is lost",)
 
     def handover(self, hosts: Sequence[tuple[str, int]], places: int, most: int, directory: Path) -> Handover:
@@ -208,7 +203,7 @@ class _Successor:
         self._failure_log.history = History(self._say)
         hosts = {heir.agent: heir.host for heir in handover.heirs}
         places = [AgentPlace(index, hosts.get(index, ""), ()) for index in range(1 + max(hosts))]
-        self._agents = AgentPool(places, _NoLauncher(), self._say)
+        self._agents = OrphanedAgents(places, self._say)
         keys = KeyPair(task.server_public, task.server_secret)
         self._server = Server(
             handover.places,
@@ -264,29 +259,26 @@ class _Successor:
         starts: dict[int, int] = {}
         for place, start in (*(process for world in worlds for process in world.processes), *running, *ended):
             starts[place] = max(start, starts.get(place, 0))
-        parts = (self._server, remote, self._output, self._registry, self._say)
+        hand_over = HandingOver(remote, self._handover.most, Path(self._handover.directory))
+        parts = (self._server, remote, self._say, hand_over)
         growth = Growth(table, revival, -1, _starts_nothing, *parts, starts=starts)
-        supervisor = Supervisor(
-            self._agents.ranks(),
-            grace_s=self._settings.number("grace_s"),
-            ended=self._ended,
-            say=self._say,
-            revival=growth,
-            begin=growth.begin,
+        watches = Watches(self._settings)  # nothing observes the job from here
+        job = RunningJob(
+            (),
+            self._settings,
+            self._server,
+            self._failure_log,
+            self._say,
+            self._agents,
+            growth,
+            watches,
         )
-        self._agents.attach(supervisor)
-        self._failure_log.kill = supervisor.kill_silent
         history = self._failure_log.history
         assert history is not None
-        history.host_of = growth.host_name
         history.goes_on(newest, [place for place, _ in running])
-        growth.hand_over = HandingOver(remote, self._handover.most, Path(self._handover.directory))
         self._take_over(worlds, running, ended)
-        growth.hand_over(table)  # before anything else can happen to this process
-        growth.attach(supervisor, None)
-        supervisor.run()
-        growth.close()
-        ends = growth.relevant() or [
+        hand_over(table)  # before anything else can happen to this process
+        ends = job.run(growth.host_name) or [
             End(place, code, self._begun_s)
             for (place, start), code in ended.items()
             if (place, start) in newest.processes
@@ -294,7 +286,7 @@ class _Successor:
         self._agents.release()
         self._agents.finish(lambda: False)
         self._output.drain()  # before the last lines of a failed rank are asked for
-        return self._conclude(ends, supervisor, growth)
+        return self._conclude(ends, job.supervisor, growth)
 
     def _take_over(self, worlds: Sequence[Opened], running: Mapping[Process, int], ended: Collection[Process]) -> None:
         """Have the server's thread take over the members, and wait for it: before, nothing that happens can be judged."""
@@ -331,12 +323,6 @@ class _Successor:
     def _index_of(self, member: Agent) -> int:
         return [name for name, _ in self._handover.hosts].index(member.place.host)
 
-    def _ended(self, end: End) -> None:
-        history = self._failure_log.history
-        assert history is not None
-        history.ended(end)
-        self._server.rank_ended(end.rank, end.reason, end.certain)
-
     def _conclude(self, ends: Sequence[End], supervisor: Supervisor, growth: Growth) -> int:
         """Say how the job has ended, and return its exit code."""
         failure_log = self._failure_log
@@ -350,9 +336,7 @@ class _Successor:
             self._screen.say(summary(ends, first, growth.host_name(first.rank), lines, after_s, wrote))
         elif failure_log.differ:
             self._screen.say(failure_log.differ)
-        stopped = bool(failure_log.stopped) and not failure_log.differ
-        code = exit_code(ends, failure_log.raised, killed=supervisor.killed, stopped=stopped)
-        return code or int(bool(failure_log.differ)) or int(not ends)
+        return failure_log.exit_code(ends, supervisor.killed) or int(not ends)
 
 
 def _starts_nothing(rank: int, hosts: Sequence[int]) -> Watched:

@@ -280,7 +280,9 @@ class Supervisor:
     def _go_on(self, end: End, revival: RestartPolicy) -> None:
         """In an elastic job, decide whether the rank of ``end`` is started again, and report this to the user."""
         delay_s = revival.delay_s(end)
-        if self._begin is None or self._ends_all or self._is_wished(end):
+        # Whether the end follows from a signal to the job: then the rank is not to be started again.
+        is_wished = end.at_s - self._wished.get(end.returncode, -math.inf) < _WISH_S
+        if self._begin is None or self._ends_all or is_wished:
             delay_s = None
         if delay_s is not None:
             self._due[end.rank] = end.at_s + delay_s
@@ -303,10 +305,6 @@ class Supervisor:
         if self._begin is None or self._revival is None or self._ends_all or self._finished or self.killed:
             return False
         return not self._wished and self._revival.expects
-
-    def _is_wished(self, end: End) -> bool:
-        """Return whether ``end`` follows from a signal to the job, so that the rank is not to be started again."""
-        return end.at_s - self._wished.get(end.returncode, -math.inf) < _WISH_S
 
     @property
     def _ends_all(self) -> bool:

@@ -16,7 +16,7 @@ from ddlcore.runtime.device.executor import DeviceExecutor
 from ddlcore.runtime.device.routes import SOLO, STAGED_ON_HOST, DeviceOpener, DeviceRoutes
 from ddlcore.runtime.device.staging import HostRuns
 from ddlcore.runtime.meter import Meter
-from ddlcore.runtime.process_sets import Opener, ProcessSets
+from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.routes import Offers, asked_for_devices
 from ddlcore.types import CPU, Device
 
@@ -45,7 +45,6 @@ class Accelerators:
         self,
         shelf: Shelf,
         settings: Mapping[str, object],
-        opener: Opener,
         sets: ProcessSets,
         solo: Callable[[], Transport],
         compressor: Callable[[str, Kernels], Compressor],
@@ -64,7 +63,7 @@ class Accelerators:
         self._stage_sparse_on_host = self._stage_on_host or settings["device_sparse"] == STAGED_ON_HOST
         self.devices = Devices(self._open, self._own, over, meter)
         device_opener = DeviceOpener(shelf.transports.values, shelf.missing, self._build, self._wanted, launched_by)
-        sets.beside = self._routes = DeviceRoutes(opener, device_opener, sets, self.devices, meter)
+        sets.beside = self._routes = DeviceRoutes(sets.opener, device_opener, sets, self.devices, meter)
         self.executor = DeviceExecutor(self._routes, compressor, host)
 
     def label(self, device: Device, sparse: bool = False, stage_on_host: bool = False) -> str:
