@@ -72,6 +72,9 @@ class _Wire:
     def give_up(self, agent: int) -> None:
         pass
 
+    def admit(self, key: str) -> None:
+        pass
+
 
 class Members:
     """The members of one elastic job of ``size`` places, its coordinator, and the history of its worlds.
