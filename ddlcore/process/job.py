@@ -58,8 +58,8 @@ class Job:
     ) -> None:
         """Create the job without connecting to other ranks; ``start`` connects.
 
-        ``world_place``: where this process is in the launch and in this world. ``network`` connects to the coordinator and the
-        store.
+        ``world_place``: where this process is in the launch and in this world. ``network`` connects to the coordinator
+        and to the store.
         """
         self.placement = placement = world_place.placement
         self.launched = world_place.launched  # the placement in the whole launch, not only in this world
@@ -271,7 +271,7 @@ class Job:
         return self._parts.stats()
 
     def stats_of_world(self) -> Stats:
-        """Return what ``stats`` does, but only what was counted in this world. The same threads may call it."""
+        """Return the same as ``stats``, but counted in this world only. Any thread may call this."""
         return self._parts.stats_of_world()
 
     @property

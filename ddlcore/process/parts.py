@@ -250,12 +250,12 @@ class Parts:
         self.timeline.begin(file, mark_cycles, directory, self.standing.session, self.standing.report)
 
     def stats(self) -> Stats:
-        """Return what this process has counted since init; see ``Stats``. Any thread may call this; it takes no lock."""
+        """Return what this process has counted since init; see ``Stats``. Any thread may call this. The call takes no lock."""
         own = self.stats_of_world()
         return own if self._before is None else added(self._before, own)
 
     def stats_of_world(self) -> Stats:
-        """Return what ``stats`` does, but only what was counted in this world. The same threads may call it."""
+        """Return the same as ``stats``, but counted in this world only. Any thread may call this."""
         world = world_stats(self._placement.size, self.standing.report)
         return self.meter.stats(self.waiter.waited_s, self.sets.routes(), self.tensor_queue.steps(), world)
 

@@ -82,7 +82,7 @@ class Channel(Protocol):
 
 
 class Informed(Protocol):
-    """What the control thread asks about the rank."""
+    """The rank, as far as the control thread asks about it."""
 
     rank: int
 
@@ -129,7 +129,7 @@ class ControlThread:
         self._stopping = False
         self._alarm = Alarm(patience)
         self._patience_s = self._alarm.interval_s
-        # What is done with each message; what a function returns is sent to the coordinator.
+        # The function that handles each kind of message. If it returns a message, that is sent to the coordinator.
         self._deeds: Mapping[type[FromCoordinator], Callable[[Any], ToCoordinator | None]] = {
             Answer: decisions.answer,
             Freeze: decisions.freeze,

@@ -1,4 +1,4 @@
-"""Take over the agents of a lost launcher, for its successor."""
+"""The agents of a job whose launcher is lost: its successor takes them over."""
 
 from __future__ import annotations
 
