@@ -142,6 +142,9 @@ class ProcessSets:
         self._lock = threading.Lock()
         self._members: dict[int, tuple[int, ...]] = {}
         self._open: dict[int, Communicator] = {}
+        # The route of each set's communicator. While ``reopen`` replaces a communicator, the route stays, because other
+        # threads may ask for it at any time.
+        self._routes: dict[int, Route] = {}
         self._opening: Transport | None = None
         self._aborted = False
 
@@ -155,6 +158,7 @@ class ProcessSets:
             with self._lock:
                 self._opening = None
                 self._open[set_id] = communicator
+            self._routes[set_id] = communicator.route
         self._members[set_id] = ranks
 
     def _begin(self, transport: Transport) -> None:
@@ -172,6 +176,7 @@ class ProcessSets:
         self._members.pop(set_id, None)
         if self.beside is not None:
             self.beside.remove(set_id)
+        self._routes.pop(set_id, None)
         with self._lock:
             communicator = self._open.pop(set_id, None)
         if communicator is not None:
@@ -206,8 +211,8 @@ class ProcessSets:
 
         Any thread may call this, because it takes no lock.
         """
-        found = sorted(self._open.copy().items())  # one call of C: the engine cannot change the dict during it
-        own = {set_id: f"{one.route.name} ({one.route.reason})" for set_id, one in found}
+        found = sorted(self._routes.copy().items())  # one call of C: the engine cannot change the dict during it
+        own = {set_id: f"{route.name} ({route.reason})" for set_id, route in found}
         told = self.beside.routes() if self.beside is not None else {}
         return {set_id: "; ".join(filter(None, (text, told.get(set_id)))) for set_id, text in own.items()}
 
@@ -216,10 +221,25 @@ class ProcessSets:
 
         Any thread may call this.
         """
-        own = frozenset(provider.name for provider in self.communicator(set_id).route.providers())
+        own = frozenset(provider.name for provider in self.route(set_id).providers())
         return own | self.beside.transports(set_id) if self.beside is not None else own
 
+    def route(self, set_id: int) -> Route:
+        """Return the route for the tensors of process set ``set_id`` in host memory.
+
+        While the set's communicator is being opened again, this is the route of the one before. Any thread may call
+        this. Raises DdlInternalError if this rank is no member of such a set.
+        """
+        route = self._routes.get(set_id)
+        if route is None:
+            raise DdlInternalError(f"process set {set_id} has no open communicator on this rank")
+        return route
+
     def communicator(self, set_id: int) -> Communicator:
+        """Return the open communicator of process set ``set_id``. Only the engine's thread may call this.
+
+        Raises DdlInternalError if there is none.
+        """
         communicator = self._open.get(set_id)
         if communicator is None:
             raise DdlInternalError(f"process set {set_id} has no open communicator on this rank")
@@ -254,5 +274,6 @@ class ProcessSets:
         with self._lock:
             communicators = list(self._open.values())
             self._open.clear()
+        self._routes.clear()
         for communicator in communicators:
             communicator.transport.close()

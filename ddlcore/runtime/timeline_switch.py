@@ -171,7 +171,7 @@ class TimelineSwitch:
 
     def _transport(self, set_id: int, kind: Kind) -> str:
         try:
-            return self._sets.communicator(set_id).route.serving(kind).name
+            return self._sets.route(set_id).serving(kind).name
         except DdlInternalError:  # the process set was removed meanwhile
             return "ddl"
 

@@ -31,6 +31,7 @@ from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.process.job import Job
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.fenced import FencedPersistentRequest
+from ddlcore.runtime.device.routes import DeviceRoutes
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.testing import World
 from ddlcore.text.installing import pip_install
@@ -706,8 +707,18 @@ def test_one_call_may_go_by_way_of_the_host() -> None:
 
 
 @pytest.mark.parametrize("route", [KIND, "cpu"])
-def test_a_search_that_opens_communicators_anew_opens_the_devices_too(route: str) -> None:
-    """What the hosts' transport confirms a bucket with is gone with it; the routes are there again at once."""
+def test_a_search_that_opens_communicators_anew_opens_the_devices_too(
+    route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the hosts' transport confirms a bucket with is gone with it. Whoever asks meanwhile is told of the last."""
+    meanwhile: list[dict[int, str]] = []
+    anew = DeviceRoutes.reopen
+
+    def reopen(routes: DeviceRoutes, *args: Any) -> None:
+        meanwhile.append(routes.routes())
+        anew(routes, *args)
+
+    monkeypatch.setattr(DeviceRoutes, "reopen", reopen)
     knob = Knob("shm_chunk_bytes", choices=(0, 65536), reopens=True)
     default: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_bucket_bytes": 0, "overlap": "on"}
     default["shm_chunk_bytes"] = 0
@@ -729,6 +740,7 @@ def test_a_search_that_opens_communicators_anew_opens_the_devices_too(route: str
     with World(2, backend="shm", settings=settings, registry=pretend_registry(), driver=driver) as world:
         for text in world.run(play, last=True):
             assert KIND in text and "asked for" in text
+    assert meanwhile and all(KIND in told[0] for told in meanwhile)
 
 
 def test_objects_and_barriers_are_the_hosts() -> None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from ddl_conform.store import ThreadStore
 
-from ddlcore.runtime.process_sets import abort_all
+from ddlcore.builtin.solo import SoloTransport
+from ddlcore.errors import DdlInternalError
+from ddlcore.hooks import TransportProvider
+from ddlcore.kernels.cpu import CpuKernels
+from ddlcore.runtime.process_sets import Opener, ProcessSets, abort_all
+from ddlcore.runtime.routes import Route
+from ddlcore.types import Member
 
 
 class Waiting:
@@ -44,3 +53,30 @@ def test_where_no_thread_starts_any_more_they_run_one_after_the_other(monkeypatc
     transports: list[Any] = [Quick(), Quick(), Quick()]
     abort_all(transports)
     assert sorted(map(id, called)) == sorted(map(id, transports))
+
+
+def test_the_route_is_known_while_a_communicator_is_opened_anew() -> None:
+    """A user's thread may ask for it at any moment, for example by ``ddl.stats()`` during a search."""
+    asked: list[Callable[[], object]] = []
+    told: list[object] = []
+
+    def build(route: Route) -> SoloTransport:
+        told.extend(ask() for ask in asked)
+        return SoloTransport()
+
+    route = Route(TransportProvider("solo", "x:Solo"), "asked for")
+    members = (Member(0, 0),)
+    opener = Opener(0, members, ThreadStore(), CpuKernels(), {}, 5.0, lambda members: route, build)
+    sets = ProcessSets(opener)
+    sets.add(0, (0,))
+    sets.add(3, (0,))
+    asked += [sets.routes, lambda: sets.transports(0)]
+    sets.reopen(replace(opener, generation=1))
+    known = {0: "solo (asked for)", 3: "solo (asked for)"}
+    assert told == [known, {"solo"}] * 2
+    sets.remove(3)
+    assert sets.routes() == {0: "solo (asked for)"}
+    sets.close()
+    assert sets.routes() == {}
+    with pytest.raises(DdlInternalError, match="process set 0 has no open communicator"):
+        sets.transports(0)

@@ -269,6 +269,9 @@ class DeviceRoutes:
         self._devices = devices
         self._lock = threading.Lock()
         self._open: dict[tuple[int, str], OnDevice] = {}
+        # What other threads are told of each route, whether the tensors are staged, the transport's name and the reason.
+        # While ``reopen`` replaces a route, this stays.
+        self._told: dict[tuple[int, str], tuple[bool, str, str]] = {}
         self._transports: list[Transport] = []  # those that abort() must reach, also while they are being opened
         self._aborted = False
 
@@ -282,6 +285,7 @@ class DeviceRoutes:
             found = self._make(set_id, label)
             with self._lock:
                 self._open[set_id, label] = found
+            self._told[set_id, label] = found.transport is None, found.name, found.reason
         return found
 
     def _make(self, set_id: int, label: str) -> OnDevice:
@@ -328,6 +332,7 @@ class DeviceRoutes:
         Only the engine's thread may call this.
         """
         for key in [key for key in self._open if key[0] == set_id]:
+            self._told.pop(key, None)
             self._shut(key)
 
     def shut(self) -> list[tuple[int, str]]:
@@ -384,6 +389,7 @@ class DeviceRoutes:
         with self._lock:
             routes = list(self._open.values())
             self._open.clear()
+        self._told.clear()
         deadline_s = time.monotonic() + patience_s
         for stream in self._devices.streams:
             try:
@@ -421,21 +427,19 @@ class DeviceRoutes:
     def transports(self, set_id: int) -> frozenset[str]:
         """Return the names of the open transports of process set ``set_id`` for devices.
 
-        Any thread may call this.
+        Any thread may call this, because it takes no lock.
         """
-        with self._lock:
-            found = list(self._open.items())
-        return frozenset(one.name for (of, _), one in found if of == set_id and one.transport is not None)
+        told = list(self._told.copy().items())  # one call of C: the engine cannot change the dict during it
+        return frozenset(name for (of, _), (staged, name, _) in told if of == set_id and not staged)
 
     def routes(self) -> dict[int, str]:
         """Return, for each process set, a text that says how the set's tensors on devices are reduced, and why.
 
         Any thread may call this, because it takes no lock.
         """
-        found = sorted(self._open.copy().items())
         told: dict[int, str] = {}
-        for (set_id, label), one in found:
-            way = one.name if one.transport is not None else f"staged on the host, {one.name}"
-            text = f"{describe_device(label_of_stream(label))}: {way} ({one.reason})"
+        for (set_id, label), (staged, name, reason) in sorted(self._told.copy().items()):
+            way = f"staged on the host, {name}" if staged else name
+            text = f"{describe_device(label_of_stream(label))}: {way} ({reason})"
             told[set_id] = f"{told[set_id]}; {text}" if set_id in told else text
         return told
