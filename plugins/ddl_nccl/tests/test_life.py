@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ddl_conform.group import finish
+from ddl_nccl import communicator as module
 from ddl_nccl import reductions, watchdog
-from ddl_nccl import transport as module
 from ddl_nccl.conformance import HostedTransport
 from ddl_nccl.joining import Joining
 from ddl_nccl.standin import StandIn
@@ -378,7 +378,7 @@ def test_no_call_goes_on_with_what_an_abort_has_freed(monkeypatch: pytest.Monkey
     class Slow(StandIn):
         def group_end(self) -> None:
             begun.set()
-            assert until(lambda: first._failure is not None, 15.0)  # the abort has begun
+            assert until(lambda: first._communicator._failure is not None, 15.0)  # the abort has begun
             if wait_s:
                 time.sleep(0.2)  # an abort that does not wait would have ended the communicator by now
             else:

@@ -57,7 +57,7 @@ def test_a_rank_without_nccl_is_heard_of_by_all() -> None:
     """All ranks hear soon that one rank has no NCCL, instead of waiting for their timeout."""
     standin = StandIn()
     group = hosted(3, standin)
-    group.transports[2]._given = Broken()  # type: ignore[attr-defined]  # this transport's own
+    group.transports[2]._communicator._given = Broken()  # type: ignore[attr-defined]  # this transport's own
 
     def play(rank: int, transport: Transport) -> None:
         begun_s = time.monotonic()

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ddl_conform.pretend import KIND, PretendQueue, PretendRuntime
-from ddl_nccl.standin import Comm, StandIn, StandInError
+from ddl_nccl.standin import StandIn, StandInError
 from ddl_nccl.standin_moves import AVG, MAX, SUM
+from ddl_nccl.standin_world import Comm
 
 from ddlcore.types import Device
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ddl_tf.averages import average_of_slices, divided
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from plugins.ddl_tf.tests.worlds import MODES, evaluate, ranks
 

@@ -8,7 +8,8 @@ import ddl_tf as ddl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from ddlcore.process.job import Job
 from ddlcore.testing import World

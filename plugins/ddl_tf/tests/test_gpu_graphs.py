@@ -25,7 +25,8 @@ import tensorflow as tf
 from ddl_conform.pretend import KIND, PretendRuntime
 from ddl_conform.pretend_world import PretendWorld
 from ddl_tf import crossing, placing
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from ddlcore.api import gpus
 from ddlcore.testing import World

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ddl_tf.exchange import Exchange
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from ddlcore.errors import DdlInternalError
 from ddlcore.testing import run_world

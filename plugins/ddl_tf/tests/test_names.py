@@ -11,7 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from ddlcore.api import current_job
 from ddlcore.errors import MismatchError

@@ -9,7 +9,8 @@ import ddl_tf as ddl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from plugins.ddl_tf.tests.launching import PROGRAMS, launch
 from plugins.ddl_tf.tests.worlds import evaluate, ranks

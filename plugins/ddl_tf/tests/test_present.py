@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ddl_tf.keras import SyncBatchNormalization
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from ddlcore.testing import run_world
 from plugins.ddl_tf.tests.launching import PROGRAMS, launch

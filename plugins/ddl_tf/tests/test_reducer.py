@@ -11,7 +11,8 @@ import ddl_tf as ddl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from ddlcore.errors import MismatchError
 from ddlcore.process.job import Job

@@ -191,7 +191,7 @@ def test_groups_of_parameters_on_two_devices(cuda: FakeCuda, adapter: TorchAdapt
     def form(groups: Any) -> list[list[str]]:
         def play(rank: int, job: Any) -> list[list[str]]:
             optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD([here, there], lr=0.1), groups=groups)
-            return [[slot.name for slot in group.slots] for group in optimizer._ddl.groups]
+            return [[slot.name for slot in group.slots] for group in optimizer._ddl.parameters.groups]
 
         with World(2) as world:
             return world.run(play)[0]

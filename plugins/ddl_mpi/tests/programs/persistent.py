@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from ddl_conform.group import finish
-from ddl_mpi import transport as module
+from ddl_mpi import collectives as module
+from ddl_mpi.transport import MpiTransport
 
 import ddlcore as ddl
 from ddlcore.api import current_job
@@ -23,7 +24,7 @@ class Ranks:
         ddl.init()
         self.rank, self.size = ddl.rank(), ddl.size()
         self.transport: Any = current_job().sets.communicator(0).transport
-        assert isinstance(self.transport, module.MpiTransport)
+        assert isinstance(self.transport, MpiTransport)
         self.step = 0
 
     def reduce(self, source: Any, target: Any) -> None:
@@ -36,7 +37,7 @@ class Ranks:
 
     def persistent(self) -> int:
         """Return how many persistent requests this rank keeps."""
-        return sum(not isinstance(kept, int) for kept in self.transport._requests.values())
+        return sum(not isinstance(kept, int) for kept in self.transport._collectives._requests.values())
 
 
 def _buffer(array: Any) -> Buffer:
@@ -69,7 +70,7 @@ def main() -> None:
     for _ in range(CALLS):
         for array in arrays:
             ranks.reduce(array, array)
-    assert len(ranks.transport._requests) == 2
+    assert len(ranks.transport._collectives._requests) == 2
     for _ in range(CALLS):
         ranks.reduce(arrays[0], arrays[0])
     assert ranks.persistent() >= 1

@@ -44,7 +44,7 @@ def main(own_calls: str) -> None:
             calls = own_calls == "mixed" or (own_calls == "few" and number in (1, STEPS // 2))
             step(gradients, window * STEPS + number, calls)
         messages.append(ddl.stats()["control_messages"] - before)
-    kept = current_job().sets.communicator(0).transport._requests  # type: ignore[attr-defined]  # MPI's
+    kept = current_job().sets.communicator(0).transport._collectives._requests  # type: ignore[attr-defined]  # MPI's
     print(f"messages {min(messages)} persistent {sum(not isinstance(one, int) for one in kept.values())} of {messages}")
     ddl.shutdown()
 

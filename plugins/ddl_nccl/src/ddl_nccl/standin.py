@@ -11,21 +11,18 @@ import os
 import threading
 import time
 import weakref
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from ddl_conform.pretend import PretendQueue
 
 from ddl_nccl.layer import Raw
-from ddl_nccl.standin_moves import AVG, SUM, TYPES, Asked, carry_out, memory
+from ddl_nccl.standin_moves import AVG, SUM, TYPES, Asked
+from ddl_nccl.standin_world import RECEIVES, SENDS, Comm, StandInWorld
 
 VERSION = 23203
 INVALID_ARGUMENT, INVALID_USAGE = 4, 5
-SENDS, RECEIVES = "send", "recv"
 
 
 class StandInError(Exception):
@@ -34,47 +31,6 @@ class StandInError(Exception):
     def __init__(self, status: int, text: str) -> None:
         self.status = status
         super().__init__(text)
-
-
-class _Round:
-    """One collective: the calls that the ranks have made so far, and whether the collective has ended."""
-
-    def __init__(self) -> None:
-        self.parts: dict[int, Asked] = {}
-        self.over = False
-
-
-@dataclass
-class _Message:
-    call: Asked
-    over: bool = False
-
-
-class _World:
-    """The ranks that use one unique id, and their communicators."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.comms: dict[int, Comm] = {}
-        self.changed = threading.Condition()
-        self.rounds: defaultdict[int, _Round] = defaultdict(_Round)
-        self.messages: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
-
-
-@dataclass(eq=False)
-class Comm:
-    """One rank's communicator. NCCL frees it when it is aborted or destroyed, so a later use counts as a fault."""
-
-    world: _World
-    rank: int
-    device: int
-    error: int = 0
-    account: str = ""
-    aborted: bool = False
-    ended: str = ""
-    collectives: int = 0  # called so far
-    queued: int = 0  # number of groups of calls that the queue has not finished
-    streams: set[int] = field(default_factory=set)
 
 
 class StandIn(Raw):
@@ -88,7 +44,7 @@ class StandIn(Raw):
         self.deaf: set[int] = set()  # streams that never reach a collective, so that it never ends
         self._version = version
         self._lock = threading.Lock()
-        self._worlds: dict[bytes, _World] = {}
+        self._worlds: dict[bytes, StandInWorld] = {}
         self._comms: list[Comm] = []
         self._queues: weakref.WeakValueDictionary[int, PretendQueue] = weakref.WeakValueDictionary()
         self._group = threading.local()
@@ -130,7 +86,7 @@ class StandIn(Raw):
     def unique_id(self) -> bytes:
         made = os.urandom(128)
         with self._lock:
-            self._worlds[made] = _World(0)
+            self._worlds[made] = StandInWorld(self.faults, self.deaf)
         return made
 
     def init(self, size: int, unique_id: bytes, rank: int, device: int, name: str) -> Comm:
@@ -156,7 +112,7 @@ class StandIn(Raw):
 
     def state(self, comm: Comm) -> int:
         if comm.ended:
-            self._fault(comm, f"was asked for its state after its {comm.ended}")
+            comm.fault(f"was asked for its state after its {comm.ended}")
         return comm.error
 
     def last_error(self, comm: Comm | None) -> str:
@@ -172,12 +128,12 @@ class StandIn(Raw):
 
     def destroy(self, comm: Comm) -> None:
         if comm.queued:
-            self._fault(comm, f"was destroyed with {comm.queued} calls queued")
+            comm.fault(f"was destroyed with {comm.queued} calls queued")
         self._end(comm, "end")
 
     def _end(self, comm: Comm, how: str) -> None:
         if comm.ended:
-            self._fault(comm, f"{how} after its {comm.ended}")
+            comm.fault(f"{how} after its {comm.ended}")
         comm.ended = how
 
     # --- calls
@@ -235,14 +191,14 @@ class StandIn(Raw):
         if not isinstance(comm, Comm):
             self._raise(INVALID_ARGUMENT, "no communicator")
         if comm.ended:
-            self._fault(comm, f"was called after its {comm.ended}")
+            comm.fault(f"was called after its {comm.ended}")
             self._raise(INVALID_ARGUMENT, "the communicator is gone")
         if stream not in self._queues:
-            self._fault(comm, f"was called on stream {stream}, which nobody knows")
+            comm.fault(f"was called on stream {stream}, which nobody knows")
         if call.count <= 0 or call.dtype not in TYPES or not SUM <= call.op <= AVG:
-            self._fault(comm, f"was asked for {call.said}")
+            comm.fault(f"was asked for {call.said}")
         if call.root >= comm.world.size:
-            self._fault(comm, f"has no rank {call.root}")
+            comm.fault(f"has no rank {call.root}")
         if getattr(self._group, "depth", 0):
             self._group.calls.append((comm, stream, call))
         else:
@@ -251,7 +207,7 @@ class StandIn(Raw):
     def _launch(self, comm: Comm, stream: int, calls: Sequence[Asked]) -> None:
         comm.streams.add(stream)
         if len(comm.streams) > 1:
-            self._fault(comm, "was called on several streams")
+            comm.fault("was called on several streams")
         numbered = []
         for call in calls:
             number = -1
@@ -261,99 +217,8 @@ class StandIn(Raw):
             numbered.append((number, call))
         queue = self._queues[stream]
         comm.queued += 1
-        queue.call(partial(self._run, comm, queue, numbered))
-
-    # --- on the queue's thread
-
-    def _run(self, comm: Comm, queue: PretendQueue, calls: Sequence[tuple[int, Asked]]) -> None:
-        world = comm.world
-        for _, call in calls:
-            for address, nbytes in call.spans(world.size):
-                queue.runtime.require(address, nbytes)
-        try:
-            with world.changed:
-                sent = self._sends(comm, calls)
-                for number, call in calls:
-                    if number >= 0:
-                        self._collective(comm, number, call)
-                for _, call in calls:
-                    if call.kind == RECEIVES:
-                        self._receive(comm, call)
-                for message in sent:
-                    with self._waiting(comm) as wait:
-                        while not message.over:
-                            wait()
-        except _Aborted:
-            pass  # the kernel ends, and the stream continues with whatever is in the memory
-        finally:
-            comm.queued -= 1
-
-    def _sends(self, comm: Comm, calls: Sequence[tuple[int, Asked]]) -> list[_Message]:
-        sent = []
-        for _, call in calls:
-            if call.kind == SENDS:
-                message = _Message(call)
-                comm.world.messages[comm.rank, call.root].append(message)
-                sent.append(message)
-        comm.world.changed.notify_all()
-        return sent
-
-    def _receive(self, comm: Comm, call: Asked) -> None:
-        incoming = comm.world.messages[call.root, comm.rank]
-        with self._waiting(comm) as wait:
-            while not incoming or comm.world.comms[call.root].aborted:
-                wait()
-        message = incoming.popleft()
-        if (message.call.count, message.call.dtype) != (call.count, call.dtype):
-            self._fault(comm, f"receives {call.said} where rank {call.root} sends {message.call.said}")
-        else:
-            memory(call.target, call.count, call.dtype)[:] = memory(message.call.source, call.count, call.dtype)
-        message.over = True
-        comm.world.changed.notify_all()
-
-    def _collective(self, comm: Comm, number: int, call: Asked) -> None:
-        """Take part in a collective on the thread of this rank's queue.
-
-        The last rank that takes part executes the collective. ``number`` is the number of the collective among those of
-        the communicator. If a rank was aborted, its memory may be freed. Then the collective is not executed, and the
-        other ranks wait until they are aborted too.
-        """
-        world = comm.world
-        this = world.rounds[number]
-        this.parts[comm.rank] = call
-        deaf = self.deaf & {stream for comm in world.comms.values() for stream in comm.streams}
-        if len(this.parts) == world.size and not deaf and not any(one.aborted for one in world.comms.values()):
-            said = {part.said for part in this.parts.values()}
-            if len(said) > 1:
-                self._fault(comm, f"the ranks disagree: {' / '.join(sorted(said))}")
-            else:
-                carry_out([this.parts[rank] for rank in range(world.size)])
-            this.over = True
-            del world.rounds[number]
-            world.changed.notify_all()
-            return
-        with self._waiting(comm) as wait:
-            while not this.over:
-                wait()
-
-    @contextmanager
-    def _waiting(self, comm: Comm) -> Iterator[Any]:
-        def wait() -> None:
-            if comm.aborted:
-                raise _Aborted
-            comm.world.changed.wait(0.05)
-
-        yield wait
-
-    # --- what is amiss
-
-    def _fault(self, comm: Comm, what: str) -> None:
-        self.faults.append(f"rank {comm.rank}'s communicator: {what}")
+        queue.call(partial(comm.world.run, comm, queue, numbered))
 
     def _raise(self, status: int, text: str) -> NoReturn:
         self._last_error.text = text
         raise StandInError(status, f"result {status}")
-
-
-class _Aborted(Exception):
-    """Raised to end a kernel whose communicator was aborted."""

@@ -11,7 +11,8 @@ import tensorflow as tf
 from ddl_tf.averages import divided
 from ddl_tf.errors import translating
 from ddl_tf.local import LocalVariables
-from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
+from ddl_tf.reducer import Reducer, verbatim
+from ddl_tf.reduction import Groups, Reduction
 from ddlcore.api import ProcessSet, global_process_set, resolve_op
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average

@@ -8,15 +8,12 @@ for each other. See docs/design/tensorflow.md.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import re
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
@@ -27,83 +24,27 @@ from ddl_tf.autograd import ADAPTER, OPERATIONS
 from ddl_tf.averages import average_of_slices
 from ddl_tf.buckets import Look, cut, pack
 from ddl_tf.crossing import arrive, depart, join, lift, look, split
-from ddl_tf.devices import HOST, check_device, is_host
+from ddl_tf.devices import HOST, is_host
 from ddl_tf.exchange import Exchange, Pools, give_up
+from ddl_tf.gradients import checked, dense_and_sparse, describe, key_of, signature
 from ddl_tf.graph import keep, refuse_xla
 from ddl_tf.placing import apart, places
+from ddl_tf.positions import position
+from ddl_tf.reduction import Reduction
 from ddl_tf.replicas import Checks
-from ddl_tf.weights import check_given, share_of, weighed
-from ddlcore.api import (
-    ProcessSet,
-    check_predivide,
-    check_weighted,
-    current_job,
-    global_process_set,
-    gradient_compression,
-    membership,
-    resolve_op,
-)
+from ddl_tf.weights import share_of, weighed
+from ddlcore.api import current_job, gradient_compression, membership
 from ddlcore.api.world import elastic_member
 from ddlcore.contracts import JobService
-from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
+from ddlcore.types import CPU, Average
 
 EXCHANGES_LIMIT = 64  # exchanges that one reducer keeps
-Groups = int | Sequence[Sequence[Any]] | None
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def verbatim(function: F) -> F:
     """Exclude ``function`` from AutoGraph, so that a ``tf.function`` traces it as it is written."""
     return cast("F", tf.autograph.experimental.do_not_convert(function))
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The options with which every gradient is reduced. Raises ValueError for invalid options.
-
-    * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
-    * ``compression``: a class of ``Compression``, the name of a compressor, or a class with the methods ``compress``
-      and ``decompress``. None: the setting ``compression`` decides.
-    * ``groups``: the number of groups of gradients that are sent together, or a list of lists of variables.
-    * ``device_dense``, ``device_sparse``: where dense and sparse gradients are reduced. '' means the device where the
-      gradients are; the name of the host, such as '/cpu:0', means the host.
-    """
-
-    op: ReduceOp = Average
-    gradient_predivide_factor: float = 1.0
-    compression: Any = None
-    sparse_as_dense: bool = False
-    device_dense: str = ""
-    device_sparse: str = ""
-    groups: Groups = None
-    process_set: ProcessSet = global_process_set
-
-    def __post_init__(self) -> None:
-        op, factor = resolve_op(self.op), self.gradient_predivide_factor
-        object.__setattr__(self, "op", op)
-        check_predivide(factor, op)
-        gradient_compression(self.compression)
-        check_device(self.device_dense, "device_dense")
-        check_device(self.device_sparse, "device_sparse")
-        if isinstance(self.groups, int) and not isinstance(self.groups, bool):
-            if self.groups < 0:
-                raise ValueError(f"groups must be 0 or more, not {self.groups}")
-        elif self.groups is not None and not isinstance(self.groups, (list, tuple)):
-            raise ValueError("groups should be a positive integer or a list of lists of tf.Variable")
-
-
-def summing(reduction: Reduction, weight: Any) -> Reduction:
-    """Return the reduction for gradients that have a ``weight``: a sum of those that each rank has multiplied.
-
-    Raises InvalidArgument if it is no plain average, or if ``weight`` cannot be a weight. Without a weight (None),
-    returns ``reduction``.
-    """
-    if weight is None:
-        return reduction
-    factor = reduction.gradient_predivide_factor
-    check_weighted(reduction.op, 1.0 / factor, factor)
-    check_given(weight, reduction.process_set)
-    return replace(reduction, op=Sum)
 
 
 # The names given to the optimizers of each job. No two are equal, and every rank has the same.
@@ -179,7 +120,7 @@ class Reducer:
         """
         if self.job.closed:
             self._bind()
-        given = [self._checked(i, g, variables) for i, g in enumerate(_all_of(gradients, variables))]
+        given = checked(gradients, variables, self.reduction)
         if not self.active:
             return given
         if not tf.executing_eagerly():
@@ -207,42 +148,19 @@ class Reducer:
         name = f"weight.{self.name}"
         self._weighing = eager
         share = share_of(
-            self.weight, self.job, self.reduction.process_set, name if eager else f"{name}.call{_place(name)}"
+            self.weight, self.job, self.reduction.process_set, name if eager else f"{name}.call{position(name)}"
         )
         self._weighing = False
         return [None if gradient is None else weighed(gradient, share) for gradient in given]
 
-    def _checked(self, index: int, gradient: Any, variables: Sequence[Any]) -> Any:
-        """Return ``gradient`` in the form in which it is reduced: a dense tensor, slices, or None.
-
-        ``index`` is the position of the gradient's variable in ``variables``. Error messages contain it.
-        """
-        if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not self.reduction.sparse_as_dense):
-            if gradient is not None and self.reduction.op not in (Average, Sum):
-                raise NotImplementedError(
-                    f"the gradient of {_called(index, variables[index])} is sparse, and op={self.reduction.op.name} "
-                    "needs dense ones; pass sparse_as_dense=True"
-                )
-            return gradient
-        called = f"the gradient of {_called(index, variables[index])}"
-        try:
-            dense = tf.convert_to_tensor(gradient)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{called} is no tensor: {error}") from None
-        try:
-            DType.of(dense.dtype.name)
-        except ValueError as error:
-            raise ValueError(f"{called}: {error}") from None
-        return dense
-
     # --- eager
 
     def _eagerly(self, given: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        dense, sparse = _kinds(given)
-        key = ("eager", tuple(_sign(gradient) for gradient in given))
+        dense, sparse = dense_and_sparse(given)
+        key = ("eager", tuple(signature(gradient) for gradient in given))
         exchange = self._exchanges.get(key)
         if exchange is None:
-            part_of = self._describe(given, variables)
+            part_of = describe(given, variables)
             exchange = self._keep(key, self._exchange(self._named(), max(len(dense), 1), part_of, None))
         exchange.check = self._check(variables)  # the key does not identify the variables
         going = self._going
@@ -281,7 +199,7 @@ class Reducer:
     # --- graphs
 
     def _in_graph(self, given: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        dense, sparse = _kinds(given)
+        dense, sparse = dense_and_sparse(given)
         gpus = self._gpus(given, variables)
         looks = [look(gradient) for gradient in given]
         runs = [part for run in self._runs(looks, dense, variables) for part in apart(run, gpus)]
@@ -292,8 +210,8 @@ class Reducer:
             with _on(gpu):
                 tensors.append(join([given[i] for i in bucket.members], bucket))
         tensors = tensors or [_nothing()]
-        part_of = self._describe(given, variables, gpus)
-        name = self._named(_place(self.name))
+        part_of = describe(given, variables, gpus)
+        name = self._named(position(self.name))
         pools = Pools()
         keep(pools)
         exchange = self._exchange(name, len(tensors), part_of, pools)
@@ -348,8 +266,8 @@ class Reducer:
             each = -(-len(late_first) // groups) or 1
             return [late_first[at : at + each] for at in range(0, len(late_first), each)]
         if isinstance(groups, (list, tuple)):
-            place = {_key(variables[i]): i for i in late_first}
-            runs = [[place.pop(_key(v)) for v in group if _key(v) in place] for group in groups]
+            place = {key_of(variables[i]): i for i in late_first}
+            runs = [[place.pop(key_of(v)) for v in group if key_of(v) in place] for group in groups]
             return [run for run in runs if run] + [[i] for i in place.values()]
         if not late_first:
             return []
@@ -362,40 +280,20 @@ class Reducer:
 
     def _exchange(self, name: str, count: int, part_of: str, pools: Pools | None) -> Exchange:
         factor = self.reduction.gradient_predivide_factor
-        kinds = {
+        options = {
             "op": self.reduction.op,
             "prescale_factor": 1.0 / factor,
             "postscale_factor": factor,
             "compression": gradient_compression(self.reduction.compression)[0],
             "process_set": self.reduction.process_set,
         }
-        return Exchange(OPERATIONS, self.job, name, count, kinds, part_of, pools)
+        return Exchange(OPERATIONS, self.job, name, count, options, part_of, pools)
 
     def _check(self, variables: Sequence[Any]) -> Callable[[JobService], None] | None:
         return self._checks.of(variables, self.reduction.process_set.process_set_id or 0)
 
     def _named(self, place: str = "") -> str:
         return f"gradient.{self.name}" + (f".call{place}" if place else "")
-
-    def _describe(self, given: Sequence[Any], variables: Sequence[Any], gpus: Sequence[str] = ()) -> str:
-        """Return a text about those properties of the gradients that must be equal on all ranks.
-
-        The text contains readable counts and a digest of all these properties. ``gpus``: the GPU of each gradient, or
-        ''.
-        """
-        signs = [_sign(gradient) for gradient in given]
-        if any(gpus):  # the buckets depend on the GPUs
-            order = list(dict.fromkeys(gpus))
-            signs.append(tuple(order.index(gpu) if gpu else -1 for gpu in gpus))
-        digest = hashlib.blake2b(repr(signs).encode(), digest_size=4).hexdigest()
-        lacking = [_called(i, variables[i]) for i, gradient in enumerate(given) if gradient is None]
-        what = f"{len(given) - len(lacking)} gradients"
-        if lacking:
-            more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
-            what += f", none for {', '.join(lacking[:4])}{more}"
-        if any(gpus):
-            what += f", {sum(map(bool, gpus))} on a GPU"
-        return f"{what} [{digest}]"
 
     def _place_slices(self, results: list[Any], given: Sequence[Any], sparse: Sequence[int], arrived: Any) -> None:
         for at, i in enumerate(sparse):
@@ -407,96 +305,9 @@ class Reducer:
             results[i] = tf.IndexedSlices(values, indices, given[i].dense_shape)
 
 
-# --- graphs
-
-
 def _on(gpu: str) -> AbstractContextManager[object]:
     """Return a context manager that places operations on ``gpu``, or where TensorFlow chooses if ``gpu`` is ''."""
     return tf.device(gpu) if gpu else nullcontext()
-
-
-def _graph() -> Any:
-    return tf.compat.v1.get_default_graph()
-
-
-_places: weakref.WeakKeyDictionary[Any, dict[str, dict[Any, int]]] = weakref.WeakKeyDictionary()
-_places_lock = threading.Lock()
-_BRANCH = re.compile(r"_(true|false|branch\d+|body|cond)_\d+$")
-
-
-def _place(name: str) -> str:
-    """Return the position of the next reduction called ``name`` within the function whose graph is current.
-
-    Several reductions of one name may be in flight at once; their positions distinguish them. Positions are counted
-    while the graph is traced, so they are equal on ranks that trace the same code. All branches of one condition share
-    a position, because different ranks may take different branches.
-    """
-    path: list[int] = []
-    graph = _graph()
-    construct: Any = None  # the condition or loop whose branch or body the inner graph is
-    # From the current graph outwards, each level adds the position of its reduction or construct. The names of branch
-    # functions end with the branch and with numbers that differ between ranks, so the key is the name without that end.
-    with _places_lock:
-        while graph is not None:
-            places = _places.setdefault(graph, {}).setdefault(name, {})
-            key = len(places) if construct is None else construct
-            path.insert(0, places.setdefault(key, len(places)))
-            graph_name = getattr(graph, "name", "")
-            construct = _BRANCH.sub("", graph_name)
-            graph = graph.outer_graph if construct != graph_name else None
-    while path and path[-1] == 0:  # no two paths become equal: a position has one reduction or construct
-        path.pop()
-    return ".".join(map(str, path))
-
-
-# --- arguments
-
-
-def _all_of(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    gradients = list(gradients)
-    if len(gradients) != len(variables):
-        raise ValueError(f"{len(gradients)} gradients are given for {len(variables)} variables; give one for each")
-    if not gradients:
-        raise ValueError(
-            "there is no variable to reduce a gradient for; is the model not built yet? Call it on a batch first"
-        )
-    return gradients
-
-
-def _kinds(given: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Return two lists: the indices of the dense gradients, and the indices of the sparse gradients.
-
-    Gradients that are None are in neither list.
-    """
-    sparse = [i for i, gradient in enumerate(given) if isinstance(gradient, tf.IndexedSlices)]
-    return [i for i, gradient in enumerate(given) if gradient is not None and i not in set(sparse)], sparse
-
-
-def _sign(gradient: Any) -> Any:
-    """Return those properties of ``gradient`` that must be the same on all ranks."""
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return "sparse", gradient.values.dtype.name, _extents(gradient.values.shape)[1:]
-    return gradient.dtype.name, _extents(gradient.shape)
-
-
-def _extents(shape: Any) -> tuple[Any, ...]:
-    return ("any",) if shape.rank is None else tuple(shape.as_list())
-
-
-def _called(index: int, variable: Any) -> str:
-    name = getattr(variable, "path", None) or getattr(variable, "name", None)
-    return f"{index} {name!r}" if name else str(index)
-
-
-def _key(variable: Any) -> Any:
-    """Return a key that identifies ``variable``.
-
-    The variable itself cannot be the key, because some variables compare by value.
-    """
-    inner = getattr(variable, "value", None)
-    return id(variable) if not isinstance(inner, tf.Variable) else id(inner)
 
 
 def _nothing() -> Any:

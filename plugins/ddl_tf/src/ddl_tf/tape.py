@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from ddl_tf.errors import translating
 from ddl_tf.local import LocalVariables, identity, variable_of
-from ddl_tf.reducer import Groups, Reducer, Reduction, summing, verbatim
+from ddl_tf.reducer import Reducer, verbatim
+from ddl_tf.reduction import Groups, Reduction, summing
 from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op
 from ddlcore.contracts import JobService
 from ddlcore.types import Average

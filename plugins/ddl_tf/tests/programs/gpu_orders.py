@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 
 import ddl_tf as ddl
 import tensorflow as tf
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 from plugins.ddl_tf.tests.late import late_gpu, on_ranks
 

@@ -16,7 +16,8 @@ import ddl_tf as ddl
 import numpy as np
 import tensorflow as tf
 from ddl_tf.exchange import Pools
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 STEPS, ROWS = 10, 8
 RATE = 0.125  # exact in float32, to which a v1 optimizer converts it

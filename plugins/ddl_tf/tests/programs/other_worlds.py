@@ -9,7 +9,8 @@ from typing import Any
 import ddl_tf as ddl
 import numpy as np
 import tensorflow as tf
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Reduction
 
 
 def own(rank: int, shift: float = 0.0) -> Any:

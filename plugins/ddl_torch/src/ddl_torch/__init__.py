@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from ddl_torch import elastic
+from ddl_torch.allreduces import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
 from ddl_torch.broadcast import (
     allgather_object,
     broadcast_object,
@@ -27,10 +37,6 @@ from ddl_torch.metrics import gather_all_tensors
 from ddl_torch.ops import (
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     alltoall_async,
     broadcast,
@@ -39,10 +45,6 @@ from ddl_torch.ops import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,

@@ -1,4 +1,4 @@
-"""Offers the collectives for torch tensors, with Horovod's names and argument orders.
+"""Offers the collectives for torch tensors, except allreduce (allreduces.py), with Horovod's names and argument orders.
 
 Every function is a collective: all members of ``process_set`` must call it with the same name. Calls without a name are
 paired by their order, so all members must make them in the same order. Any thread may call the functions, and the
@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
 from ddl_torch.compression import Compression
-from ddl_torch.weighted import weighted, weighted_now
+from ddl_torch.memory import hold_memory, mark_written_by
 from ddlcore.api import (
     Mapped,
     ProcessSet,
@@ -28,285 +27,8 @@ from ddlcore.api import (
     resolve_op,
     wire_compression,
 )
-from ddlcore.errors import DdlInternalError, InvalidArgument
-from ddlcore.types import Average, ReduceOp
-
-
-def _touched(*tensors: torch.Tensor) -> None:
-    """Inform autograd that ``tensors`` were written, so that backward raises an error if it needs their old values."""
-    for tensor in tensors:
-        increment_version(tensor)
-
-
-def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
-    """Return a handle like ``handle``, and inform autograd that the operation of ``handle`` writes to ``tensors``.
-
-    Autograd is informed now, and again when the wait for the new handle ends. Values of ``tensors`` that autograd has
-    saved before the end of the wait may be overwritten, so backward raises an error if it needs them.
-    """
-    _touched(*tensors)
-
-    def over(result: Any) -> Any:
-        _touched(*tensors)
-        return result
-
-    return Mapped(handle, over)
-
-
-def _hold_memory(tensors: Sequence[torch.Tensor]) -> None:
-    """Prevent host tensors from being resized, because an asynchronous operation writes to their memory.
-
-    From now on, ``resize_`` of such a tensor raises RuntimeError (and, because of a bug in torch, leaves the tensor
-    object with the new shape). This cannot be undone, so the tensor cannot be resized after the operation either.
-    Memory of a device is not protected. Functions that wait for their result need no protection and do not call this
-    function.
-    """
-    # The operation's reference to the storage protects against ``set_`` and ``.data =``, but ``resize_`` gives the same
-    # storage other memory. Checking the address does not help: the tensor may be resized while the reduction runs.
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            if storage.resizable():
-                torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-
-
-# --- allreduce
-
-
-def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> torch.Tensor:
-    """Return a new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``. It is differentiable.
-
-    ``weight`` is what this rank's values count for in an average, which is then sum(weight * tensor) / sum(weight): a
-    number, such as that of this rank's tokens, or a ``Share``. All members must pass one, of the same kind. If the numbers
-    of all members are 0, all of them raise InvalidArgument. So does a member at once for a weight that is negative,
-    infinite, NaN or no number, and for a weight together with another op, factors, or integers. ``synchronize`` waits for
-    the device if a number is the weight of a device's tensors.
-    """
-    wire, user = wire_compression(compression)
-    reduce_op = resolve_op(op, average)
-    call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
-    if weight is not None:
-        return weighted_now(call, [tensor], weight, user)[0]
-    if user is None:
-        return autograd.allreduce(call, tensor)
-    packed, ctx = user.compress(tensor)
-    unpacked: torch.Tensor = user.decompress(autograd.allreduce(call, packed), ctx)
-    return unpacked
-
-
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> Waitable:
-    """Start an allreduce and return a handle; ``synchronize(handle)`` returns the new, reduced tensor.
-
-    ``tensor`` is only read, but the caller must not change it before ``synchronize`` has returned.
-    """
-    if weight is not None:
-        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-        return weighted([tensor], None, True, weight, *how)
-    return OPERATIONS.allreduce_async(
-        tensor,
-        name=name,
-        op=resolve_op(op, average),
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-    )
-
-
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> torch.Tensor:
-    """Reduce ``tensor`` in place, and return it."""
-    if weight is not None:
-        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-        weighted([tensor], [tensor], True, weight, *how).wait()
-        return tensor
-    reduce_op = resolve_op(op, average)
-    try:
-        OPERATIONS.allreduce_in_place(
-            tensor,
-            name=name,
-            op=reduce_op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-        )
-    except DdlInternalError:
-        _touched(tensor)  # a part of it may have been written
-        raise
-    _touched(tensor)
-    return tensor
-
-
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> Waitable:
-    """Start to reduce ``tensor`` in place and return a handle; ``synchronize(handle)`` returns ``tensor``.
-
-    The caller must neither read nor write ``tensor`` before ``synchronize`` has returned. ``tensor`` cannot be resized
-    any more, as after ``tensor.numpy()``.
-    """
-    if weight is not None:
-        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-        return weighted([tensor], [tensor], True, weight, *how)
-    _hold_memory([tensor])
-    handle = OPERATIONS.allreduce_async(
-        tensor,
-        output=tensor,
-        name=name,
-        op=resolve_op(op, average),
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-    )
-    return _written(handle, tensor)
-
-
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> list[torch.Tensor]:
-    """Reduce all ``tensors`` as one group, and return the results as a list of new tensors.
-
-    None of the tensors is reduced before all members have submitted all of them. ``weight``: see ``allreduce``.
-    """
-    wire, user = wire_compression(compression)
-    reduce_op = resolve_op(op, average)
-    call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
-    if weight is not None:
-        return weighted_now(call, tensors, weight, user)
-    if user is None:
-        return autograd.grouped_allreduce(call, tensors)
-    pairs = [user.compress(tensor) for tensor in tensors]
-    reduced = autograd.grouped_allreduce(call, [packed for packed, _ in pairs])
-    return [user.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> Waitable:
-    """Start a grouped allreduce and return a handle; ``synchronize(handle)`` returns the list of new tensors."""
-    if weight is not None:
-        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-        return weighted(tensors, None, False, weight, *how)
-    return OPERATIONS.grouped_allreduce_async(
-        tensors,
-        name=name,
-        op=resolve_op(op, average),
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-    )
-
-
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> list[torch.Tensor]:
-    """Reduce all ``tensors`` in place as one group, and return them as a list."""
-    if weight is not None:
-        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-        reduced: list[torch.Tensor] = weighted(tensors, tensors, False, weight, *how).wait()
-        return reduced
-    reduce_op = resolve_op(op, average)
-    handle = _grouped_in_place(tensors, name, reduce_op, prescale_factor, postscale_factor, process_set)
-    result: list[torch.Tensor] = handle.wait()
-    return result
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    weight: Any = None,
-) -> Waitable:
-    """Start to reduce ``tensors`` in place and return a handle; ``synchronize(handle)`` returns ``tensors`` as a list.
-
-    The tensors cannot be resized any more, as after ``tensor.numpy()``.
-    """
-    if weight is not None:
-        how = (name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-        return weighted(tensors, tensors, False, weight, *how)
-    reduce_op = resolve_op(op, average)
-    _hold_memory(tensors)
-    return _grouped_in_place(tensors, name, reduce_op, prescale_factor, postscale_factor, process_set)
-
-
-def _grouped_in_place(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> Waitable:
-    handle = OPERATIONS.grouped_allreduce_async(
-        tensors,
-        outputs=tensors,
-        name=name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-    )
-    return _written(handle, *tensors)
-
+from ddlcore.errors import InvalidArgument
+from ddlcore.types import Average
 
 # --- allgather
 
@@ -377,7 +99,7 @@ def broadcast_async_(
 
     ``synchronize(handle)`` returns ``tensor``. The tensor cannot be resized any more, as after ``tensor.numpy()``.
     """
-    _hold_memory([tensor])
+    hold_memory([tensor])
     return start_broadcast(tensor, root_rank, name, process_set)
 
 
@@ -390,7 +112,7 @@ def start_broadcast(
     before any other code can resize the tensor.
     """
     handle = OPERATIONS.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
-    return _written(handle, tensor)
+    return mark_written_by(handle, [tensor])
 
 
 # --- alltoall

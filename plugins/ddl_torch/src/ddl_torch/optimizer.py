@@ -116,7 +116,7 @@ def DistributedOptimizer(
     reducer = Reducer(reduction, backward_passes_per_step, weight)
     if reducer.active:
         check_wrapped(named, process_set)
-    reducer.add(named, isinstance(optimizer, torch.optim.SparseAdam))
+    reducer.parameters.add(named, isinstance(optimizer, torch.optim.SparseAdam))
     watch_wrapping(reducer)
     bare = type(optimizer)
     optimizer.__class__ = type(bare.__name__, (_Distributed, bare), {"__module__": bare.__module__})
@@ -131,7 +131,7 @@ def DistributedOptimizer(
     if groups is not None and reducer.active:
         _form_groups(reducer, groups)
     verify_steps(optimizer, reducer)
-    weakref.finalize(optimizer, reducer.release).atexit = False
+    weakref.finalize(optimizer, reducer.parameters.release).atexit = False
     return optimizer
 
 
@@ -235,10 +235,10 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
             raise ValueError(f"parameter names must be unique; {', '.join(clash)} is in another group already")
         self._parameter_names.update({param: name for name, param in added})
         self._checked = _parameters(self)
-        slots = self._ddl.add(added, isinstance(self, torch.optim.SparseAdam))
-        if self._ddl.groups:
+        slots = self._ddl.parameters.add(added, isinstance(self, torch.optim.SparseAdam))
+        if self._ddl.parameters.groups:
             for part in _by_device(slots).values():
-                self._ddl.add_group(part)
+                self._ddl.parameters.add_group(part)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -453,7 +453,7 @@ def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]
                 raise ValueError(f"groups: group {i} has parameters on {where}; give those of each device a group")
     for group in formed:
         if group:
-            reducer.add_group(group)
+            reducer.parameters.add_group(group)
 
 
 def _by_device(slots: Sequence[Slot]) -> dict[torch.device, list[Slot]]:

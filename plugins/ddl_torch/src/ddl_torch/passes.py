@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ddl_torch.slots import Slot
+from ddlcore.contracts import JobService
 from ddlcore.errors import IncompleteGradients
 
 INCOMPLETE = (
@@ -36,6 +37,8 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 class PassOwner(Protocol):
     """An object that ``BackwardPasses`` notifies of the beginning and the end of each backward pass."""
 
+    job: JobService  # in which it reduces the gradients of the passes
+
     def pass_begins(self) -> bool:
         """Prepare for a backward pass, and return whether gradients of this pass may be sent as they arrive.
 
@@ -53,8 +56,12 @@ class PassOwner(Protocol):
     def pass_failed(self) -> None:
         """Handle the failure of a backward pass.
 
-        During this call, ``BackwardPasses`` still knows which gradients the pass has completed. It forgets them after the call.
+        During this call, ``BackwardPasses`` still knows which gradients the pass has completed. It forgets them after
+        the call.
         """
+
+    def give_up(self, slot: Slot) -> None:
+        """Stop reducing the gradient of ``slot``, because another owner reduces it from now on."""
 
 
 class _Pass:

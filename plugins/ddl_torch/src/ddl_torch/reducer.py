@@ -15,23 +15,19 @@ leaves a round open, and the next call continues the round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import torch
-
-from ddl_torch.autograd import ADAPTER
-from ddl_torch.binding import bind
 from ddl_torch.memory import mark_written
+from ddl_torch.parameters import HookedParameters
 from ddl_torch.passes import INCOMPLETE, BackwardPasses, at_end_of_backward
 from ddl_torch.results import place, wait
 from ddl_torch.rounds import Round
 from ddl_torch.sending import Sender
-from ddl_torch.slots import Group, Reduction, Slot
-from ddl_torch.weighting import Weights
-from ddlcore.errors import DdlInternalError, IncompleteGradients, InvalidArgument, MismatchError, NotInitialized
-from ddlcore.types import CPU
+from ddl_torch.slots import Reduction, Slot
+from ddl_torch.weight_sum import WeightSum
+from ddlcore.errors import IncompleteGradients, MismatchError, NotInitialized
 
 LOST = (
     "ddl was shut down while the gradients of this step were reduced, so they are lost; "
@@ -69,8 +65,6 @@ class Reducer:
         """Create a reducer without parameters. ``weight`` is that of an average with weights, see ``Weights``."""
         self.reduction = reduction
         self.passes_per_round = passes_per_round
-        self.slots: list[Slot] = []
-        self.groups: list[Group] = []
         self.touched = False  # whether a backward pass has computed gradients since the last round
         self.reduced = False  # whether a round has succeeded since the last step or zero_grad
         self.failed: Exception | None = None  # why the last round failed; None: it did not
@@ -78,9 +72,11 @@ class Reducer:
         self.passes = BackwardPasses(self)
         self._passes_left = passes_per_round  # how many backward passes are left until one ends with a round
         self._local = 0  # how many ``no_sync`` contexts are open
-        self._sender = Sender(reduction, self.round, self.slots, self.groups)
-        self.weights = Weights(weight, self._sender.binding.members) if reduction.weighted else None
-        self._sender.weights = self.weights
+        self._sender = Sender(reduction, self.round, weight)
+        self.parameters = HookedParameters(self._sender, self.passes)
+        self.slots = self.parameters.slots
+        self._weight_sum = self._sender.weight_sum
+        self.weights = None if self._weight_sum is None else self._weight_sum.weights
         self._sums_passes = self.weights is not None and passes_per_round > 1  # see ``_sum_passes``
         self._follow_binding()
 
@@ -95,37 +91,8 @@ class Reducer:
         binding = self._sender.binding
         self.job = binding.job
         self.active = binding.active
-        self._repeatable = binding.repeatable and not self._sums_passes
-        self._sender.apart = not self._repeatable
+        self._sender.apart = not binding.repeatable or self._sums_passes
         self._overlaps = self.job.overlaps
-
-    # --- parameters
-
-    def add(self, named: Sequence[tuple[str, torch.Tensor]], sparse: bool = False) -> list[Slot]:
-        """From now on, also reduce the gradients of the parameters in ``named``. Return one slot for each parameter.
-
-        ``named`` are (name, parameter) pairs. ``sparse`` is true if the optimizer of these parameters accepts only
-        sparse gradients. A slot is the record of one parameter's gradient.
-        """
-        added = [Slot(param, name, self.passes) for name, param in named]
-        for slot in added:
-            slot.sparse_dims = int(sparse)
-            slot.turn = self.round.turn
-            self._prepare(slot)
-        self._name_devices(added)
-        for slot in added:
-            self._watch(slot)
-        self.slots += added
-        return added
-
-    def add_group(self, slots: Sequence[Slot]) -> None:
-        """Make the gradients of ``slots`` a group: from now on, they are sent together."""
-        group = Group(slots)
-        for slot in slots:
-            slot.group = group
-            self._prepare(slot)
-        self.groups.append(group)
-        self._name_groups()
 
     def give_up(self, slot: Slot) -> None:
         """Stop reducing the gradient of ``slot``, because its parameter was given to a newer DistributedOptimizer.
@@ -135,59 +102,9 @@ class Reducer:
         """
         if self.open:
             raise UnfinishedBackward(UNFINISHED)
-        if slot.hook is not None:
-            _unhook(slot)
-        self.slots[:] = [one for one in self.slots if one is not slot]
-        if slot.group is not None:
-            rest = [one for one in slot.group.slots if one is not slot]
-            self.groups.remove(slot.group)
-            if rest:
-                self.add_group(rest)
+        self.parameters.remove(slot)
 
-    def _prepare(self, slot: Slot) -> None:
-        """Choose the name under which the gradients of ``slot`` are reduced, and the function that sends them."""
-        slot.name = self._sender.binding.prefix + slot.label
-        slot.submit = self._sender.way_out(slot, slot.param)
-
-    def _name_groups(self) -> None:
-        for group in self.groups:
-            group.name = "group." + group.slots[0].name
-
-    def _name_devices(self, slots: Sequence[Slot]) -> None:
-        """Register the devices of the parameters of ``slots`` with the job.
-
-        The job numbers the devices in the order of their registration, so this method registers them in the order of
-        the parameters. The hooks cannot register the devices: the hooks of each device run on a separate thread, so the
-        order of these hooks is not fixed.
-        """
-        for where in dict.fromkeys(ADAPTER.streams.place(slot.param) for slot in slots):
-            if self.active and where is not None and where is not CPU:
-                self.job.device_label(where)
-
-    def _watch(self, slot: Slot) -> None:
-        param = slot.param
-        if not self.active or slot.hook is not None or not param.is_leaf:
-            return
-        if not (param.is_floating_point() or param.is_complex()):
-            return  # never has a gradient
-        for hook in list((getattr(param, "_post_accumulate_grad_hooks", None) or {}).values()):
-            other = getattr(hook, "__self__", None)
-            owner = getattr(other.passes, "owner", None) if isinstance(other, Slot) else None
-            if not isinstance(other, Slot) or not isinstance(owner, Reducer):
-                continue
-            # Where ranks are threads of one process, the other reducer may belong to another rank. Then it keeps its
-            # hooks.
-            if owner.job is self.job or owner.job.closed:
-                owner.give_up(other)
-        required = param.requires_grad
-        if not required:  # torch refuses hooks on a frozen parameter, but the user may unfreeze it later
-            param.requires_grad_(True)
-        slot.first_hook = param.register_post_accumulate_grad_hook(self.passes.seen.append)
-        slot.hook = param.register_post_accumulate_grad_hook(slot.on_gradient)
-        if not self._repeatable:
-            slot.tensor_hook = param.register_hook(slot.before_gradient)
-        if not required:
-            param.requires_grad_(False)
+    # --- backward
 
     def _sum_passes(self) -> None:
         """Prepare for passes that only accumulate gradients: each of them may have another weight.
@@ -198,27 +115,9 @@ class Reducer:
         if self.weights is None or self._sums_passes:
             return
         self._sums_passes = True
-        if not self._repeatable:
-            return
-        self._repeatable, self._sender.apart = False, True
-        for slot in self.slots:
-            slot.holds_result = slot.round == self.round.number
-            if slot.hook is not None and slot.tensor_hook is None:
-                required = slot.param.requires_grad
-                slot.param.requires_grad_(True)
-                slot.tensor_hook = slot.param.register_hook(slot.before_gradient)
-                slot.param.requires_grad_(required)
-
-    def release(self) -> None:
-        """Remove all hooks from the parameters.
-
-        Otherwise, parameters, hooks and slots (the records of gradients) would keep each other alive.
-        """
-        for slot in self.slots:
-            if slot.hook is not None:
-                _unhook(slot)
-
-    # --- backward
+        if not self._sender.apart:
+            self._sender.apart = True
+            self.parameters.hook_passes()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -356,18 +255,18 @@ class Reducer:
 
     def _complete(self) -> None:
         """Wait for the results of all gradients, put them into ``.grad``, and close the round (the reduction)."""
-        wait(self._sender)
-        if self.weights is None:
-            place(self.round, self.slots, self._repeatable)
+        wait(self._sender.unusual)
+        if self._weight_sum is None:
+            place(self.round, self.slots, self._sender.apart)
         else:
-            self._place_averages(self.weights)
+            self._place_averages(self._weight_sum)
         self.round.settled = True
         self._end_round()
 
-    def _place_averages(self, weights: Weights) -> None:
-        """Put the results of an average with weights, which are sums over the ranks, into ``.grad``, and divide them."""
-        scale = self._scale_of_results(weights)
-        place(self.round, self.slots, self._repeatable, 1.0 if scale is None else scale)
+    def _place_averages(self, weight_sum: WeightSum) -> None:
+        """Put the results of an average with weights into ``.grad``, and divide them: they are sums over the ranks."""
+        weights, scale = weight_sum.weights, weight_sum.scale(self.active)
+        place(self.round, self.slots, self._sender.apart, 1.0 if scale is None else scale)
         if scale is None:
             weights.restore_earlier()
         elif scale != 1.0:
@@ -375,18 +274,6 @@ class Reducer:
             grads = [slot.param.grad for slot in reduced if slot not in self.round.divided]
             weights.divide([grad for grad in grads if grad is not None], scale)
         weights.fill_originals()
-
-    def _scale_of_results(self, weights: Weights) -> float | None:
-        """Return ``Weights.scale_of`` for this round. Keep an error for the end of the round, and return 1 then."""
-        round = self.round
-        if round.failure is not None or not self.active or not weights.counts:
-            return 1.0
-        assert self._sender.weight_sum is not None
-        try:
-            return weights.scale_of(self._sender.weight_sum)
-        except (DdlInternalError, InvalidArgument) as error:
-            round.failure = error
-            return 1.0
 
     def _end_round(self) -> None:
         round, passes, weights = self.round, self.passes, self.weights
@@ -400,22 +287,21 @@ class Reducer:
         if round.written:
             mark_written(round.written)
             round.written.clear()
-        if not self._repeatable:
+        if self._sender.apart:
             for slot in self.slots:
                 slot.holds_result = slot.round == round.number
                 slot.holds_sum = False
-        round.clear(self.groups)
+        round.clear(self.parameters.groups)
         passes.round_ended()
         exponent = 0
-        if weights is not None:
+        if self._weight_sum is not None and weights is not None:
             exponent = weights.exponent
             weights.drop_lists()
-            if failure is None and self._sender.weight_sum is not None and self.active and weights.counts:
-                exponent = weights.next_exponent(self._sender.weight_sum)
+            if failure is None:
+                exponent = self._weight_sum.next_exponent(self.active)
         if self.job.overlaps is not self._overlaps:  # a search has changed the setting
             self._overlaps = self.job.overlaps
-            for slot in self.slots:
-                slot.submit = self._sender.way_out(slot, slot.param)
+            self.parameters.choose_ways()
         # Python runs signal handlers, which may raise, at calls and at backward jumps only. An interrupt above this
         # comment leaves the round open, and the next ``synchronize`` runs this method again, so everything above may
         # run twice. The lines below close the round by plain assignments without a call. Hence no interrupt can come
@@ -461,7 +347,7 @@ class Reducer:
             if self.weights is not None:
                 self.weights.forget()
         self._passes_left = self.passes_per_round
-        if not self._repeatable:
+        if self._sender.apart:
             for slot in self.slots:
                 slot.drop_gradients()
 
@@ -475,32 +361,15 @@ class Reducer:
         if self.open:
             self._forget()
             raise NotInitialized(LOST)
-        self._sender.binding = bind(self.reduction)
-        if self.weights is not None:
-            self.weights.begin_anew(self.slots, self._sender.binding.members)
-            self._sender.forget_weight_sum()
+        self._sender.bind_anew()
+        if self._weight_sum is not None:
+            self._weight_sum.weights.begin_anew(self.slots, self._sender.binding.members)
+            self._weight_sum.forget()
         self._follow_binding()
-        for slot in self.slots:
-            slot.forget_look()
-            slot.turn = 0
-            self._prepare(slot)
-        self._name_groups()
-        if self.active:
-            self._name_devices(self.slots)
-            for slot in self.slots:
-                self._watch(slot)
-        else:
-            self.release()
+        self.parameters.bind_anew()
         self.round.of_step = self.round.turn = 0
 
     def _forget(self) -> None:
         """Drop the open round (the current reduction): its job has ended, so its gradients will not be reduced."""
-        self.round.forget(self.groups)
+        self.round.forget(self.parameters.groups)
         self.passes.forget()
-
-
-def _unhook(slot: Slot) -> None:
-    for hook in (slot.first_hook, slot.hook, slot.tensor_hook):
-        if hook is not None:
-            hook.remove()
-    slot.first_hook = slot.hook = slot.tensor_hook = None

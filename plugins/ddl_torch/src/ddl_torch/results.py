@@ -11,14 +11,14 @@ import torch
 
 from ddl_torch.memory import is_alone
 from ddl_torch.rounds import Result, Round
-from ddl_torch.sending import Sender
 from ddl_torch.slots import Slot
+from ddl_torch.unusual import UnusualSender
 from ddlcore.api import wait_for_all
 from ddlcore.contracts import Event, PersistentRequest
 from ddlcore.errors import DdlInternalError
 
 
-def wait(sender: Sender) -> None:
+def wait(sender: UnusualSender) -> None:
     """Wait for all operations of the sender's current round (one reduction of all gradients).
 
     An operation's error is kept until the end of the round. Any other exception is an interrupt and is raised at once.
@@ -58,7 +58,7 @@ def wait(sender: Sender) -> None:
     round.failure = round.failure or failure
 
 
-def _operation_failed(sender: Sender, request: PersistentRequest, error: Exception) -> None:
+def _operation_failed(sender: UnusualSender, request: PersistentRequest, error: Exception) -> None:
     slot = sender.slot_of(request)
     if slot is not None:
         if sender.send_otherwise(slot, request, error):
@@ -69,7 +69,7 @@ def _operation_failed(sender: Sender, request: PersistentRequest, error: Excepti
     sender.round.failure = sender.round.failure or error
 
 
-def _wait_on_streams(sender: Sender) -> None:
+def _wait_on_streams(sender: UnusualSender) -> None:
     """Make the current streams wait for the requests in flight on devices, with one wait for each device event.
 
     The requests of one bucket share one event, so there are fewer events than requests.
@@ -105,14 +105,14 @@ def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
     round.results[slot] = Result(grad, value, fresh or slot.kept is not None)
 
 
-def place(round: Round, slots: Sequence[Slot], repeatable: bool, scale: float = 1.0) -> None:
+def place(round: Round, slots: Sequence[Slot], apart: bool, scale: float = 1.0) -> None:
     """Put all results into ``.grad``, and into the memory of the gradient if other code uses it.
 
-    An interrupt may come at any call, so each part may safely run twice. ``repeatable`` is described in ``Binding``.
+    An interrupt may come at any call, so each part may safely run twice. ``apart`` is described in ``Sender``.
     Results to which an earlier one is added are multiplied by ``scale`` first, and their slots noted as divided.
     """
     results, placed = round.results, round.placed
-    if not repeatable:
+    if apart:
         for slot in slots:
             grad = slot.param.grad
             if slot.kept is not None and slot not in results and grad is not None:

@@ -76,7 +76,7 @@ class Round:
         self.answers: dict[Slot, Attempt] = {}  # operations for which other ranks wait, and whose results nobody needs
         self.ends: dict[
             Slot, tuple[PersistentRequest, torch.Tensor]
-        ] = {}  # the requests of ``Sender._send_end``, and their tensors
+        ] = {}  # the requests of ``UnusualSender.send_end``, and their tensors
         self.ended = False  # other ranks were told that this rank will not send some gradients
         self.results: dict[Slot, Result] = {}
         self.placed: set[Slot] = set()  # the slots whose results are in ``.grad``

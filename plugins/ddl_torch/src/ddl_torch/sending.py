@@ -1,35 +1,31 @@
-"""Sends each gradient of a round, in the fastest way that its memory, its layout and its device allow.
+"""Sends the gradients of a round, while backward runs or at its end, in the fastest way that each of them allows.
 
 A round is one reduction of all gradients. If a gradient has the type, layout and device of the same parameter's last
 gradient, and nothing else uses its memory, its persistent request is started, which reduces the gradient in place.
-Otherwise a new request is made for the gradient, or the gradient is reduced into separate memory. A sparse gradient is
-gathered.
+Otherwise it is sent in the general way (unusual.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
 
-from ddl_torch.autograd import ADAPTER, OPERATIONS
-from ddl_torch.binding import Binding, bind
-from ddl_torch.memory import ALONE, is_alone, pin_size, use_count
-from ddl_torch.rounds import Attempt, Result, Round
+from ddl_torch.autograd import ADAPTER
+from ddl_torch.binding import bind
+from ddl_torch.memory import ALONE, pin_size, use_count
+from ddl_torch.rounds import Round
 from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
-from ddl_torch.sparse import SparseHandle, start_sparse
+from ddl_torch.unusual import UnusualSender
 from ddl_torch.usual import UsualGradients, address_of, address_of_storage, storage_of
-from ddl_torch.weighting import OF_A_SUM, Weights
-from ddlcore.api import Mapped, UserCompressor, average_by
-from ddlcore.contracts import PersistentRequest, RequestStart
-from ddlcore.errors import DdlInternalError, MismatchError
+from ddl_torch.weight_sum import WeightSum
+from ddl_torch.weighting import Weights
+from ddlcore.contracts import RequestStart
+from ddlcore.errors import DdlInternalError
 from ddlcore.types import CPU
 
-SPARSE = "a sparse gradient made dense"
-ENDED = "a backward pass that did not come to its end"  # what the other ranks read in the table of a MismatchError
 ACCUMULATED_AGAIN = (
     "the gradient of {name!r} was computed a second time within one backward(), while its reduction was under way: "
     "re-entrant checkpointing of a shared parameter does that. Use torch.utils.checkpoint(..., use_reentrant=False), "
@@ -40,23 +36,31 @@ ACCUMULATED_AGAIN = (
 class Sender:
     """The part that sends the gradients of one optimizer: from hooks while backward runs, or at the end of the pass."""
 
-    def __init__(self, reduction: Reduction, round: Round, slots: list[Slot], groups: list[Group]) -> None:
+    def __init__(self, reduction: Reduction, round: Round, weight: Any = None) -> None:
+        """Create a sender without parameters. ``weight`` is that of an average with weights, see ``Weights``."""
         self.reduction = reduction
         self.round = round
-        self.slots = slots
-        self.groups = groups
-        self.binding: Binding = bind(reduction)
+        self.slots: list[Slot] = []
+        self.groups: list[Group] = []
+        binding = self.binding = bind(reduction)
         self.eager = False  # whether any gradient is sent while backward runs
-        self._start: Callable[..., Any] = self.binding.job.start_request
-        self._usual = UsualGradients([])
-        self.weights: Weights | None = None  # of an average with weights
         self.apart = False  # whether passes compute their gradients apart from earlier results and sums
-        self.weight_sum: torch.Tensor | None = None  # see ``Weights.fill``
-        self._weight_requests: dict[int, PersistentRequest] = {}  # by the round of a step
+        weights = Weights(weight, binding.members) if reduction.weighted else None
+        self.weight_sum = None if weights is None else WeightSum(weights, round, self.slots)
+        self.unusual = UnusualSender(reduction, round, self.slots, binding, weights, self.way_out)
+        # These are kept here, because gradients that are always unusual, such as sparse ones, need them in each step.
+        self._try_to_send, self._send_group = self.unusual.try_to_send, self.unusual.send_group
+        self._zeros = self.unusual.zeros
+        self._start: Callable[..., Any] = binding.job.start_request
+        self._usual = UsualGradients([])
+
+    def bind_anew(self) -> None:
+        """Use the job that is current now."""
+        self.binding = self.unusual.binding = bind(self.reduction)
 
     def begin_round(self) -> None:
         """Open the next round, which is one reduction of all gradients."""
-        self._start = self.binding.job.start_request  # of another job after shutdown() and init()
+        self._start = self.unusual.start = self.binding.job.start_request  # of another job after shutdown() and init()
         self.round.begin(self.slots)
 
     def way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
@@ -72,7 +76,7 @@ class Sender:
         if not (on_device or overlaps):
             return None
         way = self._send_member if slot.group is not None else self._send_on_device if on_device else self._send
-        return way if self.weights is None else partial(self._weigh_and_send, self.weights, way)
+        return way if self.weight_sum is None else partial(self._weigh_and_send, self.weight_sum.weights, way)
 
     # --- weights
 
@@ -80,48 +84,12 @@ class Sender:
         weights.weigh(slot)
         way(slot)
 
-    def _weigh_all(self, weights: Weights) -> None:
+    def _weigh_all(self, weight_sum: WeightSum) -> None:
         """Weigh the gradients that were not weighed while backward ran, and send the sum of this rank's weights."""
+        weights = weight_sum.weights
         weights.weigh_all(self.slots, together=not (self.eager or self.apart))
         if weights.counts:
-            self._send_weight(weights)
-
-    def _send_weight(self, weights: Weights) -> None:
-        round = self.round
-        request = self._weight_requests.get(round.turn)
-        if request is None:
-            if self.weight_sum is None:  # of the gradients' type, so that they can share a bucket
-                single = all(slot.param.dtype is torch.float32 for slot in self.slots)
-                self.weight_sum = torch.zeros(OF_A_SUM, dtype=torch.float32 if single else torch.float64)
-            request = self._weight_requests[round.turn] = OPERATIONS.persistent_allreduce(
-                self.weight_sum,
-                name=round.name_of(self.binding.prefix.replace("gradient", "weight of gradient", 1)),
-                op=self.binding.op,
-                process_set=self.reduction.process_set,
-                job=self.binding.job,
-            )
-        assert self.weight_sum is not None
-        if weights.sent_in != weights.turn:
-            weights.sent, weights.sent_in = request.starts, weights.turn
-        if request.starts == weights.sent:  # otherwise an interrupt has come after the request was started
-            weights.fill(self.weight_sum)
-            try:
-                self._start(request, self.weight_sum.data_ptr(), self.weight_sum)
-            except (DdlInternalError, ValueError) as error:
-                round.failure = round.failure or error
-        if not any(one is request for one in round.in_flight):
-            round.in_flight.append(request)
-
-    def forget_weight_sum(self) -> None:
-        """Drop the sum of the weights and its requests, because another job begins."""
-        self._weight_requests.clear()
-        self.weight_sum = None  # what the last job left may still write to its memory
-
-    def _part_of(self) -> str:
-        """Return what tells the ranks apart that average in different ways, for the messages."""
-        if self.weights is None:
-            return ""
-        return average_by(share=bool(self.weights.by_share))
+            weight_sum.send(self.binding, self.reduction.process_set, self._start)
 
     # --- one gradient, while backward runs
 
@@ -201,8 +169,8 @@ class Sender:
         if resumed:
             self._resume()
         round.entered = True
-        if self.weights is not None:
-            self._weigh_all(self.weights)
+        if self.weight_sum is not None:
+            self._weigh_all(self.weight_sum)
         if resumed or self.eager or not self._send_as_usual(arrived):
             self._send_arrived(arrived)
         self._send_missing(incomplete)
@@ -327,7 +295,7 @@ class Sender:
                 continue
             if incomplete:
                 for i, slot in enumerate(slot for slot in group.slots if slot.param.requires_grad):
-                    self._send_end(slot, f"{group.name}[{i}]")
+                    self.unusual.send_end(slot, f"{group.name}[{i}]")
                 group.round = now
             else:
                 self._send_group(group)
@@ -335,7 +303,7 @@ class Sender:
             if slot.round == now or slot.group is not None or not slot.param.requires_grad:
                 continue
             if incomplete:
-                self._send_end(slot, slot.name)
+                self.unusual.send_end(slot, slot.name)
                 continue
             if slot.holds_result:
                 slot.before_gradient(None)
@@ -348,264 +316,3 @@ class Sender:
         return any(group.round != now for group in self.groups) or any(
             slot.round != now and slot.group is None and slot.param.requires_grad for slot in self.slots
         )
-
-    def _send_end(self, slot: Slot, name: str) -> None:
-        """Inform the ranks that wait for the gradient of ``slot`` that this rank will not send it.
-
-        To do so, this rank starts an allreduce of the same ``name`` with a description that differs from that of the
-        other ranks. Therefore the allreduce fails with a MismatchError on all ranks.
-        """
-        round = self.round
-        round.ended = True
-        if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
-            self._answer_indices(slot)
-        if slot not in round.ends:
-            zeros = torch.zeros_like(slot.param, requires_grad=False)
-            round.ends[slot] = self.binding.persistent_allreduce(zeros, name=round.name_of(name), part_of=ENDED), zeros
-        request, zeros = round.ends[slot]
-        if request.starts == 0:
-            self._start(request, zeros.data_ptr(), (zeros, request.source.owner))
-        under_way = round.in_flight if request.source.device is CPU else round.on_devices
-        if not any(one is request for one in under_way):
-            under_way.append(request)
-        slot.round = round.number
-
-    def _answer_indices(self, slot: Slot) -> None:
-        """Take part in the allgather of a sparse gradient's indices, without any rows of this rank.
-
-        Other ranks wait for this rank in that allgather.
-        """
-        answer = self.round.answers.setdefault(slot, Attempt())
-        if answer.go_on():
-            return
-        with OPERATIONS.noting(answer.handles):
-            OPERATIONS.allgather_async(
-                torch.empty((0, slot.sparse_dims), dtype=torch.int64, device=slot.param.device),
-                name=f"{self.round.name_of(slot.name)}.indices",
-                process_set=self.reduction.process_set,
-                job=self.binding.job,
-                sparse=True,
-                stage_on_host=self.reduction.stage_sparse_on_host,
-            )
-
-    # --- one gradient that does not look like the last one
-
-    def _try_to_send(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Send one gradient. If the call fails, only record the error, which is raised at the end of the reduction.
-
-        If the error were raised at once, the remaining gradients would not be sent, and other ranks wait for them.
-        """
-        try:
-            self._send_anew(slot, grad)
-        except (DdlInternalError, ValueError) as error:
-            slot.round = self.round.number
-            self.round.failure = self.round.failure or error
-
-    def _send_anew(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Send the gradient ``grad`` of ``slot`` in the general way, which makes no assumption about the gradient.
-
-        This way is used if ``grad`` is the first gradient of its parameter, if its type or layout differs from the last
-        gradient's, or if something else uses its memory.
-        """
-        round = self.round
-        if slot.holds_result:  # this pass has computed no gradient: ``.grad`` is still the last result
-            slot.before_gradient(None)
-            grad = self._zeros(slot)
-        if grad.is_sparse:
-            if not self.reduction.sparse_as_dense:
-                self._send_sparse(slot, grad)
-                return
-            if not slot.sparse_dims:
-                slot.forget_look()
-            slot.sparse_dims = grad.sparse_dim()
-            slot.param.grad = grad = grad.to_dense()
-        if self.reduction.user_compressor is not None:
-            self._send_compressed(slot, grad, self.reduction.user_compressor)
-            return
-        slot.look_like(grad)
-        storage = grad.untyped_storage()
-        what = {"name": round.name_of(slot.name), "part_of": self._part_of()}
-        if slot.sparse_dims:  # tells a rank that has never computed this gradient that it is sparse
-            what["part_of"] = SPARSE
-        if is_alone(storage):
-            if slot.request is None:
-                slot.request = self.binding.persistent_allreduce(grad, **what)
-            request = slot.request
-            round.written.append(grad)
-            if slot.sparse_dims:
-                round.results[slot] = Result(grad, grad, True)
-        else:
-            value = torch.empty_like(grad)
-            if slot.private is None:
-                slot.private = self.binding.persistent_allreduce(grad, output=value, **what)
-            request = slot.private
-            request.set_target(value.data_ptr(), value)
-            # Version 0 means that autograd has made this tensor in this pass: accumulating into an older ``.grad``
-            # would have raised the version.
-            round.results[slot] = Result(grad, value, grad._version == 0)
-        if slot.mark is None:
-            place = request.source.device
-            slot.mark = None if place is CPU else ADAPTER.streams.mark(place)
-            slot.submit = self.way_out(slot, grad)  # the parameter may have moved to another device since ``add``
-        slot.starts, slot.round = request.starts, round.number
-        if slot.mark is not None:
-            slot.mark.set(request)
-            self._start(request, grad.data_ptr(), (storage, slot.mark))
-            round.on_devices.append(request)
-            return
-        self._start(request, grad.data_ptr(), storage)
-        round.in_flight.append(request)
-
-    def _send_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
-        slot.sparse_dims = grad.sparse_dim()
-        if self.round.of_step:  # ``.grad`` is an earlier result plus new values: combine indices that occur twice
-            grad = grad.coalesce()
-        how = self.reduction
-        attempt = self.round.attempt(slot)
-        with OPERATIONS.noting(attempt.handles):
-            attempt.handle = start_sparse(
-                self.binding.job,
-                grad,
-                self.round.name_of(slot.name),
-                self.binding.op,
-                how.process_set,
-                how.stage_sparse_on_host,
-                tuple(attempt.go_on()),
-            )
-
-    def _send_compressed(self, slot: Slot, grad: torch.Tensor, compressor: UserCompressor) -> None:
-        attempt = self.round.attempt(slot)
-        if not attempt.go_on():
-            with torch.no_grad():
-                packed, attempt.context = compressor.compress(grad)
-            with OPERATIONS.noting(attempt.handles):
-                self.binding.allreduce(packed.contiguous(), name=self.round.name_of(slot.name), part_of=self._part_of())
-        attempt.handle = Mapped(attempt.handles[0], partial(compressor.decompress, ctx=attempt.context))
-
-    def _send_group(self, group: Group) -> None:
-        """Send the gradients of a group together, and zeros for the gradients that this rank has not computed.
-
-        Sparse gradients are made dense, because a rank that has not computed a gradient cannot know that the gradient
-        is sparse.
-        """
-        now = self.round.number
-        if group.round != now and (group.attempt is None or group.attempt.handle is not None):
-            group.attempt = Attempt()
-        group.round = now
-        members = []
-        for slot in group.slots:
-            if not slot.param.requires_grad:
-                continue
-            if slot.holds_result:
-                slot.before_gradient(None)
-            grad = slot.param.grad if slot.param.grad is not None else self._zeros(slot)
-            if grad.is_sparse:
-                slot.sparse_dims = grad.sparse_dim()
-                slot.param.grad = grad = grad.to_dense()
-            members.append((slot, grad))
-        if not members:
-            return
-        try:
-            self._send_members(group, members)
-        except (DdlInternalError, ValueError) as error:
-            self.round.failure = self.round.failure or error
-
-    def _send_members(self, group: Group, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
-        compressor = self.reduction.user_compressor
-        attempt = group.attempt
-        assert isinstance(attempt, Attempt)
-        if not attempt.go_on():
-            grads = [grad for _, grad in members]
-            outputs: list[torch.Tensor] | None = None
-            parts: list[Callable[[Any], Any]]
-            if compressor is None:
-                outputs = [grad if is_alone(grad.untyped_storage()) else torch.empty_like(grad) for grad in grads]
-                parts = [itemgetter(i) for i in range(len(grads))]
-                packed = grads
-            else:
-                with torch.no_grad():
-                    pairs = [compressor.compress(grad) for grad in grads]
-                packed = [one.contiguous() for one, _ in pairs]
-                parts = [partial(_part, i, compressor, ctx) for i, (_, ctx) in enumerate(pairs)]
-            attempt.context = list(zip((slot for slot, _ in members), parts))
-            with OPERATIONS.noting(attempt.handles):
-                name = self.round.name_of(group.name)
-                self.binding.grouped_allreduce(packed, outputs=outputs, name=name, part_of=self._part_of())
-        for slot, part in attempt.context:
-            one = self.round.attempt(slot)
-            one.handle = Mapped(attempt.handles[0], part)
-        attempt.handle = attempt.handles[0]
-
-    def _zeros(self, slot: Slot) -> torch.Tensor:
-        """Set ``.grad`` of a parameter to zeros, and return these zeros.
-
-        ``slot`` is the record of the parameter's gradient. This method is for a parameter whose gradient this rank has
-        not computed.
-        """
-        param = slot.param
-        self.round.absent.add(slot)
-        if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
-            shape, dense = param.shape, param.shape[slot.sparse_dims :]
-            indices = torch.empty((slot.sparse_dims, 0), dtype=torch.int64, device=param.device)
-            zeros = torch.sparse_coo_tensor(indices, param.new_empty((0, *dense)), shape, check_invariants=False)
-        else:
-            zeros = torch.zeros_like(param, requires_grad=False)
-        param.grad = zeros
-        return zeros
-
-    # --- sending again
-
-    def slot_of(self, request: PersistentRequest) -> Slot | None:
-        """Return the slot whose gradient ``request`` sends, or None if that slot has meanwhile replaced the request.
-
-        A slot is the record of one parameter's gradient.
-        """
-        for slot in self.slots:
-            if request is slot.request or request is slot.private or request is self.round.ends.get(slot, (None,))[0]:
-                return slot
-        return None
-
-    def send_otherwise(self, slot: Slot, failed: Any, error: Exception) -> bool:
-        """Send a gradient again if its reduction failed because ranks disagreed on whether the gradient is sparse.
-
-        Returns whether the gradient was sent again. A rank that has never computed this gradient sends zeros as for a
-        dense gradient. The MismatchError informs that rank that the gradient is sparse on other ranks. Then that rank
-        and the other ranks send the gradient again. ``failed`` is the request or handle whose wait raised ``error``.
-        """
-        round = self.round
-        if not isinstance(error, MismatchError) or slot.group is not None:
-            return False
-        if ENDED in error.parts:  # the rank whose backward did not end would not send it again
-            if isinstance(failed, SparseHandle):
-                round.answers[slot] = round.attempts[slot]  # its indices are still in flight
-            elif "allgather" in error.kinds:
-                slot.sparse_dims = slot.sparse_dims or 1  # see below
-                self._answer_indices(slot)
-            return False
-        if slot in round.repeated or slot.agreed:
-            return False
-        if isinstance(failed, SparseHandle):
-            failed.send_values_again()
-            round.repeated.add(slot)
-            return True
-        grad = slot.param.grad
-        unknown = slot in round.absent and not slot.sparse_dims
-        if not unknown and (grad is None or not slot.sparse_dims or not self.reduction.sparse_as_dense):
-            return False
-        # An interrupt may come at any call. If it comes before the plain assignments below, the next wait raises the
-        # same error, and this method runs again. If it comes after them, ``_resume`` finds that the gradient has no
-        # request, and sends it.
-        round.replaced.append(failed)
-        if unknown:
-            slot.sparse_dims = 1  # all sparse gradients that torch makes have one sparse dimension
-        slot.request = slot.private = None
-        slot.others = {}
-        round.results.pop(slot, None)
-        round.repeated.add(slot)
-        self._send_anew(slot, self._zeros(slot) if unknown or grad is None else grad)
-        return True
-
-
-def _part(index: int, compressor: UserCompressor, ctx: Any, results: Sequence[torch.Tensor]) -> torch.Tensor:
-    whole: torch.Tensor = compressor.decompress(results[index], ctx)
-    return whole

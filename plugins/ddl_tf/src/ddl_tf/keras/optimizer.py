@@ -21,7 +21,8 @@ from ddl_tf.keras import seams
 from ddl_tf.keras.families import Family, family_of
 from ddl_tf.keras.step import Step
 from ddl_tf.local import LocalVariables
-from ddl_tf.reducer import Groups, Reducer, Reduction, summing
+from ddl_tf.reducer import Reducer
+from ddl_tf.reduction import Groups, Reduction, summing
 from ddlcore.api import ProcessSet, global_process_set, resolve_op
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp, Sum
