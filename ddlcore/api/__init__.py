@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from ddlcore.api.arguments import UserCompressor, gradient_compression, resolve_op, wire_compression
+from ddlcore.api.beginning import init
 from ddlcore.api.build_questions import BuildQuestions
 from ddlcore.api.calls import CollectiveCall
 from ddlcore.api.compression import FloatCompression, NoCompression
+from ddlcore.api.ending import shutdown
 from ddlcore.api.gpus import Gpus, installed_gpus, local_device, local_gpu, log_once, visible_gpus
 from ddlcore.api.handles import Mapped, Waitable, poll, synchronize
 from ddlcore.api.objects import allgather_object, barrier, broadcast_object, join
 from ddlcore.api.operations import Operations
+from ddlcore.api.process_set import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    process_sets,
+    remove_process_set,
+)
 from ddlcore.api.reductions import Membership, check_predivide, find_process_set, membership, wait_for_all
 from ddlcore.api.replicas import Replica, Verifier, array_replica, named, verify, verify_replicas
 from ddlcore.api.stopping import request_stop, should_stop
@@ -17,21 +26,14 @@ from ddlcore.api.transports import built, built_version, enabled, threads_suppor
 from ddlcore.api.weighted import Arithmetic, Weighed, weigh
 from ddlcore.api.weights import Share, Weight, average_by, check_weighted, checked_weight, reciprocal_of
 from ddlcore.api.world import (
-    ProcessSet,
-    add_process_set,
     cross_rank,
     cross_size,
     current_job,
-    global_process_set,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
-    process_sets,
     rank,
-    remove_process_set,
-    shutdown,
     size,
     start_timeline,
     stats,

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from ddlcore.api.operations import Operations
+from ddlcore.api.process_set import ProcessSet, global_process_set
 from ddlcore.api.weighted import weigh
 from ddlcore.api.weights import check_weighted, checked_weight
-from ddlcore.api.world import ProcessSet, current_job, global_process_set
+from ddlcore.api.world import current_job
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.runtime.handle import Handle
 from ddlcore.types import Average, ReduceOp, Sum

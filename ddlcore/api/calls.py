@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
-from ddlcore.api.world import ProcessSet
+from ddlcore.api.process_set import ProcessSet
 from ddlcore.contracts.framework import JobService
 from ddlcore.types import Average, ReduceOp, Sum
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from ddlcore.api.world import current_job
-from ddlcore.builtin.nvml import LIBRARY, Refused, load_nvml, shown
+from ddlcore.builtin.nvml import LIBRARY, DriverError, load_nvml, shown
 
 __all__ = ["Gpus", "installed_gpus", "local_device", "local_gpu", "log_once", "visible_gpus"]
 
@@ -136,7 +136,7 @@ def installed_gpus() -> Gpus:
     """
     try:
         driver = load_nvml()
-    except (Refused, AttributeError) as error:
+    except (DriverError, AttributeError) as error:
         return _silent(error)
     except OSError:
         count = _listed()
@@ -148,7 +148,7 @@ def installed_gpus() -> Gpus:
         names, uuids = tuple(name for name, _, _ in found), tuple(uuid for _, uuid, _ in found)
         parts = tuple(part for _, _, mine in found for part in mine)
         return Gpus(driver.driver(), names, uuids, parts, tuple(i for i, (_, _, mine) in enumerate(found) if mine))
-    except (Refused, AttributeError) as error:
+    except (DriverError, AttributeError) as error:
         return _silent(error)
     finally:
         driver.close()

@@ -10,7 +10,8 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from ddlcore.api.world import ProcessSet, current_job, global_process_set, job_of
+from ddlcore.api.process_set import ProcessSet, global_process_set
+from ddlcore.api.world import current_job, job_of
 from ddlcore.contracts.framework import JobService
 from ddlcore.contracts.transport import Memory, view
 from ddlcore.errors import InvalidArgument, ObjectDigestError

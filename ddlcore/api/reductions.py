@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ddlcore.api.handles import Waitable
-from ddlcore.api.world import ProcessSet, global_process_set, process_sets
+from ddlcore.api.process_set import ProcessSet, global_process_set, process_sets
 from ddlcore.contracts.framework import JobService
 from ddlcore.errors import DdlInternalError
 from ddlcore.types import Average, ReduceOp

@@ -15,7 +15,8 @@ from typing import Any, cast
 import numpy as np
 
 from ddlcore.api.objects import allgather_object, broadcast_object
-from ddlcore.api.world import ProcessSet, current_job, global_process_set
+from ddlcore.api.process_set import ProcessSet, global_process_set
+from ddlcore.api.world import current_job
 from ddlcore.contracts.framework import JobService
 from ddlcore.contracts.transport import view
 from ddlcore.coordinator.agreement import differing, wording
@@ -98,7 +99,7 @@ class Verifier:
             return
         if self._every or job.settings["verify_first_step"]:
             self._next = 1
-            self._label = job.add_verifier(set_id, self._kind, self)
+            self._label = job.verification.add(set_id, self._kind, self)
 
     def _tell(self, step: int) -> None:
         job = self._job
@@ -135,7 +136,9 @@ class Verifier:
             return Sample()
         address, held = replica.host()
         data = bytes(view(address, min(replica.nbytes, SAMPLE_BYTES)))
-        now = job.digests([address], [replica.nbytes])  # after the copy: detects a change before or during the copy
+        now = job.kernels.digests(
+            [address], [replica.nbytes]
+        )  # after the copy: detects a change before or during the copy
         del held
         return Sample(replica.dtype, data) if now == digests[8 * asked.index : 8 * asked.index + 8] else Sample()
 
@@ -180,7 +183,9 @@ def _digests(job: Job, replicas: Sequence[Replica]) -> bytes:
         held += one.nbytes
         if held >= HELD_BYTES or index == len(replicas) - 1:
             parts.append(
-                job.digests([place for place, _ in places], [each.nbytes for each in replicas[first : index + 1]])
+                job.kernels.digests(
+                    [place for place, _ in places], [each.nbytes for each in replicas[first : index + 1]]
+                )
             )
             places.clear()
             first, held = index + 1, 0

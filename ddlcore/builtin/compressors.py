@@ -21,7 +21,7 @@ class _Cast(Compressor):
         self.kernels.unpack(source.address, source.dtype, [target.address], [target.count], target.dtype, scale)
 
 
-class NoCompression(_Cast):
+class Unchanged(_Cast):
     """A compressor that sends values of every type unchanged."""
 
     name = "none"

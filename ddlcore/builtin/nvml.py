@@ -44,7 +44,7 @@ class Use:
     total_bytes: int
 
 
-class Refused(OSError):
+class DriverError(OSError):
     """Raised if a function of the driver's library returned an error code. The library itself was loaded.
 
     The message contains the library's own text for the error.
@@ -55,11 +55,11 @@ class Nvml:
     """Access to NVML, the management library of NVIDIA's driver.
 
     ``library`` is the loaded library, or a substitute for tests. If a call of the library fails, some methods raise
-    Refused; their docstrings say so. The other methods leave the missing value out, or return 0 or "" in its place.
+    DriverError; their docstrings say so. The other methods leave the missing value out, or return 0 or "" in its place.
     """
 
     def __init__(self, library: Any) -> None:
-        """Initialise the library. Raises Refused if the driver does not answer."""
+        """Initialise the library. Raises DriverError if the driver does not answer."""
         self._library = library
         self._ask("nvmlInit_v2")
 
@@ -68,13 +68,13 @@ class Nvml:
         self._library.nvmlShutdown()
 
     def driver(self) -> str:
-        """Return the driver's version. Raises Refused if the library does not return the version."""
+        """Return the driver's version. Raises DriverError if the library does not return the version."""
         return self._told("nvmlSystemGetDriverVersion")
 
     def inventory(self) -> list[tuple[str, str, list[str]]]:
         """Return (name, UUID, UUIDs of the MIG instances) for each GPU, in the driver's order.
 
-        Raises Refused if a call of the library fails.
+        Raises DriverError if a call of the library fails.
         """
         count = ctypes.c_uint()
         self._ask("nvmlDeviceGetCount_v2", ctypes.byref(count))
@@ -108,7 +108,7 @@ class Nvml:
         if code:
             describe = self._library.nvmlErrorString
             describe.restype = ctypes.c_char_p
-            raise Refused(f"{name}: {(describe(code) or b'').decode() or code}")
+            raise DriverError(f"{name}: {(describe(code) or b'').decode() or code}")
 
     def _told(self, name: str, *arguments: Any) -> str:
         text = ctypes.create_string_buffer(_TEXT)
@@ -212,7 +212,7 @@ def open_nvml() -> Nvml | None:
 def load_nvml() -> Nvml:
     """Load the driver's management library, and return access to it.
 
-    Raises OSError if the library is missing, Refused if the driver does not answer, and AttributeError if the library
+    Raises OSError if the library is missing, DriverError if the driver does not answer, and AttributeError if the library
     is so old that it lacks a function.
     """
     return Nvml(ctypes.CDLL(LIBRARY))

@@ -166,7 +166,7 @@ def ddl_fusion_policies() -> list[FusionProvider]:
 def ddl_compressors() -> list[CompressorProvider]:
     """Return the providers of the compressors: one leaves values unchanged, the others send floats in 16 bits."""
     return [
-        CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
+        CompressorProvider("none", "ddlcore.builtin.compressors:Unchanged", doc="values travel as they are"),
         *(
             CompressorProvider(
                 name,

@@ -14,13 +14,13 @@ from typing import Any
 
 from ddlcore.launch.job.watch import Watch
 from ddlcore.launch.output.screen import Screen
-from ddlcore.tune.session import LOOKS, PAIRS, Phase, Sample, Session
+from ddlcore.tune.session import LOOKS, PAIRS, Phase, Session, TimedSteps
 
 _ERASE = b"\r\x1b[2K"
 
 
 class Bar(Watch):
-    """A Watcher (see tune/driver.py) that shows the progress line of a search. Any thread may call its methods.
+    """A SearchWatcher (see tune/driver.py) that shows the progress line of a search. Any thread may call its methods.
 
     As a watch of the job, it shows the job's output above this line.
     """
@@ -56,7 +56,7 @@ class Bar(Watch):
     def began(self, session: Session, nbytes: int) -> None:
         self._show(session)
 
-    def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
+    def sampled(self, session: Session, sample: TimedSteps, nbytes: int) -> None:
         self._show(session)
 
     def ended(self, session: Session, why: str) -> None:

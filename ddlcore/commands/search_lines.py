@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddlcore.commands.search_bar import gain_text, progress
-from ddlcore.tune.session import Phase, Sample, Session, values_text
+from ddlcore.tune.session import Phase, Session, TimedSteps, values_text
 
 EVERY = 5  # samples between two lines if no bar is shown
 
 
-class Lines:
-    """A Watcher (see tune/driver.py) that reports each event of a search to the user in one line of text."""
+class SearchLines:
+    """A SearchWatcher (see tune/driver.py) that reports each event of a search to the user in one line of text."""
 
     def __init__(self, say: Callable[[str], None], samples: bool) -> None:
         """Report each event by calling ``say``. If ``samples`` is true, also report the progress every 5 samples."""
@@ -23,7 +23,7 @@ class Lines:
         knobs = ", ".join(knob.name for knob in session.knobs)
         self._say(f"searching {knobs} in {session.trials} trials; a step moves {nbytes / (1 << 20):.2f} MiB")
 
-    def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
+    def sampled(self, session: Session, sample: TimedSteps, nbytes: int) -> None:
         turned = session.phase is not self._phase and session.phase is not Phase.DONE
         self._phase = session.phase
         if turned and session.phase is Phase.COMPARE:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Check", "Finding", "Gpu", "Gpus", "HostView", "Links", "Matrix", "Seen"]
+__all__ = ["Check", "Finding", "Gpu", "GpuFacts", "HostView", "Links", "Matrix", "Seen"]
 
 _PATIENCE_S = 5.0  # timeout for a program that prints its version
 _LARGEST_BYTES = 1 << 20
@@ -82,7 +82,7 @@ class Links:
     gbytes_per_s: Mapping[str, Sequence[Sequence[float | None]]]  # 10⁹ bytes a second
 
 
-class Gpus(Protocol):
+class GpuFacts(Protocol):
     """An object that returns facts about the GPUs of a host, as the driver reports them."""
 
     def gpus(self) -> Sequence[Gpu]:
@@ -107,7 +107,7 @@ class HostView:
     distributions: Mapping[str, str] = field(default_factory=dict)  # version by name, in lower case with dashes
     frameworks: Mapping[str, str] = field(default_factory=dict)  # version by name; must be equal on all hosts
     root: str = "/"  # the directory that contains proc, sys and so on
-    gpus: Gpus | None = None  # None if there is no driver
+    gpus: GpuFacts | None = None  # None if there is no driver
     rank: int = 0
     local_rank: int = 0
     python: str = ""  # version

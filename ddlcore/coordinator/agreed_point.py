@@ -20,9 +20,7 @@ from collections.abc import Collection, Iterable
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.messages.observing import Notice
 from ddlcore.messages.to_coordinator import COMMIT, STOP, CallCount
-from ddlcore.messages.to_rank import AgreedCall, CountCalls, FromCoordinator
-
-Outgoing = list[tuple[int, FromCoordinator]]
+from ddlcore.messages.to_rank import AgreedCall, CountCalls, Outgoing
 
 CALLS = {STOP: "should_stop()", COMMIT: "commit() of the elastic state"}
 

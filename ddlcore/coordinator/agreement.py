@@ -15,9 +15,8 @@ import msgspec
 
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.observing import Differ, Digests, Explain, Notice, Sample, Settled
-from ddlcore.messages.to_rank import FromCoordinator
+from ddlcore.messages.to_rank import Outgoing
 
-Outgoing = list[tuple[int, FromCoordinator]]
 KEPT = 64  # how many steps of one optimizer may wait for reports; of more, the oldest is dropped
 EXPLAIN_S = 8.0  # how long the ranks may take to send their values of the tensor that differs
 FORGOTTEN = (

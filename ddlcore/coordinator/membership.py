@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ddlcore.coordinator.known_steps import KnownSteps
+from ddlcore.coordinator.present_world import PresentWorld
+from ddlcore.coordinator.processes import Processes
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.stall_table import on_ranks
 from ddlcore.messages.elastic import Ballot, Complete, Dismissed, Opened, Process, Register, World
-from ddlcore.messages.to_rank import FromCoordinator, Refused
-
-Outgoing = list[tuple[int, FromCoordinator]]
+from ddlcore.messages.to_rank import Outgoing, Refused
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Coordinating:
     host: int = -1  # index of the host on which it runs; -1: on none of the hosts that run ranks
 
 
-class Membership:
+class ElasticMembership:
     """The members of one elastic job. All methods must be called in one thread."""
 
     def __init__(
@@ -60,29 +61,20 @@ class Membership:
         number. ``patience`` says how long members may take to register. ``quorum`` is given if another ``coordinator``
         may take the place of this one while this one lives, as when the network is split.
         """
-        self._quorum = quorum
+        self.world = PresentWorld()  # the last one that has opened
+        self._can_split = quorum is not None
+        self._quorum = Quorum() if quorum is None else quorum
         self._coordinator = coordinator
         self._waits_for_agents = coordinator.number > 0  # until ``adopt``
-        self._starts = [0] * len(hosts)  # by place: how many processes were there before the present one
-        self._hosts = list(hosts)
         self._least = least
         self._most = most
         self._patience = patience
         self._reset_limit = reset_limit
-        self._alive = {place for place, host in enumerate(hosts) if host >= 0}
+        self._processes = Processes(hosts)
+        self._known_steps = KnownSteps()
         self._leaving: dict[int, str] = {}  # places whose processes are to leave the training, and why
         self._waiting: dict[int, Register] = {}
-        self._world: World | None = None
         self._opened: Opened | None = None  # the announcement of the last world
-        self._members: frozenset[int] = frozenset()  # of the last world
-        self._steps = -1  # the most steps that a member had applied when the last world opened
-        # The same for each of the last worlds of which it is not known that they began.
-        self._steps_of: dict[Ballot, int] = {}
-        self._least_steps = -1  # the most steps of the newest world that is known to have begun
-        self._effective: Ballot = (0, 0)  # the newest world that is known to have begun
-        self._has_begun = False  # whether all members of a world have been there, so that there is a state to lose
-        self._gone: dict[int, str] = {}  # members of the last world that have left it or have ended, and why
-        self._ends: dict[int, str] = {}  # why the process of a place ended, while there is no other one
         self._short_s: float | None = None  # since when there are too few processes
         self._told = False
         self._late_s: float | None = None  # since when processes wait for others that live
@@ -101,10 +93,10 @@ class Membership:
         """Record the registration of the process at ``place``, and return the messages to send."""
         if self.over:
             return [(place, Refused(self.over))]
-        if place not in self._alive and not self._waits_for_agents:
+        if place not in self._processes.alive and not self._waits_for_agents:
             return []  # its process has ended since, and will enter no world
         self._note_taken(message.effective)
-        self._leave(place, message.reason or "it has left for the next world")
+        self.world.leave(place, message.reason or "it has left for the next world")
         self._unregistered.discard(place)
         self._waiting[place] = message
         return self._decide()
@@ -118,37 +110,30 @@ class Membership:
         """
         world = max(worlds, key=lambda one: one.ballot)
         self._waits_for_agents = False
-        self._has_begun = True
+        self._known_steps.has_begun = True
         self.complete = any(one.complete for one in worlds if one.ballot == world.ballot)
-        self._hosts = list(world.hosts)
-        for (place, _), host in running.items():  # it may have been started after the world had opened
-            self._hosts[place] = host
-        self._steps = world.steps
-        self._world = World(world.ballot[0], world.places, world.hosts, world.places[0], 0, world.ballot[1])
+        self.world.open(world.ballot, world.places)
         self._opened = world
-        self._members = frozenset(world.places)
-        for place, start in (*(process for one in worlds for process in one.processes), *running, *ended):
-            self._starts[place] = max(self._starts[place], start)
+        known = [process for one in worlds for process in one.processes]
+        self._processes.adopt(world.hosts, [*known, *ended], running)
         for one in worlds:
-            self._steps_of[one.ballot] = one.steps
-            if self._quorum is not None:
-                self._quorum.opened(one)
-        for ballot in {self._effective, *(one.taken for one in worlds)}:
+            self._known_steps.opened(one.ballot, one.steps)
+            self._quorum.opened(one)
+        self._known_steps.opened(world.ballot, world.steps)  # again, as the last one
+        for ballot in {self._known_steps.taken, *(one.taken for one in worlds)}:
             self._note_taken(ballot)
-        if self._quorum is not None:
-            for one in worlds:
-                self._quorum.began(one.effective)
-            for process in ended:
-                self._quorum.died(process)
-        # A process before the last one at its place was given up: what it says must not count as words of the last one.
-        self._alive = {place for place, start in running if start == self._starts[place]}
-        self._waiting = {place: message for place, message in self._waiting.items() if place in self._alive}
-        self._unregistered = self._alive - self._waiting.keys()
+        for one in worlds:
+            self._quorum.began(one.effective)
+        for process in ended:
+            self._quorum.died(process)
+        alive = self._processes.alive
+        self._waiting = {place: message for place, message in self._waiting.items() if place in alive}
+        self._unregistered = alive - self._waiting.keys()
         for place, start in world.processes:
             if (place, start) not in running:
-                self._gone.setdefault(place, "it has ended" if (place, start) in ended else "its host is lost")
+                self.world.leave(place, "it has ended" if (place, start) in ended else "its host is lost")
         for place in self._waiting:
-            self._leave(place, "it has lost the coordinator")
+            self.world.leave(place, "it has lost the coordinator")
         return self._decide()
 
     def ended(self, place: int, reason: str, certain: bool = True) -> Outgoing:
@@ -156,14 +141,13 @@ class Membership:
 
         ``certain`` is false if its host is only silent, so that the process may live.
         """
-        if certain and self._quorum is not None:
-            self._quorum.died((place, self._starts[place]))
-        self._alive.discard(place)
+        if certain:
+            self._quorum.died(self._processes.at(place))
+        self._processes.ended(place, reason)
         self._unregistered.discard(place)
         self._leaving.pop(place, None)
         self._waiting.pop(place, None)
-        self._ends[place] = reason
-        self._leave(place, reason)
+        self.world.leave(place, reason)
         return self._decide()
 
     def unheard(self, places: Collection[int], certain: bool) -> Outgoing:
@@ -172,9 +156,9 @@ class Membership:
         So no world opens with some of them in between. ``certain``: see ``ended``. No messages are to be sent.
         """
         for place in places:
-            if certain and self._quorum is not None:
-                self._quorum.died((place, self._starts[place]))
-            self._alive.discard(place)
+            if certain:
+                self._quorum.died(self._processes.at(place))
+            self._processes.alive.discard(place)
             self._unregistered.discard(place)
             self._waiting.pop(place, None)
         return []
@@ -184,14 +168,10 @@ class Membership:
 
         If ``host`` is -1, this is the host of the previous process at ``place``.
         """
-        if host >= 0:
-            self._hosts[place] = host
-        self._starts[place] += 1
+        self._processes.started(place, host)
         self._waiting.pop(place, None)
         self.evicted.pop(place, None)
         self._without.discard(place)
-        self._alive.add(place)
-        self._ends.pop(place, None)
 
     def dismiss(self, places: Collection[int], reason: str) -> Outgoing:
         """Have the processes at ``places`` leave the training, and return the messages to send.
@@ -199,21 +179,21 @@ class Membership:
         The processes leave at a call of ``commit()`` on which all ranks agree. They stay as long as too few members
         would remain without them. ``reason`` says why the processes must leave, in words for the user.
         """
-        self._leaving.update(dict.fromkeys((place for place in places if place in self._alive), reason))
+        self._leaving.update(dict.fromkeys((place for place in places if place in self._processes.alive), reason))
         return self._decide()
 
     def began(self, generation: int) -> None:
         """Record that all members of world ``generation`` have entered it."""
-        self._has_begun = True
-        if self._quorum is not None and self._world is not None and generation == self._world.generation:
-            self._quorum.began(self._world.ballot)
+        self._known_steps.has_begun = True
+        if generation == self.world.generation:
+            self._quorum.began(self.world.ballot)
 
     def finished(self, generation: int) -> Outgoing:
         """Record that all members of world ``generation`` have reached the end of the training.
 
         This is called because a member has reported it. Return the messages to send.
         """
-        if self._world is not None and generation == self._world.generation:
+        if 0 < generation == self.world.generation:
             self.complete = True
         return self._decide()
 
@@ -233,7 +213,7 @@ class Membership:
                 self._short_s = now_s
             return [], self._decide(patient=now_s - self._short_s < limit_s)
         # The first process of a place may take any time to load. If another one must take its place, time is running.
-        loading = any(self._world is not None or not self._starts[place] for place in self._missing())
+        loading = any(self.world.generation or self._processes.is_first(place) for place in self._missing())
         if self.over or self.complete or loading or len(self._waiting) >= self._least or not self._waiting:
             self._short_s, self._told = None, False
             return [], []
@@ -252,14 +232,15 @@ class Membership:
 
         Return lines for the user about these processes, and the messages to send. ``now_s`` is the present time.
         """
-        late = self._missing() if (self._waiting or self._hopes) and (self._world is None or self._gone) else []
+        is_between_worlds = not self.world.generation or bool(self.world.gone)
+        late = self._missing() if is_between_worlds and (self._waiting or self._hopes) else []
         if self.over or self.complete or not late:
             self._late_s, self._told_late = None, False
             return [], []
         if self._late_s is None:
             self._late_s = now_s
         waited_s, patience = now_s - self._late_s, self._patience
-        if self._world is None:
+        if not self.world.generation:
             enough = len(self._waiting) >= self._least
             if not 0 < patience.first_s <= waited_s or not enough:
                 return [], []
@@ -272,41 +253,21 @@ class Membership:
         if self._told_late or not 0 < patience.warning_s <= waited_s:
             return [], []
         self._told_late = True
-        cause = next(iter(self._gone.items()), None)
+        cause = next(iter(self.world.gone.items()), None)
         why = f" (rank {cause[0]} {cause[1]})" if cause is not None else ""
         text = f"the next world waits for {on_ranks(late)} since {waited_s:.0f} s{why}"
         return [text], []
 
     # --- questions
 
-    @property
-    def generation(self) -> int:
-        """The number of the last world that has opened, counted from 1; 0 if no world has opened."""
-        return 0 if self._world is None else self._world.generation
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The places of the members of the last world that has opened; () if no world has opened."""
-        return () if self._world is None else self._world.members
-
-    def has(self, place: int) -> bool:
-        """Return whether the process at ``place`` is a member of the last world that opened."""
-        return place in self._members
-
-    def broken(self, generation: int) -> tuple[int, str] | None:
-        """Return a member that can take no further part in world ``generation``, and why; None if there is none."""
-        if self._world is None or generation != self._world.generation:
-            return (0 if self._world is None else self._world.members[0]), "it belongs to a newer world"
-        return next(iter(self._gone.items()), None)
-
     def joiners(self) -> list[int]:
         """Return the places of waiting processes that can become members if all members leave the present world.
 
         The members then leave at a call of ``commit()`` on which all of them agree.
         """
-        if self._world is None or self._gone or self.complete or self.over or self._is_last_world():
+        if not self._may_be_left():
             return []
-        room = self._most - len(self._world.members) + len(self.leavers())
+        room = self._most - len(self.world.members) + len(self.leavers())
         return sorted(self._waiting.keys() - self._leaving.keys())[: max(0, room)]
 
     def leavers(self) -> list[int]:
@@ -314,70 +275,64 @@ class Membership:
 
         All members then leave the present world at a call of ``commit()`` on which all of them agree.
         """
-        if self._world is None or self._gone or self.complete or self.over or self._is_last_world():
+        if not self._may_be_left():
             return []
         coming = len(self._waiting.keys() - self._leaving.keys())
         # One member must stay, because those that join copy the state of the training from a member.
-        most = min(len(self._world.members) + coming - self._least, len(self._world.members) - 1)
-        return sorted([place for place in self._leaving if place in self._members][: max(0, most)])
+        most = min(len(self.world.members) + coming - self._least, len(self.world.members) - 1)
+        return sorted([place for place in self._leaving if self.world.has(place)][: max(0, most)])
+
+    def _may_be_left(self) -> bool:
+        """Return whether the members of the present world train, and another world may follow if they leave it."""
+        ends = self.complete or bool(self.over) or self._is_last_world()
+        return bool(self.world.generation) and not self.world.gone and not ends
 
     def opened(self) -> Opened | None:
         """Return what agents are to know of the world that opened last; None if no successor could use it."""
-        if self._quorum is None or self._opened is None:
+        if not self._can_split or self._opened is None:
             return None
-        return msgspec.structs.replace(self._opened, effective=self._quorum.effective, taken=self._effective)
+        effective, taken = self._quorum.effective, self._known_steps.taken
+        return msgspec.structs.replace(self._opened, effective=effective, taken=taken)
 
-    def _announced(self, world: World, quorum: Quorum) -> Opened:
+    def _announced(self, world: World) -> Opened:
         """Return the announcement of ``world``, which opens now. Its processes never change, whoever runs there later."""
         at_home = self._coordinator.host
         # Where two parts of the job have half of it each, the one with the coordinator goes on.
         order = sorted(world.members, key=lambda place: (world.hosts[place] != at_home, place))
-        processes = tuple(self._process(place) for place in order)
-        return Opened(
-            world.ballot, processes, world.members, world.hosts, self._steps, quorum.effective, self._effective
-        )
+        processes = tuple(self._processes.at(place) for place in order)
+        steps, taken = self._known_steps.opened_with, self._known_steps.taken
+        return Opened(world.ballot, processes, world.members, world.hosts, steps, self._quorum.effective, taken)
 
     def missing(self) -> list[int]:
         """Return the places whose processes must register before the next world opens; [] if no process waits."""
-        if not self._waiting or (self._world is not None and not self._gone):
+        if not self._waiting or (self.world.generation and not self.world.gone):
             return []
         return self._missing()
 
     # --- decisions
 
-    def _leave(self, place: int, reason: str) -> None:
-        if place in self._members:
-            self._gone.setdefault(place, reason)
-
     def _missing(self) -> list[int]:
         """Return the places whose processes must still register before a world can open."""
-        if self._world is None:
-            return sorted(self._alive - self._waiting.keys() - self._without)
-        return [one for one in self._world.members if one not in self._gone] or sorted(self._hopes)
+        if not self.world.generation:
+            return sorted(self._processes.alive - self._waiting.keys() - self._without)
+        return self.world.present() or sorted(self._hopes)
 
     def _is_missing_some(self) -> bool:
         """Return whether ``_missing`` is not empty. It is asked at each registration, of which there are thousands."""
-        if self._world is None and len(self._alive) > len(self._waiting) + len(self._without):
+        if self.world.generation:
+            return len(self.world.gone) < len(self.world.members)
+        if len(self._processes.alive) > len(self._waiting) + len(self._without):
             return True
-        if self._world is None:
-            return any(one not in self._waiting and one not in self._without for one in self._alive)
-        return len(self._gone) < len(self._members)
+        return any(one not in self._waiting and one not in self._without for one in self._processes.alive)
 
     def _is_last_world(self) -> bool:
         """Return whether no further world may open, because of the limit of resets."""
-        return self._world is not None and 0 < self._reset_limit < self._world.generation
+        return 0 < self._reset_limit < self.world.generation
 
     def _note_taken(self, ballot: Ballot) -> None:
         """Record that all members of the world ``ballot`` have taken over the state, in their own memory."""
-        if self._quorum is not None:
-            self._quorum.began(ballot)
-        self._effective = max(ballot, self._effective)
-        # An older world that is over may have had more steps: those of a root that died before others took over its state.
-        self._least_steps = self._steps_of.get(self._effective, self._least_steps)
-        self._steps_of = {key: steps for key, steps in self._steps_of.items() if key > self._effective}
-
-    def _process(self, place: int) -> Process:
-        return place, self._starts[place]
+        self._quorum.began(ballot)
+        self._known_steps.took_over(ballot)
 
     def _decide(self, patient: bool = True) -> Outgoing:
         """Decide what follows from what is known now, and return the messages to send.
@@ -393,13 +348,13 @@ class Membership:
         if self._is_missing_some():
             return []
         hoped, self._hopes = bool(self._hopes), set()
-        stateless = self._without_state()
+        stateless = self._known_steps.objection(self._waiting.values()) if self.world.generation else ""
         if stateless and self._unregistered and patient:
             # One of these may have the state: the coordinator before may have dismissed it, which it may not have heard.
             self._hope_for(self._unregistered, hoped)
             return []
         if stateless:
-            return self._end(f"{stateless}{self._causes()}")
+            return self._end(f"{stateless}{self._processes.causes()}")
         members = self._chosen()
         leaving = self._waiting.keys() & self._leaving.keys() - set(members)
         objection = self._objection(members)
@@ -409,7 +364,8 @@ class Membership:
             return self._dismissed(leaving)
         if objection:
             # Other processes that run in this part may be in its way: where one registers, it has a vote, and where it ends, none.
-            others = {place for place in self._alive - self._waiting.keys() if self._counts(place)}
+            running = self._processes.alive - self._waiting.keys()
+            others = {place for place in running if self._quorum.counts(self._processes.at(place))}
             if patient and others and not self._objection(self._waiting.keys() | others):
                 self._hope_for(others, hoped)
                 return []
@@ -417,19 +373,6 @@ class Membership:
         if len(self._waiting) < self._least:
             return []
         return [*self._dismissed(leaving), *self._open(members)]
-
-    def _without_state(self) -> str:
-        """Return why the processes that wait cannot go on with the training; "" if one of them has the state of it."""
-        if self._world is None:
-            return ""
-        if self._has_begun and not any(one.generation for one in self._waiting.values()):
-            return "all ranks that had the state of the training have ended"
-        # A world that has not begun does not count: if its root dies before the others have taken over its state,
-        # they compute its last step again, as if it had died before it registered.
-        newest = max((one.steps for one in self._waiting.values()), default=-1)
-        if newest < self._least_steps or newest < 0 <= self._steps:
-            return "the ranks with the newest state of the training have ended"
-        return ""
 
     def _chosen(self) -> list[int]:
         """Return the waiting processes that are to be members of the next world.
@@ -442,7 +385,7 @@ class Membership:
         holders = {
             place
             for place, one in waiting.items()
-            if one.steps == newest and (self._world is None or one.generation > 0)
+            if one.steps == newest and (not self.world.generation or one.generation > 0)
         }
         staying = set(waiting)
         for place in self._leaving:
@@ -459,11 +402,7 @@ class Membership:
 
     def _objection(self, places: Collection[int]) -> str:
         """Return why the processes at ``places`` may not form the next world; "" if they may."""
-        return "" if self._quorum is None else self._quorum.objection({self._process(place) for place in places})
-
-    def _counts(self, place: int) -> bool:
-        """Return whether the process at ``place`` is a member of a world that may live."""
-        return self._quorum is not None and self._quorum.counts(self._process(place))
+        return self._quorum.objection({self._processes.at(place) for place in places}) if self._can_split else ""
 
     def _hope_for(self, places: Collection[int], hoped: bool) -> None:
         """Begin to wait until the processes at ``places`` register or end. ``hoped`` is true if such a wait has begun before."""
@@ -473,30 +412,24 @@ class Membership:
             self._told_late = False
 
     def _open(self, members: Sequence[int]) -> Outgoing:
-        before = self._world
         if self._is_last_world():
-            return self._end(f"the job has begun anew {self._reset_limit} times (--reset-limit){self._causes()}")
-        self._steps = max(self._waiting[one].steps for one in members)
-        root = min(one for one in members if self._waiting[one].steps == self._steps)
-        number = 1 + (0 if before is None else before.generation)
-        count = 0 if before is None else len(before.members)
-        world = World(number, tuple(members), tuple(self._hosts), root, count, self._coordinator.number)
-        self._world = world
-        self._members = frozenset(members)
-        if self._quorum is not None:
-            self._opened = self._announced(world, self._quorum)
-            self._quorum.opened(self._opened)
-        self._steps_of[world.ballot] = self._steps
-        self._gone = {}
+            return self._end(
+                f"the job has begun anew {self._reset_limit} times (--reset-limit){self._processes.causes()}"
+            )
+        steps = max(self._waiting[one].steps for one in members)
+        root = min(one for one in members if self._waiting[one].steps == steps)
+        number, count = 1 + self.world.generation, len(self.world.members)
+        hosts = tuple(self._processes.hosts)
+        world = World(number, tuple(members), hosts, root, count, self._coordinator.number)
+        self.world.open(world.ballot, world.members)
+        self._known_steps.opened(world.ballot, steps)
+        self._opened = self._announced(world)
+        self._quorum.opened(self._opened)
         self._short_s = self._late_s = None
         self._told_late = False
         for one in members:
             del self._waiting[one]
         return [(one, world) for one in members]
-
-    def _causes(self) -> str:
-        ends = [f"rank {place} {reason}" for place, reason in sorted(self._ends.items())]
-        return f": {'; '.join(ends[:3])}" if ends else ""
 
     def _end(self, text: str) -> Outgoing:
         self.over = text

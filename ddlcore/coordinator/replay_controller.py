@@ -15,8 +15,9 @@ from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_coordinator import Frozen
 from ddlcore.messages.to_rank import Arranged, Drain, Planned, Resume
+from ddlcore.runtime.arranging import arrange
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
-from ddlcore.runtime.schedule import MOST_KNOWN, arrange
+from ddlcore.runtime.schedule import MOST_KNOWN
 
 MOST_SUSPICIONS = 2  # in succession: each comes after a second or more, and no bucket runs in between
 CONSECUTIVE = 2  # a tensor that was inserted in so many consecutive periods belongs to the period

@@ -11,11 +11,10 @@ from dataclasses import replace
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.coordinator.stall_table import on_ranks, stall_table
 from ddlcore.messages.observing import Alive, Probe, Show, Stack
-from ddlcore.messages.to_rank import FromCoordinator, Stalled
+from ddlcore.messages.to_rank import Outgoing, Stalled
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.patience import ANSWER_S, Patience
 
-Outgoing = list[tuple[int, FromCoordinator]]
 _WARNING, _SHUTDOWN = 0, 1
 
 

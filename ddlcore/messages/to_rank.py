@@ -232,3 +232,5 @@ FromCoordinator = (
     | Lost
     | Farewell
 )
+
+Outgoing = list[tuple[int, FromCoordinator]]  # messages, each with the rank that must get it, in the order of sending

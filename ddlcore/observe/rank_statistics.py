@@ -20,7 +20,7 @@ LEFT = ("host", "")  # headings of the columns that are aligned to the left
 
 
 @dataclass(frozen=True)
-class Row:
+class RankFigures:
     """One rank's row in the table: its figures over its last steps. None means that a figure is not known (yet)."""
 
     rank: int
@@ -47,7 +47,7 @@ class Row:
 
 def rows_of(
     pulses: Mapping[int, Sequence[Pulse]], hosts: Sequence[str], unheard_s: Mapping[int, float] | None = None
-) -> list[Row]:
+) -> list[RankFigures]:
     """Return a row of the table for each rank.
 
     ``pulses`` holds the last pulses of each rank, the oldest first, and ``hosts`` holds the host of each rank.
@@ -74,9 +74,9 @@ def _between_s(pulses: Sequence[Pulse]) -> float:
     return pulses[-1].at_s - pulses[-2].at_s if len(pulses) > 1 else 0.0
 
 
-def _row(rank: int, host: str, pulses: Sequence[Pulse]) -> Row:
+def _row(rank: int, host: str, pulses: Sequence[Pulse]) -> RankFigures:
     if not pulses:
-        return Row(rank, host)
+        return RankFigures(rank, host)
     last, step_s, waiting, cpu, steps = pulses[-1], None, None, None, 0
     first = next((one for one in reversed(pulses[:-1]) if last.steps - one.steps >= LEAST_STEPS), pulses[0])
     if last.at_s > first.at_s:
@@ -86,7 +86,7 @@ def _row(rank: int, host: str, pulses: Sequence[Pulse]) -> Row:
         waiting = min(1.0, max(0.0, (last.user_s - first.user_s) / elapsed_s))
         cpu = max(0.0, (last.cpu_s - first.cpu_s) / elapsed_s)
     gpu = last.gpu_share if last.gpu_share >= 0 else None
-    return Row(
+    return RankFigures(
         rank,
         host,
         last.steps,
@@ -101,7 +101,7 @@ def _row(rank: int, host: str, pulses: Sequence[Pulse]) -> Row:
     )
 
 
-def _marked(row: Row, own_s: float | None, memory: float | None, size: int) -> Row:
+def _marked(row: RankFigures, own_s: float | None, memory: float | None, size: int) -> RankFigures:
     marks = []
     gap_s = row.own_s - own_s if row.own_s is not None and own_s is not None else 0.0
     if (
@@ -127,7 +127,7 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median_low(known) if known else None
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: RankFigures) -> tuple[str, ...]:
     """Return the figures of ``row`` as texts, in the order of ``HEADINGS``."""
     return (
         str(row.rank),
@@ -143,14 +143,14 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def table_lines(rows: Sequence[Row]) -> list[str]:
+def table_lines(rows: Sequence[RankFigures]) -> list[str]:
     """Return the table as lines of text with aligned columns. Columns without any known value are left out."""
     kept = known_columns(rows)
     lines = [[line[i] for i in kept] for line in (HEADINGS, *map(cells, rows))]
     return aligned(lines, right=[at for at, i in enumerate(kept) if HEADINGS[i] not in LEFT])
 
 
-def known_columns(rows: Sequence[Row]) -> list[int]:
+def known_columns(rows: Sequence[RankFigures]) -> list[int]:
     """Return the indices in ``HEADINGS`` of the columns in which at least one rank has a known value."""
     texts = [cells(row) for row in rows]
     return [i for i in range(len(HEADINGS)) if any(line[i] not in (UNKNOWN, "") for line in texts)]

@@ -9,11 +9,11 @@ from typing import Any
 
 CAPACITY = 1 << 15  # records; a rank adds fewer between two reads by the writing thread
 
-Record = tuple[Any, ...]  # (number, Code, time in ns, fields of that code …)
+Record = tuple[Any, ...]  # (number, RecordKind, time in ns, fields of that code …)
 
 
-class Code(IntEnum):
-    """The kind of a record. A record begins with its number, Code and time. The comments list its other fields."""
+class RecordKind(IntEnum):
+    """The kind of a record. A record begins with its number, RecordKind and time. The comments list its other fields."""
 
     READY = 0  # set id, name, spec: the user has submitted this tensor
     READY_TOGETHER = 1  # persistent requests: the user has started all of them in one call

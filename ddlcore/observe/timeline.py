@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from ddlcore.observe.ring_buffer import Code, RingBuffer
+from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
 from ddlcore.observe.trace_writer import TraceWriter
 from ddlcore.threads import OwnThread
 
@@ -178,7 +178,7 @@ class Timeline:
     def _look(self) -> None:
         found = self._clock()
         if found is not None:
-            self._ring.put(Code.CLOCK, perf_counter_ns(), *found)
+            self._ring.put(RecordKind.CLOCK, perf_counter_ns(), *found)
 
     def _add(self, events: Sequence[str]) -> None:
         if self._failed:

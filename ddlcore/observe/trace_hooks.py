@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from ddlcore.messages.to_rank import Bucket, Planned
-from ddlcore.observe.ring_buffer import Code, RingBuffer
+from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
 
 
 class Counted(Protocol):
@@ -47,10 +47,10 @@ class TraceHooks:
         ring, now_ns = self.ring, perf_counter_ns()
         if together:
             number = next(ring.numbers)
-            ring.slots[number & ring.mask] = (number, Code.READY_TOGETHER, now_ns, entries)
+            ring.slots[number & ring.mask] = (number, RecordKind.READY_TOGETHER, now_ns, entries)
             return
         for entry in entries:
-            ring.put(Code.READY, now_ns, entry.set_id, entry.name, entry.spec_bytes)
+            ring.put(RecordKind.READY, now_ns, entry.set_id, entry.name, entry.spec_bytes)
 
     # --- once for each bucket
 
@@ -66,7 +66,7 @@ class TraceHooks:
         number = next(ring.numbers)
         ring.slots[number & ring.mask] = (
             number,
-            Code.BUCKET,
+            RecordKind.BUCKET,
             begun_ns,
             ended_ns,
             pack_ns - self._pack_ns,
@@ -79,11 +79,11 @@ class TraceHooks:
 
     def decided(self, bucket: Bucket) -> None:
         """Record that the coordinator has decided that ``bucket`` runs."""
-        self.ring.put(Code.DECIDED, perf_counter_ns(), bucket)
+        self.ring.put(RecordKind.DECIDED, perf_counter_ns(), bucket)
 
     def waited(self, since_ns: int, until_ns: int) -> None:
         """Record that a user's thread has waited in ddl from ``since_ns`` to ``until_ns``."""
-        self.ring.put(Code.WAITED, since_ns, until_ns)
+        self.ring.put(RecordKind.WAITED, since_ns, until_ns)
 
     # --- once for each change of mode
 
@@ -93,11 +93,11 @@ class TraceHooks:
         ``schedule`` is the number of the schedule, and ``buckets`` are its buckets. ``start`` is the place (see
         ``completed``) of the first bucket that is replayed.
         """
-        self.ring.put(Code.REPLAY, perf_counter_ns(), epoch, schedule, buckets, start)
+        self.ring.put(RecordKind.REPLAY, perf_counter_ns(), epoch, schedule, buckets, start)
 
     def frozen(self, epoch: int) -> None:
         """Record a freeze: from now on, this rank launches no bucket of the schedule."""
-        self.ring.put(Code.FREEZE, perf_counter_ns(), epoch)
+        self.ring.put(RecordKind.FREEZE, perf_counter_ns(), epoch)
 
     def drained(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
         """Record the end of a drain that began at ``begun_ns``: all buckets that any rank had launched have now run.
@@ -105,15 +105,15 @@ class TraceHooks:
         At the begin of the drain, this rank had launched some buckets that were not completed. ``valid`` of these
         buckets had real data on all ranks, and ``void`` of them had not.
         """
-        self.ring.put(Code.DRAIN, begun_ns, perf_counter_ns(), epoch, valid, void)
+        self.ring.put(RecordKind.DRAIN, begun_ns, perf_counter_ns(), epoch, valid, void)
 
     def left(self, epoch: int) -> None:
         """Record that this rank has left replay. From now on, every bucket is negotiated."""
-        self.ring.put(Code.DISCOVER, perf_counter_ns(), epoch)
+        self.ring.put(RecordKind.DISCOVER, perf_counter_ns(), epoch)
 
     def clock(self, offset_ns: int, error_ns: int) -> None:
         """Record a comparison of clocks: the coordinator's clock is this process's clock plus ``offset_ns``.
 
         The error of the offset is at most ``error_ns``.
         """
-        self.ring.put(Code.CLOCK, perf_counter_ns(), offset_ns, error_ns)
+        self.ring.put(RecordKind.CLOCK, perf_counter_ns(), offset_ns, error_ns)

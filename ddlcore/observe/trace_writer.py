@@ -17,7 +17,7 @@ from typing import Any
 from ddlcore.messages.coding import decode_spec
 from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.observe.readiness import Readiness
-from ddlcore.observe.ring_buffer import Code, Record
+from ddlcore.observe.ring_buffer import Record, RecordKind
 from ddlcore.types import Kind
 
 MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
@@ -91,15 +91,15 @@ class TraceWriter:
         events: list[str] = []
         for record in records:
             code, at_ns = record[1], record[2]
-            if code == Code.BUCKET:
+            if code == RecordKind.BUCKET:
                 self._bucket(record, events)
-            elif code == Code.READY_TOGETHER:
+            elif code == RecordKind.READY_TOGETHER:
                 self._ready.together(record[3], at_ns)
-            elif code == Code.WAITED:
+            elif code == RecordKind.WAITED:
                 self._slice("WAIT", USER, at_ns, record[3], events)
-            elif code == Code.READY:
+            elif code == RecordKind.READY:
                 self._ready.one(record[3], record[4], record[5], at_ns)
-            elif code == Code.DECIDED:
+            elif code == RecordKind.DECIDED:
                 self._decided[record[3].index] = at_ns
             else:
                 self._change(record, events)
@@ -123,22 +123,22 @@ class TraceWriter:
 
     def _change(self, record: Record, events: list[str]) -> None:
         code, at_ns = record[1], record[2]
-        if code == Code.CLOCK:
+        if code == RecordKind.CLOCK:
             events.append(self._instant("CLOCK", REPLAY, at_ns, {"offset_ns": record[3], "error_ns": record[4]}))
-        elif code == Code.DISCOVER:
+        elif code == RecordKind.DISCOVER:
             self._schedule = -1
             events.append(self._instant("DISCOVER", REPLAY, at_ns, {"epoch": record[3]}))
         else:
             self._close_replay(at_ns, events)
-        if code == Code.REPLAY:
+        if code == RecordKind.REPLAY:
             _, _, _, self._epoch, self._schedule, self._buckets, start = record
             self._since_ns = at_ns
             args = {"epoch": self._epoch, "schedule": self._schedule, "place": start, "buckets": len(self._buckets)}
             # The end of the replay is a separate event, so that a file without its end still shows this replay.
             events.append(f'{self._head("REPLAY", "B", REPLAY, at_ns)},"args":{_dump(args)}}}')
-        elif code == Code.FREEZE:
+        elif code == RecordKind.FREEZE:
             self._frozen_ns = at_ns
-        elif code == Code.DRAIN:
+        elif code == RecordKind.DRAIN:
             _, _, _, ended_ns, epoch, valid, void = record
             if self._frozen_ns:
                 self._slice("FREEZE", REPLAY, self._frozen_ns, at_ns, events, _dump({"epoch": epoch}))

@@ -14,7 +14,7 @@ from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.routes import Route
 
 if TYPE_CHECKING:
-    from ddlcore.coordinator.membership import Coordinating, Membership
+    from ddlcore.coordinator.membership import Coordinating, ElasticMembership
     from ddlcore.coordinator.quorum import Quorum
     from ddlcore.coordinator.sessions import Sessions
     from ddlcore.coordinator.tuning import SearchDriver
@@ -45,7 +45,7 @@ def build_sessions(
     registry: Registry,
     driver: SearchDriver | None = None,
     refuses: str = "",
-    membership: Membership | None = None,
+    membership: ElasticMembership | None = None,
     term: str = "",
 ) -> Sessions:
     """Return the coordinator's side of a launch of ``size`` ranks, to be used by a control server.
@@ -78,16 +78,16 @@ def build_membership(
     most: int = 0,
     quorum: Quorum | None = None,
     coordinator: Coordinating | None = None,
-) -> Membership | None:
+) -> ElasticMembership | None:
     """Return what decides which processes of an elastic job form a world; None if ``settings`` ask for no such job.
 
     ``hosts``: (size,), the host index of each rank of the launch. There may be up to ``places`` ranks later, ``most`` of
-    them at a time; 0: those of ``hosts``. ``quorum`` and ``coordinator``: see Membership.
+    them at a time; 0: those of ``hosts``. ``quorum`` and ``coordinator``: see ElasticMembership.
     """
     least = settings.whole("min_np")
     if not least:
         return None
-    from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership
+    from ddlcore.coordinator.membership import Coordinating, ElasticMembership, MemberPatience
 
     timeout_s, resets = settings.number("elastic_timeout_s"), settings.whole("reset_limit")
     later = (-1,) * (places - len(hosts))
@@ -97,7 +97,7 @@ def build_membership(
         settings.number("stall_warning_s"),
         settings.number("evict_after_s"),
     )
-    return Membership(
+    return ElasticMembership(
         (*hosts, *later), least, most or len(hosts), patience, resets, quorum, coordinator or Coordinating()
     )
 

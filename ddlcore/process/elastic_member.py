@@ -112,10 +112,11 @@ class JobBeforeWorld(Job):
     def start(self) -> None:
         """Start this job without any connection to other ranks."""
         log_at(self.settings.text("log_level"))
-        self.overlaps = self.settings.overlaps(self.cross_size)
-        self._parts = self.sets = self.tensor_queue = self.waiter = cast(Any, _NoParts())
+        self.overlaps = self.settings.overlaps(self.placement.cross_size)
+        self._parts = self.sets = self.tensor_queue = self.lookout = self.waiter = cast(Any, _NoParts())
+        self.context = _too_soon
         # An optimizer keeps references to these long before it calls them.
-        self.start_request = self.start_all = self.start_and_wait = self.name_entries = _too_soon
+        self.start_request = self.start_all = self.start_and_wait = self.name_entries = self.check_stall = _too_soon
         self.device_label = lambda device, sparse=False, stage_on_host=False: ""  # the first world gives labels
         everyone = tuple(range(self.size))
         self.members = lambda set_id: everyone if set_id == 0 else None

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ddlcore.config.loading import Settings
-from ddlcore.contracts.compressor import Compressor
-from ddlcore.contracts.transport import Context
 from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError, NotInitialized
@@ -27,11 +25,12 @@ from ddlcore.plug.registry import Registry
 from ddlcore.process.compressors import Compressors
 from ddlcore.process.parts import Parts
 from ddlcore.process.telemetry import Observer, observers
-from ddlcore.process.verification import Verification, Verifying
+from ddlcore.process.verification import Verification
 from ddlcore.process.world_place import WorldPlace
-from ddlcore.runtime.companion import C, Companions
+from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.counted_calls import CountedCalls
 from ddlcore.runtime.job_failure import JobFailure
+from ddlcore.runtime.lookout import Lookout
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.reentry import Lock, reentrant
@@ -65,20 +64,22 @@ class Job:
         self.launched = world_place.launched  # the placement in the whole launch, not only in this world
         self.address = world_place.address
         self.rank, self.size = placement.rank, placement.size
+        self.local_rank, self.local_size = placement.local_rank, placement.local_size
         self.settings = settings
         self.registry = registry
         self.closed = False
         self.forked = False
         self._world_place = world_place
         self._network = network
-        self._kernels = CpuKernels(settings.text("cache_dir"), late=True)
-        self._compressors = Compressors(registry, self._kernels, lambda: self.settings.text("compression"))
-        self.companions = Companions(self)
-        self.persistent_requests: dict[
-            Any, PersistentRequest
-        ] = {}  # requests of blocking calls, by name and process set; made at the first call
+        self.kernels = CpuKernels(settings.text("cache_dir"), late=True)
+        self._compressors = Compressors(registry, self.kernels, lambda: self.settings.text("compression"))
+        self.compressor = self._compressors.get
+        self._companions = Companions(self)
+        self.companion = self._companions.get
+        # The requests of blocking calls, by name and process set; made at the first call.
+        self.persistent_requests: dict[Any, PersistentRequest] = {}
         self._failure = JobFailure()
-        self._verification = Verification(self._failure)
+        self.verification = Verification(self._failure)
         self._counted = {
             STOP: CountedCalls(STOP, "should_stop()", self._failure),
             COMMIT: CountedCalls(COMMIT, "commit()", self._failure),
@@ -91,26 +92,6 @@ class Job:
         self._deafen: Callable[[], None] = lambda: None  # stops listening to the signal of the setting flight_signal
         self._observers: list[Observer] = []
         _jobs.add(self)
-
-    @property
-    def local_rank(self) -> int:
-        return self.placement.local_rank
-
-    @property
-    def local_size(self) -> int:
-        return self.placement.local_size
-
-    @property
-    def cross_rank(self) -> int:
-        return self.placement.cross_rank
-
-    @property
-    def cross_size(self) -> int:
-        return self.placement.cross_size
-
-    @property
-    def is_homogeneous(self) -> bool:
-        return self.placement.is_homogeneous
 
     # --- begin
 
@@ -126,7 +107,7 @@ class Job:
         switch_ms = self.settings.number("switch_interval_ms")
         if switch_ms > 0:  # if another thread has the interpreter lock, a thread that wakes waits so long for the lock
             sys.setswitchinterval(switch_ms / 1000)
-        self.overlaps = self.settings.overlaps(self.cross_size)
+        self.overlaps = self.settings.overlaps(self.placement.cross_size)
         self._connect()
         # Almost every operation needs this one, and its first use would import its module in the middle of training:
         # if a signal handler imports a module within that import, Python 3.11 and earlier raise a KeyError.
@@ -149,8 +130,8 @@ class Job:
         """Create the parts of this job, and bind those methods here that callers use for every tensor or every step.
 
         They are attributes to save a call; adapters use them, too (contracts/framework.py). ``start_request`` starts
-        the operation of one tensor, see TensorQueue.start_request. ``start_all`` starts many operations, for a caller
-        that will wait next. ``start_and_wait`` starts one operation and waits for it, see Engine.start_and_wait.
+        the operation of one tensor, see Submission.start_request. ``start_all`` starts many operations, for a caller
+        that will wait next. ``start_and_wait`` starts one operation and waits for it, see UserThreads.start_and_wait.
         """
         self._parts: Parts = Parts(
             self._world_place,
@@ -159,7 +140,7 @@ class Job:
             self._network(),
             self._failure,
             self._counted,
-            self._verification,
+            self.verification,
             self._compressors,
             self._adjust,
             self._before,
@@ -167,13 +148,16 @@ class Job:
         parts = self._parts
         self.sets: ProcessSets = parts.sets
         self.tensor_queue: TensorQueue = parts.tensor_queue
+        self.lookout: Lookout = parts.lookout
         self.waiter: Waiter = parts.waiter
         self.device_label = parts.accelerators.label
-        self.start_request: Callable[..., None] = parts.tensor_queue.start_request
-        self.start_all: Callable[..., None] = parts.tensor_queue.start_all
-        self.start_and_wait: Callable[..., None] = parts.engine.start_and_wait
+        self.start_request: Callable[..., None] = parts.submission.start_request
+        self.start_all: Callable[..., None] = parts.submission.start_all
+        self.start_and_wait: Callable[..., None] = parts.engine.user_threads.start_and_wait
+        self.check_stall: Callable[[float], float] = parts.lookout.check_stall
         self.members = parts.sets.members
-        self.name_entries: Callable[..., None] = parts.tensor_queue.name
+        self.context = parts.sets.context
+        self.name_entries: Callable[..., None] = parts.submission.name
 
     def _adjust(self, message: Adjust) -> None:
         """Apply new values of settings that a search for better settings has chosen.
@@ -198,19 +182,8 @@ class Job:
         if self.forked:
             return
         if isinstance(message, Digests):
-            self._verification.check(message)
+            self.verification.check(message)
         self._parts.outbox.say(message)
-
-    def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """Return digests of ranges of host memory, 8 bytes for each range; see ``CpuKernels.digests``.
-
-        ``addresses[i]`` is the address of a range, and ``sizes[i]`` is the range's size in bytes.
-        """
-        return self._kernels.digests(addresses, sizes)
-
-    def add_verifier(self, set_id: int, kind: str, verifier: Verifying) -> str:
-        """Add ``verifier``, which compares one optimizer's parameters; see ``Verification.add``."""
-        return self._verification.add(set_id, kind, verifier)
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
         """Submit all ``entries`` or, if an error is raised, none of them. Any thread may call this.
@@ -219,24 +192,9 @@ class Job:
         InvalidArgument (a ValueError) if an operation of the same name is still in flight, the error of the job if the
         job has ended, and ReentrantCall if the calling thread is inside another call of ddl.
         """
-        if self._parts.engine.amid():
+        if self._parts.engine.user_threads.amid():
             raise reentrant("an operation")
-        self.tensor_queue.submit(entries, waits)
-
-    def check_stall(self, since_s: float) -> float:
-        """Leave replay if a thread that waits outside ddl probably waits for an event that cannot happen in replay.
-
-        ``since_s``: the time of ``time.monotonic()`` at which the thread began to wait. The thread must call this again
-        from time to time: return the longest time, in seconds, until the next call. See ``TensorQueue.check_stall``.
-        """
-        return self.tensor_queue.check_stall(since_s)
-
-    def companion(self, kind: type[C]) -> C:
-        """Return the companion of class ``kind``: an object that makes calls of ddl for a framework in the background.
-
-        The job has only one companion of each class. The first call for a class creates that companion.
-        """
-        return self.companions.get(kind)
+        self._parts.submission.submit(entries, waits)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
         """Start to record a timeline into ``file``; see ``TimelineSwitch.begin``.
@@ -298,7 +256,7 @@ class Job:
 
     def doing(self) -> str:
         """Return a text that describes what this rank is doing now. Any thread may call this."""
-        return self._parts.control_thread.describe_state()
+        return self.lookout.describe_state()
 
     def launched_members(self, set_id: int) -> tuple[int, ...]:
         """Return the members of the process set ``set_id`` as ranks of the whole launch, not of this world.
@@ -366,18 +324,6 @@ class Job:
                 )
             )
 
-    def compressor(self, name: str) -> Compressor:
-        """Return this job's compressor called ``name``; see ``Compressors.get``."""
-        return self._compressors.get(name)
-
-    def context(self, part: str) -> Context:
-        """Return the context for an additional communicator of all ranks.
-
-        The communicator uses the part of the store that is called ``part``. The ranks open such a communicator in
-        addition to the job's own transports, for example to measure a transport.
-        """
-        return self.sets.context(part)
-
     # --- end
 
     def shutdown(self, reason: str = "called shutdown()", settle: bool = False) -> None:
@@ -397,12 +343,12 @@ class Job:
         differ = None
         try:
             if settle and self._started and not self.closed and not self.forked:
-                self.companions.settle()
+                self._companions.settle()
                 standing, timeout_s = self._parts.standing, self.settings.number("leave_timeout_s")
-                differ = self._verification.settle(self._parts.outbox, standing.settled, timeout_s)
+                differ = self.verification.settle(self._parts.outbox, standing.settled, timeout_s)
         finally:
             self._shut_down("raised ReplicasDiffer: in its last steps" if differ else reason)
-            self.companions.close()
+            self._companions.close()
         if differ is not None:
             raise differ
 

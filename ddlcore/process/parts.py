@@ -25,7 +25,7 @@ from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitia
 from ddlcore.messages.observing import Explain, Sample
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import Bye, Done, Hello
-from ddlcore.messages.to_rank import Adjust, Resume
+from ddlcore.messages.to_rank import Adjust, Drain, Resume
 from ddlcore.observe.flight import Flight
 from ddlcore.plug.registry import Registry
 from ddlcore.process.build import build_transport, patience_of
@@ -39,9 +39,11 @@ from ddlcore.runtime.decisions import Decisions
 from ddlcore.runtime.device.accelerators import Accelerators
 from ddlcore.runtime.dispatch import Dispatcher
 from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
+from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.executor import HostExecutor
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
+from ddlcore.runtime.lookout import Lookout
 from ddlcore.runtime.meter import Meter, Stats, added, world_stats
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.process_sets import Opener, ProcessSets
@@ -49,6 +51,7 @@ from ddlcore.runtime.ranges import Ranges, in_use, ranges_of
 from ddlcore.runtime.request import Entry
 from ddlcore.runtime.routes import choose_route
 from ddlcore.runtime.standing import Standing
+from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.timeline_switch import TimelineSwitch
 from ddlcore.runtime.waiter import Waiter
@@ -106,18 +109,21 @@ class Parts:
         self.timeline = TimelineSwitch(
             self.sets, self.meter, session_store, store.clock, world_place.launched, world_place.ranks, facts
         )
-        self.tensor_queue = TensorQueue(completion, self.outbox, self.flight, self.meter, self.timeline)
+        self.tensor_queue = TensorQueue(completion, self.outbox, self.flight, self.timeline)
+        self.submission = Submission(self.tensor_queue)
+        self._epochs = Epochs(self.tensor_queue)
         self._executor = HostExecutor(self.sets, self._kernels, compressors.get, self.meter)
         self.accelerators = self._accelerators(compressors)
         self.engine = self._engine(completion)
-        self.post, self.drain, self.fail = self.engine.post, self.engine.drain, self.engine.fail
-        self.waiter = Waiter(completion, self.engine, self.tensor_queue, failure, self.timeline)
-        self._decisions = Decisions(self.tensor_queue, self, self.timeline)
+        self.post, self.fail = self.engine.post, self.engine.fail
+        self._decisions = Decisions(self.tensor_queue, self._epochs, self, self.timeline)
+        self.lookout = Lookout(self.tensor_queue, self.engine, self._decisions.engaged, self.outbox, self.meter)
+        self.waiter = Waiter(completion, self.engine.user_threads, self.lookout, failure, self.timeline)
         self.control_thread = ControlThread(
             channel,
             self.outbox,
             self.tensor_queue,
-            self.engine,
+            self.lookout,
             self._decisions,
             self.standing,
             counted,
@@ -232,9 +238,18 @@ class Parts:
     # --- in between
 
     def resume(self, message: Resume) -> None:
-        frozen = self.engine.resume(message, self.sets.all(), self.rank)
+        self.timeline.resumed(message.epoch, message.schedule, self._epochs.planned(message.schedule), message.start)
+        frozen = self._epochs.resume(message, self.sets.all(), self.rank)
         if frozen is not None:
             self.outbox.say(frozen)
+
+    def drain(self, message: Drain) -> None:
+        if self._failure.given:
+            return  # ``abandon`` ends the buckets that are kept
+        self.engine.drain(message)
+        if not any(isinstance(item, Resume) for item in message.items):
+            self._epochs.discover(message.epoch + 1)
+            self.timeline.left(message.epoch + 1)
 
     def reopen(self, settings: Settings) -> None:
         """Open all communicators anew, by the new ``settings``. The engine's thread calls this, on all ranks."""
@@ -261,20 +276,20 @@ class Parts:
 
     def inside(self) -> bool:
         """Return whether the calling thread is one of ddl's own, or is in the middle of a call of ddl."""
-        return self.engine.inside() or self.timeline.inside
+        return self.engine.user_threads.inside() or self.timeline.inside
 
     def dump_flight(self, reason: str, text: str) -> Path | None:
         """Write the last actions of this rank to a file; see ``Job.dump_flight``."""
         directory = self._settings.text("flight_dir")
         if not directory or os.getpid() != self._pid:  # a forked process is no rank
             return None
-        replay_status = self.tensor_queue.replay_status()
+        replay_status = self.lookout.replay_status()
         more = {
             "replay_status": None if replay_status is None else msgspec.to_builtins(replay_status),
-            "pending": self.tensor_queue.pending(),
+            "pending": self.lookout.pending(),
             "stats": self.stats(),
         }
-        groups, under_way = self.sets.all(), self.tensor_queue.under_way()
+        groups, under_way = self.sets.all(), self.lookout.under_way()
         size = self._placement.size
         return self.flight.dump(Path(directory), self.rank, size, reason, text, groups, under_way, more)
 

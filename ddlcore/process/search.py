@@ -14,7 +14,7 @@ from ddlcore.contracts.tuner import Knob, Tuner
 from ddlcore.errors import TransportError
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
-from ddlcore.tune.driver import Plan, SearchDriver, Watcher
+from ddlcore.tune.driver import SearchDriver, SearchPlan, SearchWatcher
 from ddlcore.tune.log import CsvLog
 from ddlcore.tune.space import COMPRESSION, CORE, choose
 from ddlcore.types import Member, Value
@@ -28,7 +28,7 @@ def build_search_driver(
     registry: Registry,
     hosts: Sequence[int] | None,
     launcher: str = "",
-    watchers: Sequence[Watcher] = (),
+    watchers: Sequence[SearchWatcher] = (),
     warm: Sequence[Mapping[str, Value]] = (),
 ) -> SearchDriver:
     """Return a search for better settings, as ``settings`` describe it.
@@ -40,7 +40,7 @@ def build_search_driver(
     if not settings["replay"]:
         raise ValueError("autotune measures steps that are replayed, and replay is off; leave --no-replay out")
     log = settings.text("autotune_log")
-    own: list[Watcher] = [CsvLog(log)] if log else []
+    own: list[SearchWatcher] = [CsvLog(log)] if log else []
     return SearchDriver(plan_search(settings, registry, hosts, launcher, warm), [*own, *watchers])
 
 
@@ -50,7 +50,7 @@ def plan_search(
     hosts: Sequence[int] | None,
     launcher: str = "",
     warm: Sequence[Mapping[str, Value]] = (),
-) -> Plan:
+) -> SearchPlan:
     """Return the plan of a search: the settings to change, their first values, and the number of steps to measure.
 
     The parameters and errors are the same as those of ``build_search_driver``.
@@ -66,7 +66,7 @@ def plan_search(
         )
     make = partial(_make_tuner, registry, chosen_tuner(settings, registry))
     make(knobs)  # imports the tuner's modules now, not while the ranks train
-    return Plan(
+    return SearchPlan(
         knobs,
         {knob.name: default[knob.name] for knob in knobs},
         make,

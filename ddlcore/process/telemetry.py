@@ -20,6 +20,7 @@ from ddlcore.observe.pulse import Pace, Ticker, make_pulse
 from ddlcore.observe.sampler import InputClock, Sampler
 from ddlcore.observe.traffic import TrafficMeter
 from ddlcore.plug.registry import Registry
+from ddlcore.runtime.lookout import Lookout
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Placement
@@ -44,6 +45,7 @@ class Subject(Protocol):
     settings: Settings
     registry: Registry
     tensor_queue: TensorQueue
+    lookout: Lookout
     address: str
 
     def doing(self) -> str: ...
@@ -138,7 +140,7 @@ def _activity(job: Subject, clock: InputClock) -> Callable[[Stats], Activity]:
 
     def read(stats: Stats) -> Activity:
         sent = traffic.read() if traffic is not None else ()
-        return meter.read(stats, job.doing(), job.tensor_queue.pending_in_sets(), clock.input_s, clock.sampled_s, sent)
+        return meter.read(stats, job.doing(), job.lookout.pending_in_sets(), clock.input_s, clock.sampled_s, sent)
 
     return read
 

@@ -14,7 +14,7 @@ _FORMS = "auto, NAME, LOCAL+CROSS, or one of them followed by KIND=… such as a
 
 
 @dataclass(frozen=True)
-class Choice:
+class TransportChoice:
     """A choice of transports: ``auto``, one transport's name, or two names.
 
     Of two names, the first is the transport within a host, and the second the transport across hosts.
@@ -30,8 +30,10 @@ class Choice:
 class Backend:
     """The transports that the user wants for each kind of operation."""
 
-    default: Choice
-    kinds: Mapping[Kind, Choice] = field(default_factory=dict)  # the kinds that use another transport than the default
+    default: TransportChoice
+    kinds: Mapping[Kind, TransportChoice] = field(
+        default_factory=dict
+    )  # the kinds that use another transport than the default
 
 
 def parse_backend(text: str) -> Backend:
@@ -44,7 +46,7 @@ def parse_backend(text: str) -> Backend:
     if "=" in first:
         raise ValueError(f"backend {text!r}: what serves all other kinds comes first, such as auto,{first}")
     default = _choice(first, text)
-    kinds: dict[Kind, Choice] = {}
+    kinds: dict[Kind, TransportChoice] = {}
     for part in rest:
         name, is_pair, value = (piece.strip() for piece in part.partition("="))
         if not is_pair:
@@ -58,7 +60,7 @@ def parse_backend(text: str) -> Backend:
     return Backend(default, kinds)
 
 
-def _choice(part: str, text: str) -> Choice:
+def _choice(part: str, text: str) -> TransportChoice:
     names = tuple(name.strip() for name in part.split("+"))
     if "" in names:
         raise ValueError(f"backend {text!r}: a name is missing; it is {_FORMS}")
@@ -66,4 +68,4 @@ def _choice(part: str, text: str) -> Choice:
         raise ValueError(f"backend {text!r}: {part} has {len(names)} parts; one serves within a host, one across")
     if len(names) == 2 and AUTO in names:
         raise ValueError(f"backend {text!r}: auto composes by itself; name both parts of {part}, or say auto alone")
-    return Choice(names)
+    return TransportChoice(names)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from _thread import get_ident
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -50,10 +49,9 @@ from ddlcore.messages.to_rank import (
 )
 from ddlcore.observe.stacks import stack_of
 from ddlcore.runtime.alarm import Alarm
-from ddlcore.runtime.checks import describe
 from ddlcore.runtime.counted_calls import CountedCalls
 from ddlcore.runtime.decisions import Decisions
-from ddlcore.runtime.engine import Engine
+from ddlcore.runtime.lookout import Lookout
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.patience import Patience
@@ -69,7 +67,7 @@ PULSES = (Pulse, Profile, Digests, Sample, Settle)
 UNCOUNTED = (Notice, Explain, Settled)
 
 
-class Channel(Protocol):
+class MessageChannel(Protocol):
     """Those methods of a connection to the coordinator that the control thread uses; see ddlcore.control.channel."""
 
     def send(self, message: ToCoordinator) -> None: ...
@@ -98,10 +96,10 @@ class ControlThread:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: MessageChannel,
         outbox: Outbox,
         tensor_queue: TensorQueue,
-        engine: Engine,
+        lookout: Lookout,
         decisions: Decisions,
         standing: Standing,
         counted: Mapping[str, CountedCalls],
@@ -117,7 +115,7 @@ class ControlThread:
         self._channel = channel
         self._outbox = outbox
         self._tensor_queue = tensor_queue
-        self._engine = engine
+        self._lookout = lookout
         self._decisions = decisions
         self._standing = standing
         self._counted = counted
@@ -145,8 +143,8 @@ class ControlThread:
             CountCalls: lambda message: counted[message.kind].count(),
             AgreedCall: lambda message: counted[message.kind].agreed(message),
             Explain: informed.explain,
-            Where: lambda message: tensor_queue.replay_status(),
-            Probe: lambda message: Alive(self.describe_state()),
+            Where: lambda message: lookout.replay_status(),
+            Probe: lambda message: Alive(lookout.describe_state()),
             Show: lambda message: self._show(),
             Notice: lambda message: log.warning("%s", message.text),
         }
@@ -165,7 +163,7 @@ class ControlThread:
         self._thread.join(timeout_s)
 
     def _loop(self) -> None:
-        self._engine.threads.add(get_ident())
+        self._lookout.begin()
         try:
             while True:
                 # Read before the outbox is emptied: a message that was put there before ``stop`` set the flag is then
@@ -183,10 +181,8 @@ class ControlThread:
                     self._send(StopRequest(wanted))
                 # Everything below runs at least once a second, even without a message. So this also finishes calls that
                 # a signal handler interrupted, if no other thread takes the tensor queue's lock in the meantime.
-                stuck = self._tensor_queue.stuck()
-                if stuck is not None:
-                    self._tensor_queue.leave(stuck, slow=True)
-                for alarm in self._alarm.look(self._doing, time.monotonic()):
+                self._lookout.look()
+                for alarm in self._alarm.look(self._lookout.doing, time.monotonic()):
                     if isinstance(alarm, Busy) or alarm.alarm:
                         self._informed.dump_flight("stall", "this rank stands at one bucket")
                     self._send(alarm)
@@ -206,9 +202,7 @@ class ControlThread:
 
     def _send(self, message: ToCoordinator) -> None:
         if isinstance(message, Leave):
-            message = msgspec.structs.replace(
-                message, replay_status=self._alarm.since(self._tensor_queue.replay_status())
-            )
+            message = msgspec.structs.replace(message, replay_status=self._alarm.since(self._lookout.replay_status()))
         if isinstance(message, STALLS):
             self._meter.stalls += 1
         elif isinstance(message, PULSES):
@@ -230,36 +224,3 @@ class ControlThread:
     def _show(self) -> Stack:
         self._informed.dump_flight("stall", "other ranks wait for this one")
         return Stack(stack_of(self.user_thread))
-
-    def _doing(self) -> ReplayStatus | Busy | None:
-        """Return which work of this rank other ranks may delay, or None if there is no such work now.
-
-        Such work is a negotiated bucket, a drain or another item of the engine, or a bucket of the schedule that is
-        launched or has some of its tensors.
-        """
-        bucket = self._engine.bucket
-        if bucket is not None:
-            what = f"{bucket.kind.name.lower()} {describe(bucket.names, bucket.set_id)}"
-            return Busy(what, bucket.index, bucket.set_id, bucket.names)
-        engaged = self._decisions.engaged()
-        if engaged is not None:
-            return engaged
-        replay_status = self._tensor_queue.replay_status()
-        if replay_status is None or not (
-            replay_status.launched or len(replay_status.missing) < len(replay_status.names)
-        ):
-            return None
-        return replay_status
-
-    def describe_state(self) -> str:
-        """Return a text that says what this rank is doing now. Any thread may call this."""
-        doing = self._doing()
-        if isinstance(doing, Busy):
-            return f"its engine is in {doing.what}"
-        if doing is not None:
-            where = "in" if doing.launched else "at"
-            return f"it is {where} {describe(doing.names, doing.set_id)} of its schedule (place {doing.place})"
-        pending = self._tensor_queue.pending()
-        if pending:
-            return f"it waits for {describe(pending, 0)}"
-        return "all its operations are complete; it is running its own code"

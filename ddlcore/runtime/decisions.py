@@ -16,12 +16,13 @@ from ddlcore.messages.observing import Busy
 from ddlcore.messages.to_coordinator import Frozen
 from ddlcore.messages.to_rank import Adjust, Answer, Arranged, Bucket, Drain, Failure, Freeze, Resume
 from ddlcore.runtime.checks import describe
+from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.events import NO_EVENTS, Events
 from ddlcore.runtime.request import Entry, Todo
 from ddlcore.runtime.tensor_queue import TensorQueue
 
 
-class Work(Protocol):
+class WorkQueue(Protocol):
     """What carries out the decisions, one after the other and in the order in which they are posted.
 
     In a job this is Parts, which passes most calls on to the engine.
@@ -34,7 +35,10 @@ class Work(Protocol):
         """Begin to replay a schedule. A function in the queue calls this, as it does the next two methods."""
 
     def drain(self, message: Drain) -> None:
-        """Run the buckets that other ranks have launched and this rank has not, and deliver the valid ones."""
+        """Run the buckets that other ranks have launched and this rank has not, and deliver the valid ones.
+
+        If no Resume follows in ``message``, return to negotiation.
+        """
 
     def adjust(self, message: Adjust) -> None:
         """Use new values of settings from now on."""
@@ -49,8 +53,9 @@ class Decisions:
     Only the control thread uses this object, except where a method says otherwise.
     """
 
-    def __init__(self, tensor_queue: TensorQueue, work: Work, events: Events = NO_EVENTS) -> None:
+    def __init__(self, tensor_queue: TensorQueue, epochs: Epochs, work: WorkQueue, events: Events = NO_EVENTS) -> None:
         self._tensor_queue = tensor_queue
+        self._epochs = epochs
         self._work = work
         self._events = events
         self._engaged: deque[Busy] = deque()  # other work than buckets that was posted, in order
@@ -92,7 +97,7 @@ class Decisions:
         """Launch no further bucket. Return the reply to the coordinator; None: it follows when the schedule is known."""
         self._tensor_queue.flight.note("freeze", epoch=message.epoch)
         self._events.frozen(message.epoch)
-        return self._tensor_queue.freeze(message.epoch)
+        return self._epochs.freeze(message.epoch)
 
     def drain(self, message: Drain) -> None:
         """Run what other ranks have launched, and then carry out the decisions in ``message``."""
@@ -102,7 +107,7 @@ class Decisions:
         what = f"the end of a replay (Drain of epoch {message.epoch})"
         drain = self._engaging(what, partial(self._work.drain, message))
         # What was decided must leave the tensor queue before the drain is posted (``_todo`` takes it), because
-        # ``Work.drain`` asks again for everything that is still in it: the same tensor would be requested twice.
+        # ``WorkQueue.drain`` asks again for everything that is still in it: the same tensor would be requested twice.
         after = [self._todo(item) for item in message.items]
         for todo in (drain, *after):
             if todo is not None:
@@ -132,7 +137,7 @@ class Decisions:
         if isinstance(item, Failure):
             self._fail(item)
         else:
-            self._tensor_queue.learn(item)
+            self._epochs.learn(item)
         return None
 
     def _fail(self, failure: Failure) -> None:

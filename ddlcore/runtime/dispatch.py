@@ -13,11 +13,14 @@ import msgspec
 from ddlcore.messages.coding import decode_spec
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket, Planned
-from ddlcore.runtime.executor import Deliver, HostExecutor, Later, Run
+from ddlcore.runtime.atomic_allreduce import AtomicAllreduce
+from ddlcore.runtime.delivery import Deliver, Later
+from ddlcore.runtime.executor import HostExecutor
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import ProcessSets
+from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.request import Entry
-from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.schedule import Launch, Run
 from ddlcore.types import CPU, Kind
 
 
@@ -29,6 +32,32 @@ class OnDevices(Protocol):
     ) -> list[Outcome | None]: ...
 
     def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run: ...
+
+
+class RunsBuckets(Protocol):
+    """An object that runs buckets. Only the thread that runs buckets uses it."""
+
+    def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
+        """Run a negotiated bucket; see ``Dispatcher.execute``."""
+
+    def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
+        """Run a bucket of a schedule; see ``Dispatcher.replay``."""
+
+
+class ShownDispatcher:
+    """Runs buckets as ``dispatcher`` does, each within a profiler range that has the bucket's name."""
+
+    def __init__(self, dispatcher: RunsBuckets, ranges: Ranges) -> None:
+        self._dispatcher = dispatcher
+        self._ranges = ranges
+
+    def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
+        with self._ranges(title(bucket)):
+            return self._dispatcher.execute(bucket, entries)
+
+    def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
+        with self._ranges(title(launch.bucket or launch.planned)):
+            return self._dispatcher.replay(launch, use)
 
 
 class Dispatcher:
@@ -71,11 +100,13 @@ class Dispatcher:
         function must be called only when it is known that the bucket is not void. ``use`` names the fusion buffer in
         which the results are kept until then.
         """
-        run: Run | None = launch.position.run
+        position = launch.position
+        run = position.run
         if run is None:
-            run = launch.position.run = self._arranged(launch.planned)
+            run = position.run = self._arranged(launch.planned)
+            position.resumable = run if isinstance(run, AtomicAllreduce) and run.resumable else None
             if not launch.planned.kind.is_ragged:
-                launch.position.nbytes = sum(decode_spec(spec).nbytes() for spec in launch.planned.specs)
+                position.nbytes = sum(decode_spec(spec).nbytes() for spec in launch.planned.specs)
         return run(launch, use)
 
     def _arranged(self, planned: Planned) -> Run:

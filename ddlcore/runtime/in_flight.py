@@ -11,7 +11,7 @@ from collections import deque
 from typing import Protocol
 
 from ddlcore.runtime.completion import Completion
-from ddlcore.runtime.executor import Deliver, Later
+from ddlcore.runtime.delivery import Deliver, Later
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.request import Entry
 from ddlcore.runtime.schedule import Launch

@@ -248,6 +248,7 @@ class ProcessSets:
     def context(self, part: str) -> Context:
         """Return the context for a communicator of all ranks of the world. Any thread may call this.
 
+        The ranks open such a communicator in addition to the job's own transports, for example to measure a transport.
         The communicator uses only keys of the store that begin with ``part``. ``part`` also describes the communicator
         in messages.
         """

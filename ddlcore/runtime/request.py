@@ -10,6 +10,7 @@ from ddlcore.messages.spec import Ask, Spec
 from ddlcore.messages.to_rank import Bucket
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.schedule import NOWHERE, Position
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer
 
@@ -87,7 +88,7 @@ class Entry:
 class PersistentRequest(Entry):
     """An allreduce that is started anew in each step, and described only once. It is both entry and handle.
 
-    ``TensorQueue.start_request`` starts the request. The request is idle again when its tensor contains the result. The
+    ``Submission.start_request`` starts the request. The request is idle again when its tensor contains the result. The
     buffer objects ``source`` and ``target`` belong to the request, and say where the tensor is in memory in this step.
     They are usually the same object, because the request works in place. ``starts`` counts how often the request was
     started. This count changes exactly at the start, so a caller that was interrupted can see whether the request was
@@ -130,8 +131,8 @@ class PersistentRequest(Entry):
         self.error: BaseException | None = None
         self.how: Any = None  # the owner may store here what the request was made from
         self.index = -1  # the coordinator's index of the last bucket it was part of
-        self.replay: Any = self  # the replay for which position and slot are valid
-        self.position: Any = None
+        self.replay: object = self  # the replay for which position and slot are valid
+        self.position: Position[Entry] = NOWHERE
         self.slot = -1
 
     def set_target(self, address: int, owner: object) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ddlcore.errors import TransportError
 from ddlcore.hooks import TransportProvider
-from ddlcore.runtime.backend import AUTO, Choice, parse_backend
+from ddlcore.runtime.backend import AUTO, TransportChoice, parse_backend
 from ddlcore.types import Kind, Member
 
 HOST = "cpu"
@@ -112,7 +112,7 @@ class _Chooser:
         self._offers = offers
         self._launcher = launcher
 
-    def choose(self, choice: Choice) -> Route:
+    def choose(self, choice: TransportChoice) -> Route:
         named = [self._offers.transport(name) for name in choice.names if name != AUTO]
         if not named or self._size == 1:
             return self._auto()
@@ -127,7 +127,7 @@ class _Chooser:
         self._require(provider)
         return Route(provider, "asked for")
 
-    def _composed(self, choice: Choice, local: TransportProvider, cross: TransportProvider) -> Route:
+    def _composed(self, choice: TransportChoice, local: TransportProvider, cross: TransportProvider) -> Route:
         for provider in (local, cross):
             if provider.spans_devices:
                 raise TransportError(

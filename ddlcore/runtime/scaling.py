@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from ddlcore.contracts.transport import Capabilities
 from ddlcore.messages.spec import Spec
+from ddlcore.messages.to_rank import Bucket
+from ddlcore.runtime.process_sets import Communicator
 from ddlcore.types import DType, ReduceOp
 
 
@@ -31,6 +33,11 @@ class Scaling:
     encode: float
     decode: float
     inside: tuple[float, float] | None = None
+
+
+def divisor_of(communicator: Communicator, bucket: Bucket) -> int:
+    """Return by how many ranks an average of the negotiated ``bucket`` divides: fewer than all while some have joined."""
+    return bucket.contributors or len(communicator.ranks)
 
 
 def reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:

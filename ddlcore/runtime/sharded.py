@@ -9,18 +9,18 @@ committed when it is known whether the bucket is valid or void.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.contracts.transport import Memory, Work
 from ddlcore.messages.spec import Spec
 from ddlcore.runtime.encoding import encode_once, state_name
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator
 from ddlcore.runtime.request import Entry
+from ddlcore.runtime.transport_calls import finish, new_memory
 from ddlcore.types import Buffer, DType, ReduceOp
 
 
@@ -36,8 +36,8 @@ class _Piece:
 class Sharder:
     """Runs allreduces whose encoded values cannot be added. Only the thread that runs buckets uses this object."""
 
-    def __init__(self, kernels: Kernels, meter: Meter, finish: Callable[[Work], None]) -> None:
-        self._kernels, self._meter, self._finish = kernels, meter, finish
+    def __init__(self, kernels: Kernels, meter: Meter) -> None:
+        self._kernels, self._meter = kernels, meter
         self._open: set[tuple[int, str]] = set()  # (compressor, name) that were encoded and are not decided yet
 
     def allreduce(
@@ -69,13 +69,13 @@ class Sharder:
             self._encode_piece(summed, i, rank, part, dtype, specs[i].prescale)
         self._meter.pack_ns += now_ns() - begun_ns
         came = communicator.buffers.get("shards of others", size * shards[me], wire)
-        self._finish(communicator.transport.alltoallv(sent, came, [shards] * size))
+        finish(communicator.transport.alltoallv(sent, came, [shards] * size))
         begun_ns = now_ns()
         mine = communicator.buffers.get("shard sums", shards[me], wire)
         self._add(summed, [_cut(came, rank * shards[me], shards[me]) for rank in range(size)], mine, me, dtype)
         self._meter.unpack_ns += now_ns() - begun_ns
         gathered = communicator.buffers.get(use, sum(shards), wire)
-        self._finish(communicator.transport.allgatherv(mine, gathered, shards))
+        finish(communicator.transport.allgatherv(mine, gathered, shards))
         summed.parts = [part for _, _, part in _walk(pieces, gathered, range(size))]
         return summed
 
@@ -85,7 +85,7 @@ class Sharder:
             source = _cut(entry.source, piece.begin, piece.count)
             self._encode(summed, _part_name(summed.names[i], rank), source, part, scale)
         else:
-            nothing = _memory(piece.count, dtype)
+            nothing = new_memory(piece.count, dtype)
             self._kernels.fill_identity(nothing.address, nothing.count, dtype, ReduceOp.Sum)
             encode_once(summed.compressor, nothing, part, 1.0)
 
@@ -100,7 +100,7 @@ class Sharder:
             piece = tensor[me]
             if not piece.count:
                 continue
-            decoded = [_memory(piece.count, sums) for _ in came]
+            decoded = [new_memory(piece.count, sums) for _ in came]
             for shard, target in zip(came, decoded):
                 summed.compressor.decode(_part_name(name, me), _cut(shard, at, piece.encoded), target, 1.0)
             total = decoded[0]
@@ -193,8 +193,3 @@ def _walk(pieces: Sequence[Sequence[_Piece]], whole: Buffer, ranks: Sequence[int
 
 def _cut(whole: Buffer, begin: int, count: int) -> Buffer:
     return Buffer(whole.address + begin * whole.dtype.itemsize, count, whole.dtype, (count,), owner=whole.owner)
-
-
-def _memory(count: int, dtype: DType) -> Buffer:
-    memory = Memory(count * dtype.itemsize)
-    return Buffer(memory.address, count, dtype, (count,), owner=memory)

@@ -22,7 +22,7 @@ class Waited(Protocol):
 
 
 class Helper(Protocol):
-    """An object that runs the buckets for which threads wait. The engine implements this protocol."""
+    """An object that runs the buckets for which threads wait. UserThreads implements this protocol."""
 
     def progress(self, operation: Waited) -> None:
         """Run buckets that are ready, until ``operation`` has ended or no bucket is ready.
@@ -35,8 +35,8 @@ class Helper(Protocol):
         """Have the engine check the devices soon, because a thread waits for an operation on a device."""
 
 
-class StallWatch(Protocol):
-    """An object that notices that an operation cannot end in replay. The tensor queue implements this protocol."""
+class StallCheck(Protocol):
+    """An object that notices that an operation cannot end in replay. The lookout implements this protocol."""
 
     def check_stall(self, since_s: float) -> float:
         """Ask to leave replay if a wait that began at ``since_s`` probably cannot end otherwise.
@@ -56,7 +56,7 @@ class Waiter:
         self,
         completion: Completion,
         helper: Helper,
-        stall_watch: StallWatch,
+        stall_watch: StallCheck,
         failure: JobFailure,
         events: Events = NO_EVENTS,
     ) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ddlcore.contracts.tuner import Knob, Tuner, Value
 from ddlcore.threads import OwnThread
-from ddlcore.tune.session import Phase, Sample, Session
+from ddlcore.tune.session import Phase, Session, TimedSteps
 from ddlcore.tune.space import narrowed
 
 LEAST_SAMPLE_S = 0.05  # a sample takes at least this time, so a sample of very short steps has more steps,
@@ -28,7 +28,7 @@ DISCARDED_IN_A_ROW = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """The description of a search: the settings to search, the tuner, and the numbers of trials and steps.
 
     A knob is a setting that is searched, with its possible values.
@@ -54,7 +54,7 @@ class Stretch:
     periods: int
 
 
-class Watcher(Protocol):
+class SearchWatcher(Protocol):
     """An object that is informed about the progress of a search.
 
     Only one thread at a time calls the methods, but not always the same thread. No training step waits for that thread.
@@ -66,7 +66,7 @@ class Watcher(Protocol):
         The method is called again if the number of bytes of a step changes, because then another search begins.
         """
 
-    def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
+    def sampled(self, session: Session, sample: TimedSteps, nbytes: int) -> None:
         """Handle ``sample``, the newest sample of the search ``session``."""
 
     def ended(self, session: Session, why: str) -> None:
@@ -89,8 +89,8 @@ class SearchDriver:
 
     def __init__(
         self,
-        plan: Plan,
-        watchers: Sequence[Watcher] = (),
+        plan: SearchPlan,
+        watchers: Sequence[SearchWatcher] = (),
         aside: Callable[[Callable[[], None]], None] = in_thread,
     ) -> None:
         """Prepare the search that ``plan`` describes. ``watchers`` are informed about the progress.
@@ -271,14 +271,14 @@ class SearchDriver:
     def _think(self, session: Session, steps_s: Sequence[float], nbytes: int) -> None:
         self._tell(session, self._learn(session, steps_s), nbytes)
 
-    def _learn(self, session: Session, steps_s: Sequence[float]) -> Sample:
+    def _learn(self, session: Session, steps_s: Sequence[float]) -> TimedSteps:
         sample = session.measured(steps_s)
         with self._lock:
             if session is self.session and session.phase is not Phase.DONE:
                 self._values = session.next()
         return sample
 
-    def _tell(self, session: Session, sample: Sample, nbytes: int) -> None:
+    def _tell(self, session: Session, sample: TimedSteps, nbytes: int) -> None:
         for watcher in self._watchers:
             watcher.sampled(session, sample, nbytes)
         if session.phase is Phase.DONE and sample is session.samples[-1]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ddlcore.contracts.tuner import Value
-from ddlcore.tune.session import Sample, Session, Values
+from ddlcore.tune.session import Session, TimedSteps, Values
 
 log = logging.getLogger("ddl")
 _OURS = ("sample", "phase", "steps", "step_ms", "score")
@@ -42,7 +42,7 @@ class CsvLog:
             self._header = header
             self._append(header)
 
-    def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
+    def sampled(self, session: Session, sample: TimedSteps, nbytes: int) -> None:
         """Write a line for ``sample``. The values of the settings are written as in a config file."""
         ours = [len(sample.steps_s), f"{sample.cost_s * 1e3:.4f}", f"{nbytes / (sample.cost_s * 1e6):.4f}"]
         self._append([sample.number, sample.phase.value, *(sample.values[k.name] for k in session.knobs), *ours])

@@ -32,7 +32,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedSteps:
     """The measured times of several steps with the same settings."""
 
     number: int
@@ -108,7 +108,7 @@ class Session:
         self.knobs = tuple(knobs)
         self.default: dict[str, Value] = {knob.name: default[knob.name] for knob in knobs}
         self.trials = trials if knobs else 0
-        self.samples: list[Sample] = []
+        self.samples: list[TimedSteps] = []
         self.comparisons: list[Comparison] = []
         self.result: dict[str, Value] | None = None  # final settings; the default if nothing beats it
         self.phase = Phase.SEARCH
@@ -135,14 +135,14 @@ class Session:
         assert self._next is not None
         return dict(self._next)
 
-    def measured(self, steps_s: Sequence[float]) -> Sample:
+    def measured(self, steps_s: Sequence[float]) -> TimedSteps:
         """Record and return a sample of the settings that the last call of ``next`` returned.
 
         ``steps_s`` holds the duration of each step in seconds, on the rank that was the slowest in this step.
         """
         assert self.result is None and self._next is not None
         values = self._next
-        sample = Sample(len(self.samples) + 1, self.phase, dict(values), tuple(steps_s), median(steps_s))
+        sample = TimedSteps(len(self.samples) + 1, self.phase, dict(values), tuple(steps_s), median(steps_s))
         self.samples.append(sample)
         if self.phase is Phase.SEARCH:
             self._costs.setdefault(self._key(values), []).append(sample.cost_s)

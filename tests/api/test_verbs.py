@@ -432,7 +432,7 @@ def test_calls_in_place_by_ever_new_names_are_forgotten(monkeypatch: pytest.Monk
             x[:] = rank + step
             ddl.allreduce_(x, name=f"step{step % 30}", op=ddl.Sum)
             assert (x == 2 * step + 1).all()
-        return max(len(job.persistent_requests), len(job.tensor_queue._persistent))
+        return max(len(job.persistent_requests), len(job.tensor_queue.unfinished.requests))
 
     assert max(run_world(2, play)) <= 8
 

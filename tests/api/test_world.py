@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 import ddlcore
-from ddlcore.api import world
+from ddlcore.api import ending
 from ddlcore.config.table import CHILD_MARK
 from ddlcore.errors import DdlInternalError
 from ddlcore.process.environment import Environment
@@ -72,7 +72,7 @@ class Training:
         self._begun_s, self._end_s = clock.now_s, clock.now_s + steps * step_s
         self.reasons: list[str] = []
         self.settings = self
-        self.tensor_queue = self
+        self.lookout = self
 
     def number(self, name: str) -> float:
         return {"leave_timeout_s": 5.0}[name]
@@ -101,9 +101,9 @@ def test_a_thread_that_the_main_thread_has_left_is_cut_off_only_if_it_hangs(
 ) -> None:
     """A script may leave its training to a thread, and end: the training goes on, however long it takes."""
     clock = Clock()
-    monkeypatch.setattr(world, "time", clock)
+    monkeypatch.setattr(ending, "time", clock)
     training = Training(clock, step_s, waits, steps=20)
-    world._watch_threads(cast(Job, training))
+    ending._watch_threads(cast(Job, training))
     if left:
         (reason,) = training.reasons
         assert "waited for 'allreduce.x', which did not come within 5 s (DDL_LEAVE_TIMEOUT_S)" in reason

@@ -1,4 +1,4 @@
-"""No file, class or function is larger than a reader can hold. The bounds are those of the largest; they only shrink."""
+"""No file, class or function is larger than a reader can hold. There is no list of exceptions, but one constructor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from tests.architecture.source import Source, every
 
-FILE_LINES = 886
-CLASS_METHODS = 51
+FILE_LINES = 500
+CLASS_METHODS = 30
 CONSTRUCTOR_ARGUMENTS = 12  # of DistributedGradientTape, which has TensorFlow's and Horovod's; all others have 10
-FUNCTION_LINES = 88
+FUNCTION_LINES = 60
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

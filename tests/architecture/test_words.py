@@ -207,3 +207,22 @@ def _names(source: Source) -> set[str]:
 def test_former_words_are_found_in_any_style(name: str, words: list[str]) -> None:
     """Whole, or between underscores; not as a part of another word."""
     assert _former(name) == words
+
+
+def test_a_public_class_of_the_core_has_a_name_of_its_own() -> None:
+    """Only a protocol and what implements it share a name: they are one thing, seen from two sides."""
+    places: dict[str, list[tuple[str, ast.ClassDef]]] = {}
+    for source in core():
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append((str(source), node))
+    twice = {
+        name: [place for place, _ in found]
+        for name, found in places.items()
+        if len(found) > 1 and not (len(found) == 2 and any(_is_protocol(node) for _, node in found))
+    }
+    assert twice == {}
+
+
+def _is_protocol(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).startswith("Protocol") for base in node.bases)

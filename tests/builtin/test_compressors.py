@@ -7,7 +7,7 @@ import pytest
 from ddl_conform.group import Area
 from ddl_conform.oracle import numpy_dtype
 
-from ddlcore.builtin.compressors import Bf16Compression, Fp16Compression, NoCompression
+from ddlcore.builtin.compressors import Bf16Compression, Fp16Compression, Unchanged
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.types import DType
@@ -15,7 +15,7 @@ from ddlcore.types import DType
 
 @pytest.mark.parametrize(
     ("compressor", "name", "narrow"),
-    [(NoCompression, "none", None), (Fp16Compression, "fp16", DType.F16), (Bf16Compression, "bf16", DType.BF16)],
+    [(Unchanged, "none", None), (Fp16Compression, "fp16", DType.F16), (Bf16Compression, "bf16", DType.BF16)],
 )
 def test_only_wide_floats_are_narrowed(compressor: type[Compressor], name: str, narrow: DType | None) -> None:
     """float32 and float64 travel in 16 bits; whole numbers, bool and 16-bit floats as they are."""

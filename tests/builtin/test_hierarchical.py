@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ddlcore as ddl
-from ddlcore.builtin.hierarchical.layout import Layout, part, split
+from ddlcore.builtin.hierarchical.layout import HostGroups, part, split
 from ddlcore.builtin.hierarchical.transport import HierarchicalTransport
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Capabilities, Context, Transport, Work
@@ -37,7 +37,7 @@ def members(hosts: Sequence[int]) -> list[Member]:
 
 def test_hosts_stand_in_the_order_of_their_first_ranks() -> None:
     """Not in that of their indexes."""
-    layout = Layout.of(members((3, 1, 3, 1, 1)), 4, 0)
+    layout = HostGroups.of(members((3, 1, 3, 1, 1)), 4, 0)
     assert layout.hosts == ((0, 2), (1, 3, 4))
     assert (layout.host, layout.local, layout.mates, layout.shares) == (1, 2, (1, 3, 4), 2)
     assert not layout.crosses
@@ -46,7 +46,7 @@ def test_hosts_stand_in_the_order_of_their_first_ranks() -> None:
 @given(HOSTS, st.integers(0, 4), st.integers(0, 100))
 def test_layouts_fit_together(hosts: list[int], shares: int, count: int) -> None:
     """All ranks see the same hosts; who crosses meets those who expect it; shares cover everything once."""
-    layouts = [Layout.of(members(hosts), rank, shares) for rank in range(len(hosts))]
+    layouts = [HostGroups.of(members(hosts), rank, shares) for rank in range(len(hosts))]
     first = layouts[0]
     assert sorted(r for ranks in first.hosts for r in ranks) == list(range(len(hosts)))
     smallest = min(map(len, first.hosts))

@@ -9,15 +9,15 @@ import pytest
 from ddlcore.commands import provided
 from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
-from ddlcore.launch.job.launcher import Launch
+from ddlcore.launch.job.launcher import JobDescription
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launch]:
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobDescription]:
     """What would have been started."""
-    seen: list[Launch] = []
+    seen: list[JobDescription] = []
 
-    def note(launch: Launch) -> int:
+    def note(launch: JobDescription) -> int:
         seen.append(launch)
         return 7
 
@@ -45,7 +45,9 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launch]:
         (["-np", "2", "--prefix-output-with-timestamp", "--output-dir", "-m", "true"], 2, []),
     ],
 )
-def test_where_the_command_begins(arguments: list[str], size: int, command: list[str], launches: list[Launch]) -> None:
+def test_where_the_command_begins(
+    arguments: list[str], size: int, command: list[str], launches: list[JobDescription]
+) -> None:
     """Options of the command are never taken for ours, `-m` begins a command, a value of ours never does."""
     assert main(["run", *arguments]) == 7
     assert launches[0].size == size
@@ -53,7 +55,7 @@ def test_where_the_command_begins(arguments: list[str], size: int, command: list
 
 
 def test_flags_win_over_environment_over_file_over_default(
-    launches: list[Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launches: list[JobDescription], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one table of settings, from all its sources."""
     (tmp_path / "ddl.toml").write_text("fusion_bytes = 1\ngrace_s = 2.0\nstall_warning_s = 3\n")
@@ -110,7 +112,11 @@ def test_flags_win_over_environment_over_file_over_default(
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
-    arguments: list[str], complaint: str, launches: list[Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    complaint: str,
+    launches: list[JobDescription],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Exit code 2, one line on stderr that begins with the command, and nothing is started."""
     (tmp_path / "bad.toml").write_text("= 3")

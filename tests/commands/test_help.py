@@ -17,7 +17,7 @@ from ddlcore.commands.run.command import run
 from ddlcore.commands.tune.command import tune
 from ddlcore.config.setting import GROUPS
 from ddlcore.config.table import SETTINGS
-from ddlcore.launch.job.launcher import Launch
+from ddlcore.launch.job.launcher import JobDescription
 from tests.plug.conftest import Site, site
 
 __all__ = ["site"]
@@ -57,11 +57,11 @@ def _width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[JobDescription]:
     """What would have been started."""
-    seen: list[Launch] = []
+    seen: list[JobDescription] = []
 
-    def note(launch: Launch) -> int:
+    def note(launch: JobDescription) -> int:
         seen.append(launch)
         return 0
 
@@ -187,7 +187,7 @@ def test_small_commands_have_one_group(arguments: list[str], capsys: pytest.Capt
 
 
 def test_settings_of_a_plugin_are_options(
-    site: Site, capsys: pytest.CaptureFixture[str], launches: list[Launch]
+    site: Site, capsys: pytest.CaptureFixture[str], launches: list[JobDescription]
 ) -> None:
     """In a group of the plugin, or the core's group that the row names; the short help stays as it is."""
     before = shown(capsys, "run", "--help")
@@ -215,7 +215,7 @@ def test_a_bad_value_of_a_plugins_option_is_refused(site: Site, capsys: pytest.C
 
 
 def test_plugins_are_not_asked_for_options_without_need(
-    launches: list[Launch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    launches: list[JobDescription], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Neither options of the core nor those of the script make the start slower."""
     monkeypatch.chdir(tmp_path)

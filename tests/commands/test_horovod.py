@@ -10,7 +10,7 @@ from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
 from ddlcore.config.table import SETTINGS
 from ddlcore.launch.job.horovod import FLAGS, NATIVE, VARIABLES, Foreign, read_variables
-from ddlcore.launch.job.launcher import Launch
+from ddlcore.launch.job.launcher import JobDescription
 
 # As `horovodrun --help` of release 0.28 lists them, with a value that each takes.
 LISTED = """
@@ -38,11 +38,11 @@ ELASTIC = ("--max-np", "--max-num-proc", "--host-discovery-script")  # they need
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launch]:
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobDescription]:
     """What would have been started."""
-    seen: list[Launch] = []
+    seen: list[JobDescription] = []
 
-    def note(launch: Launch) -> int:
+    def note(launch: JobDescription) -> int:
         seen.append(launch)
         return 7
 
@@ -64,7 +64,9 @@ def words_of(flag: str) -> list[str]:
 
 
 @pytest.mark.parametrize("flag", HOROVODRUN)
-def test_every_flag_is_taken_or_answered(flag: str, launches: list[Launch], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_is_taken_or_answered(
+    flag: str, launches: list[JobDescription], capsys: pytest.CaptureFixture[str]
+) -> None:
     """It starts the job, or ends with 2 and one line that names it; both forms, with a space and with =."""
     name = flag.partition("=")[0]
     here = [] if name in ("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile") else ["-np", "2"]
@@ -122,13 +124,13 @@ def test_the_table_has_every_flag_once() -> None:
         (["-i", "key"], "ssh_identity_file", "key"),
     ],
 )
-def test_what_flags_become(flags: list[str], setting: str, value: object, launches: list[Launch]) -> None:
+def test_what_flags_become(flags: list[str], setting: str, value: object, launches: list[JobDescription]) -> None:
     """They set ours."""
     assert main(["run", "-np", "2", *flags, "true"]) == 7
     assert launches[0].settings[setting] == value
 
 
-def test_our_own_flags_and_variables_win(launches: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_flags_and_variables_win(launches: list[JobDescription], monkeypatch: pytest.MonkeyPatch) -> None:
     """Over Horovod's flags, which win over its variables."""
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "1")
@@ -152,13 +154,13 @@ def test_a_stall_check_that_is_off_stays_off(variables: dict[str, str], settings
     assert read_variables({f"HOROVOD_STALL_CHECK_{name}": to for name, to in variables.items()}).settings == settings
 
 
-def test_tcp_reaches_the_ranks(launches: list[Launch]) -> None:
+def test_tcp_reaches_the_ranks(launches: list[JobDescription]) -> None:
     """As an environment variable of theirs."""
     assert main(["run", "-np", "2", "--tcp", "true"]) == 7
     assert launches[0].environ["NCCL_IB_DISABLE"] == "1"
 
 
-def test_what_is_later_may_be_switched_off(launches: list[Launch]) -> None:
+def test_what_is_later_may_be_switched_off(launches: list[JobDescription]) -> None:
     """A value that turns something off needs no counterpart."""
     assert main(["run", "-np", "2", "--max-np", "0", "true"]) == 7
 
@@ -172,7 +174,7 @@ def test_what_is_later_may_be_switched_off(launches: list[Launch]) -> None:
     ],
 )
 def test_bad_values(
-    flags: list[str], complaint: str, launches: list[Launch], capsys: pytest.CaptureFixture[str]
+    flags: list[str], complaint: str, launches: list[JobDescription], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, exit code 2."""
     assert main(["run", "-np", "2", *flags, "true"]) == 2
@@ -194,7 +196,7 @@ def test_every_variable_is_taken_or_answered(row: Foreign) -> None:
 
 
 def test_variables_are_told_and_stop_nothing(
-    launches: list[Launch], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launches: list[JobDescription], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Known and unknown ones alike."""
     monkeypatch.setenv("HOROVOD_TIMELINE", "t.json")

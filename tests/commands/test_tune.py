@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from ddlcore.builtin.tuners.grid import GridTuner
 from ddlcore.commands.cli import main
 from ddlcore.commands.search_bar import Bar
-from ddlcore.commands.search_lines import Lines, outcome
+from ddlcore.commands.search_lines import SearchLines, outcome
 from ddlcore.commands.tune.command import _read_warm, tune
 from ddlcore.commands.tune.report import best_so_far, draw, draw_panels, html_text, write_report
 from ddlcore.commands.tune.results import about_text, config_text, settings_found, write_config
 from ddlcore.config.file import read_toml
 from ddlcore.config.loading import load_settings
-from ddlcore.launch.job.launcher import Launch
+from ddlcore.launch.job.launcher import JobDescription
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.search import chosen_tuner, plan_search
 from ddlcore.tune.driver import SearchDriver
-from ddlcore.tune.session import Phase, Sample, Session
+from ddlcore.tune.session import Phase, Session, TimedSteps
 from ddlcore.tune.space import CORE
 from ddlcore.types import Value
 from tests.tiers import long
@@ -209,7 +209,7 @@ def test_the_bar_stays_below_what_others_write() -> None:
 def test_plain_lines() -> None:
     """Without a terminal: what is searched, now and then how far it is, and the end."""
     said: list[str] = []
-    lines = Lines(said.append, samples=True)
+    lines = SearchLines(said.append, samples=True)
     lines.began(Session(CORE, DEFAULT, GridTuner, 4), 1 << 20)
     session = finished(0.2, watch=lambda session: lines.sampled(session, session.samples[-1], 1 << 20))
     lines.ended(session, "")
@@ -331,7 +331,7 @@ def test_what_was_measured_before_a_run_that_does_not_start(
 ) -> None:
     """The report of the runs before it is written."""
 
-    def run_job(launch: Launch) -> int:
+    def run_job(launch: JobDescription) -> int:
         assert isinstance(launch.driver, SearchDriver)
         if launch.driver.session is not None:
             raise error
@@ -353,7 +353,7 @@ def test_a_short_training_is_run_until_the_search_has_ended(
     """However often that is, unless it is bounded, or a run measures nothing."""
     done = 0
 
-    def run_job(launch: Launch) -> int:
+    def run_job(launch: JobDescription) -> int:
         nonlocal done
         assert isinstance(launch.driver, SearchDriver)
         launch.driver.session = launch.driver.session or Session(CORE, DEFAULT, GridTuner, 40)
@@ -378,7 +378,7 @@ def test_a_search_that_fails_leaves_what_an_earlier_one_has_written(
 ) -> None:
     """What it has itself stands beside that."""
 
-    def run_job(launch: Launch) -> int:
+    def run_job(launch: JobDescription) -> int:
         assert isinstance(launch.driver, SearchDriver)
         launch.driver.session = Session(CORE, DEFAULT, GridTuner, 9)
         for _ in range(measured):
@@ -413,7 +413,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
 def test_a_lucky_sample_is_not_the_best() -> None:
     """Settings that looked best once, and not again, count by the median of all their samples from the beginning."""
-    looks = [Sample(i, Phase.SEARCH, {"a": value}, (cost,), cost) for i, (value, cost) in enumerate(
+    looks = [TimedSteps(i, Phase.SEARCH, {"a": value}, (cost,), cost) for i, (value, cost) in enumerate(
         [(0, 0.010), (1, 0.008), (2, 0.011), (1, 0.014)], 1)]  # fmt: skip
     assert best_so_far(looks) == [0.010, 0.010, 0.010, 0.010]
 
@@ -421,7 +421,7 @@ def test_a_lucky_sample_is_not_the_best() -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(1e-4, 1.0)), min_size=1, max_size=30))
 def test_the_best_so_far_never_rises(taken: list[tuple[int, float]]) -> None:
     """Whatever is measured, and measured again; at the end it is the best that the search itself has found."""
-    samples = [Sample(i, Phase.SEARCH, {"a": value}, (cost,), cost) for i, (value, cost) in enumerate(taken, 1)]
+    samples = [TimedSteps(i, Phase.SEARCH, {"a": value}, (cost,), cost) for i, (value, cost) in enumerate(taken, 1)]
     best = best_so_far(samples)
     assert len(best) == len(samples)
     assert all(later <= earlier for earlier, later in itertools.pairwise(best))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlcore.builtin.fusion import ThresholdFusion
-from ddlcore.coordinator.membership import MemberPatience, Membership
+from ddlcore.coordinator.membership import ElasticMembership, MemberPatience
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages.coding import encode
 from ddlcore.messages.elastic import Complete, Dismissed, Finished, Register, World, WorldReport
@@ -25,9 +25,9 @@ def register(generation: int = 0, steps: int = -1, reason: str = "", effective: 
     return Register(PROTOCOL, "0.1.0", generation, steps, reason, effective=(effective, 0))
 
 
-def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> Membership:
+def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> ElasticMembership:
     """A job whose first world has opened."""
-    one = Membership((0,) * size, least, most or size, PATIENCE, resets)
+    one = ElasticMembership((0,) * size, least, most or size, PATIENCE, resets)
     told: Outgoing = []
     for place in range(size):
         assert told == []
@@ -46,7 +46,7 @@ def world_of(told: Outgoing) -> World:
 
 def world_of_three() -> Sessions:
     """A world whose ranks have called ``init``; a rank that does not answer for 6 s is evicted."""
-    membership = Membership((0, 0, 0), 1, 3, MemberPatience(600.0, 60.0, 1.0, 6.0))
+    membership = ElasticMembership((0, 0, 0), 1, 3, MemberPatience(600.0, 60.0, 1.0, 6.0))
     one = Sessions(3, ThresholdFusion(), Patience(1.0, 6.0, evicts=True), membership=membership)
     for rank in range(3):
         one.handle(rank, register())
@@ -103,7 +103,7 @@ def test_the_most_advanced_survivor_is_root() -> None:
 
 
 def test_a_death_is_not_waited_for_before_the_first_world() -> None:
-    one = Membership((0, 0, 1), 2, 3, PATIENCE)
+    one = ElasticMembership((0, 0, 1), 2, 3, PATIENCE)
     one.register(2, register())
     one.ended(0, "killed")
     assert world_of(one.register(1, register())).members == (1, 2)
@@ -131,7 +131,7 @@ def test_a_joiner_waits_until_the_others_leave() -> None:
 def test_there_is_no_room_for_more_than_the_most() -> None:
     one = begun(3, most=3)
     assert one.joiners() == []
-    small = Membership((0, 0, 0), 1, 2, PATIENCE)
+    small = ElasticMembership((0, 0, 0), 1, 2, PATIENCE)
     for place in range(3):
         told = small.register(place, register())
     assert world_of(told).members == (0, 1) and small.joiners() == []
@@ -158,7 +158,7 @@ def test_too_few_wait_and_give_up() -> None:
 
 def test_a_rank_that_crashes_again_and_again_before_the_first_world_is_not_waited_for() -> None:
     """Its first process may load for as long as it likes; those that follow do not stop the clock."""
-    one = Membership((0, 0), 2, 2, PATIENCE)
+    one = ElasticMembership((0, 0), 2, 2, PATIENCE)
     one.register(0, register())
     assert one.overdue(0.0) == ([], []) and one.overdue(100.0) == ([], [])
     one.ended(1, "killed")
@@ -229,7 +229,7 @@ class TestLate:
     """Processes that live and do not register: they are named, the first world begins without them, they are killed."""
 
     def test_the_first_world_does_not_wait_for_ever(self) -> None:
-        one = Membership((0, 0, 0), 2, 3, PATIENCE)
+        one = ElasticMembership((0, 0, 0), 2, 3, PATIENCE)
         one.register(0, register())
         assert one.overdue(100.0) == ([], []) == one.overdue(150.0), "too few have come"
         one.register(2, register())
@@ -297,7 +297,7 @@ class TestLeaving:
 
     def test_they_go_when_others_join(self) -> None:
         """In the same world: a newcomer takes the room of who leaves."""
-        one = Membership((0, 0, -1), 2, 2, PATIENCE)
+        one = ElasticMembership((0, 0, -1), 2, 2, PATIENCE)
         one.register(0, register())
         world_of(one.register(1, register()))
         one.dismiss([1], "node2 leaves")
@@ -377,7 +377,7 @@ def test_steps_that_all_had_taken_over_are_not_done_again() -> None:
 
 def test_before_all_members_of_the_first_world_are_there_no_state_is_lost() -> None:
     """They die while they enter it; new processes begin with the same state as they."""
-    one = Membership((0, 0), 2, 2, PATIENCE)
+    one = ElasticMembership((0, 0), 2, 2, PATIENCE)
     one.register(0, register())
     world_of(one.register(1, register()))
     for place in (0, 1):
@@ -388,7 +388,7 @@ def test_before_all_members_of_the_first_world_are_there_no_state_is_lost() -> N
 
 
 def test_the_time_until_a_member_is_killed_begins_anew_with_each_world() -> None:
-    one = Membership((0, 0, 0), 1, 3, MemberPatience(600.0, evict_s=8.0))
+    one = ElasticMembership((0, 0, 0), 1, 3, MemberPatience(600.0, evict_s=8.0))
     for place in range(3):
         one.register(place, register())
     one.ended(0, "killed")
@@ -406,7 +406,7 @@ class TestSessions:
     """Around it: who is told that a world has ended, and when joiners are let in."""
 
     def sessions(self, size: int = 2) -> Sessions:
-        return Sessions(size, ThresholdFusion(), membership=Membership((0,) * size, 1, size, PATIENCE))
+        return Sessions(size, ThresholdFusion(), membership=ElasticMembership((0,) * size, 1, size, PATIENCE))
 
     def world(self, one: Sessions, ranks: tuple[int, ...], generation: int) -> Outgoing:
         told: Outgoing = []
@@ -492,7 +492,7 @@ class TestSessions:
 
 def test_steps_of_a_world_that_never_began_are_forgotten() -> None:
     """Rank 2 had one step more than rank 1, and died before rank 1 had its state; the job must not end for it later."""
-    one = Membership((0, 0), 1, 2, PATIENCE)
+    one = ElasticMembership((0, 0), 1, 2, PATIENCE)
     for place in (0, 1):
         one.register(place, register())
     one.register(0, register(1, 0, "x", 1))
@@ -507,7 +507,7 @@ def test_steps_of_a_world_that_never_began_are_forgotten() -> None:
 def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
     """Processes die, are started, register; after each move a world has opened if all that live have registered."""
     size = data.draw(st.integers(1, 4))
-    one = Membership((0,) * size, 1, size, PATIENCE)
+    one = ElasticMembership((0,) * size, 1, size, PATIENCE)
     alive = dict.fromkeys(range(size), 0)  # by place: the generation of its process
     steps = dict.fromkeys(range(size), -1)
     effective = dict.fromkeys(
@@ -566,5 +566,5 @@ def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
                 done = data.draw(st.sets(st.sampled_from(sorted(inside)))) if data.draw(st.booleans()) else set()
             for place in done:
                 steps[place] += 1
-        elif waits and not inside and one.generation == 0:
+        elif waits and not inside and one.world.generation == 0:
             assert set(alive) - waits

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership
+from ddlcore.coordinator.membership import Coordinating, ElasticMembership, MemberPatience
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.messages.elastic import Ballot, Complete, Dismissed, Opened, Process, Register, World
 from ddlcore.messages.spec import PROTOCOL
@@ -97,9 +97,9 @@ def register(generation: int, steps: int, effective: Ballot = (0, 0), reason: st
     return Register(PROTOCOL, "0.1.0", generation, steps, reason, effective=effective)
 
 
-def begun(hosts: tuple[int, ...] = (0, 1, 2, 3)) -> Membership:
+def begun(hosts: tuple[int, ...] = (0, 1, 2, 3)) -> ElasticMembership:
     """A membership whose first world has the places of ``hosts``; the launcher runs on host 0."""
-    one = Membership(hosts, 1, len(hosts), PATIENCE, 0, Quorum(), Coordinating(host=0))
+    one = ElasticMembership(hosts, 1, len(hosts), PATIENCE, 0, Quorum(), Coordinating(host=0))
     told: list[tuple[int, FromCoordinator]] = []
     for place in range(len(hosts)):
         told = one.register(place, register(0, -1, reason=""))
@@ -171,7 +171,7 @@ def test_few_leave_at_once() -> None:
 
 
 def test_one_that_hangs_after_its_dismissal_is_evicted() -> None:
-    one = Membership((0, 1, 2, 3), 1, 4, MemberPatience(10.0, evict_s=5.0), 0, Quorum(), Coordinating(host=0))
+    one = ElasticMembership((0, 1, 2, 3), 1, 4, MemberPatience(10.0, evict_s=5.0), 0, Quorum(), Coordinating(host=0))
     for place in range(4):
         one.register(place, register(0, -1, reason=""))
     one.dismiss([1, 2, 3], "their hosts leave")
@@ -189,7 +189,7 @@ def test_a_part_waits_for_whoever_may_still_give_it_a_quorum() -> None:
     World 2 is lost before it has begun, and so world 1 counts, too: rank 3 has a vote, or none where it has died.
     """
 
-    def lost(rest: tuple[int, ...] = (0, 1, 2)) -> Membership:
+    def lost(rest: tuple[int, ...] = (0, 1, 2)) -> ElasticMembership:
         one = successor()
         first = world([(place, 0) for place in range(4)])
         second = world([(0, 0), (1, 0), (2, 0)], 2)
@@ -249,7 +249,7 @@ def test_a_world_counts_alone_when_all_its_members_are_there() -> None:
 
 def test_half_without_ranks_of_the_launcher() -> None:
     """The first one is the lowest on the launcher's host, whatever the order of the hosts."""
-    one = Membership((0, 0, 1, 1), 1, 4, PATIENCE, 0, Quorum(), Coordinating(host=1))
+    one = ElasticMembership((0, 0, 1, 1), 1, 4, PATIENCE, 0, Quorum(), Coordinating(host=1))
     for place in range(4):
         one.register(place, register(0, -1, reason=""))
     opened = one.opened()
@@ -268,8 +268,8 @@ def test_what_was_told_of_a_world_is_told_again() -> None:
 # --- a successor
 
 
-def successor() -> Membership:
-    return Membership((-1,) * 4, 1, 4, PATIENCE, 0, Quorum(), Coordinating(3, 2))
+def successor() -> ElasticMembership:
+    return ElasticMembership((-1,) * 4, 1, 4, PATIENCE, 0, Quorum(), Coordinating(3, 2))
 
 
 def at_home(*processes: Process) -> dict[Process, int]:
@@ -277,7 +277,7 @@ def at_home(*processes: Process) -> dict[Process, int]:
     return {process: process[0] for process in processes}
 
 
-def opened_by(one: Membership) -> Opened:
+def opened_by(one: ElasticMembership) -> Opened:
     opened = one.opened()
     assert opened is not None
     return opened
@@ -296,7 +296,7 @@ def test_a_successor_opens_no_world_before_it_knows_who_is_there() -> None:
 def test_a_successor_counts_nobody_before_its_agents_have_come() -> None:
     """Nor whoever has registered and died since."""
     opened = opened_by(begun())
-    one = Membership((-1,) * 4, 2, 4, PATIENCE, 0, Quorum(), Coordinating(3, 2))
+    one = ElasticMembership((-1,) * 4, 2, 4, PATIENCE, 0, Quorum(), Coordinating(3, 2))
     for place in (1, 2):
         one.register(place, register(1, 5, (1, 0)))
     assert [one.overdue(second) for second in (0.0, 601.0)] == [([], []), ([], [])]
@@ -399,12 +399,12 @@ def test_a_process_that_was_started_again_counts_as_another_one() -> None:
     assert opened.ballot == (3, 0) and (3, 1) in opened.processes and opened.effective == (2, 0)
 
 
-def with_one_that_has_not_heard() -> Membership:
+def with_one_that_has_not_heard() -> ElasticMembership:
     """World 2 has begun: 0 has the state, and 2, which is new, has not taken it over yet; 1 was dismissed and has not heard that.
 
     The launcher is lost, and then 0 dies.
     """
-    one = Membership((-1,) * 4, 1, 4, MemberPatience(10.0, evict_s=60.0), 0, Quorum(), Coordinating(3, 2))
+    one = ElasticMembership((-1,) * 4, 1, 4, MemberPatience(10.0, evict_s=60.0), 0, Quorum(), Coordinating(3, 2))
     newest = msgspec.structs.replace(world([(0, 0), (2, 1)], 2, (2, 0)), taken=(1, 0))
     assert one.adopt([newest], at_home((0, 0), (1, 0), (2, 1)), []) == []
     assert one.ended(0, "killed") == []
@@ -419,7 +419,7 @@ def test_a_successor_waits_for_a_state_that_somebody_may_have() -> None:
 
 
 @pytest.mark.parametrize("lose", [lambda one: one.ended(1, "killed"), lambda one: one.unheard([1], False)])
-def test_a_successor_waits_for_no_state_that_nobody_has(lose: Callable[[Membership], object]) -> None:
+def test_a_successor_waits_for_no_state_that_nobody_has(lose: Callable[[ElasticMembership], object]) -> None:
     one = with_one_that_has_not_heard()
     lose(one)
     ((_, refused),) = one.register(2, register(2, -1, (1, 0)))

@@ -222,7 +222,7 @@ def is_hammered(rank: int, say: Say) -> None:
             goes_on = not last[0]
     stats = job.stats()
     assert not job.waiter.completion.wanted
-    assert job.tensor_queue.pending() == []
+    assert job.lookout.pending() == []
     say("done", f"{hammer.struck} {step} {stats['buckets_replayed']} {stats['buckets_negotiated']}")
     ddl.shutdown()
 

@@ -28,7 +28,7 @@ PROGRAM = """
     if rank == 0:
         thread = threading.Thread(target=beside)
         thread.start()
-        while not ddl.api.current_job().tensor_queue.pending():
+        while not ddl.api.current_job().lookout.pending():
             time.sleep(0.01)
         {end}
     else:

@@ -24,11 +24,11 @@ from ddlcore.launch.agents.wire import (
     Adopt,
     Adopted,
     Again,
+    AgentFinished,
     Begin,
     Begun,
     Data,
     Ended,
-    Finished,
     FromAgent,
     Handover,
     Heir,
@@ -152,7 +152,7 @@ def test_a_rank_is_started_again_and_again(side: LaunchingSide) -> None:
     assert side.next(Ended) == Ended(1, 5, start=2)
     assert side.codes == []
     side.tell(Release())
-    assert isinstance(side.next(Finished), Finished)
+    assert isinstance(side.next(AgentFinished), AgentFinished)
     side.close()
     assert side.codes == [0]
 
@@ -166,7 +166,7 @@ def test_one_rank_reads_the_standard_input_of_the_launcher(side: LaunchingSide) 
         side.tell(Data(0, "stdin", text[at : at + CHUNK_BYTES]))
     side.tell(Data(0, "stdin", b""))
     heard: list[FromAgent] = []
-    while not isinstance(message := side.next(Ack, Data, Finished), Finished):
+    while not isinstance(message := side.next(Ack, Data, AgentFinished), AgentFinished):
         heard.append(message)
     wrote = {rank: b"".join(one.data for one in heard if isinstance(one, Data) and one.rank == rank) for rank in (0, 1)}
     assert wrote == {0: text + b"end of 0\n", 1: b"end of 1\n"}
@@ -176,7 +176,7 @@ def test_one_rank_reads_the_standard_input_of_the_launcher(side: LaunchingSide) 
 def test_input_that_a_rank_does_not_read_is_discarded(side: LaunchingSide) -> None:
     """The launcher goes on to read its standard input, and does not wait for an acknowledgement for ever."""
     side.begin(("true",), task(0, 0), stdin_rank=0, stays=False)
-    side.next(Finished)
+    side.next(AgentFinished)
     pieces = 4
     side.tell(*[Data(0, "stdin", bytes(CHUNK_BYTES))] * pieces, Data(0, "stdin", b""))
     assert [side.next(Ack).nbytes for _ in range(pieces)] == [CHUNK_BYTES] * pieces

@@ -19,7 +19,8 @@ from ddlcore.contracts.interfaces import route_address
 from ddlcore.contracts.launcher import AgentPlace, StartCommand
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.launch.agents.agent_pool import Agent, AgentPool
+from ddlcore.launch.agents.agent_pool import AgentPool
+from ddlcore.launch.agents.agent_record import Agent
 from ddlcore.launch.agents.preflight import judge, show
 from ddlcore.launch.agents.remote_plan import find_reach
 from ddlcore.launch.agents.started import Started
@@ -231,14 +232,14 @@ def test_a_large_result_is_waited_for(agents: tuple[AgentPool, Server], monkeypa
 
     monkeypatch.setattr("ddlcore.launch.agents.agent_pool._SLICE_S", 0.05)
     agents[0].finish(come)
-    assert len(agents[0].results()[0]) == 19
+    assert len(agents[0].ranks.results()[0]) == 19
 
 
 def test_ranks_that_could_not_be_started_have_ended(agents: tuple[AgentPool, Server]) -> None:
     """Whoever watches over them need not kill what is not there."""
     told: list[End] = []
-    supervisor = Supervisor(agents[0].ranks(), grace_s=60.0, ended=told.append, say=lambda text: None)
-    agents[0].attach(supervisor)
+    supervisor = Supervisor(agents[0].ranks.all(), grace_s=60.0, ended=told.append, say=lambda text: None)
+    agents[0].ranks.attach(supervisor)
     agents[0].heard(0, encode(Begun((), "no memory")))
     supervisor.run()
     assert [(end.rank, end.lost) for end in told] == [(r, "it could not be started: no memory") for r in (0, 1)]
@@ -256,8 +257,8 @@ def test_an_agent_that_is_lost_after_it_began_has_lost_ranks(
     problems = pool.begin([Begin((), {}, (), (), ())], 60.0, lambda: False)
     assert problems == ([] if begins_first else ["h: no message from it for 3 s"])
     told: list[End] = []
-    supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=told.append, say=lambda text: None)
-    pool.attach(supervisor)
+    supervisor = Supervisor(pool.ranks.all(), grace_s=60.0, ended=told.append, say=lambda text: None)
+    pool.ranks.attach(supervisor)
     supervisor.run()
     assert [(end.rank, end.lost) for end in told] == [
         (rank, "its host h is gone (no message from it for 3 s)") for rank in (0, 1)
@@ -272,15 +273,15 @@ def test_an_agent_that_was_given_up_says_nothing_about_the_processes_that_follow
     server = Server(2, EchoCoordinator(), agents=pool)
     told: list[End] = []
     left: list[Agent] = []
-    supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=told.append, say=lambda text: None)
+    supervisor = Supervisor(pool.ranks.all(), grace_s=60.0, ended=told.append, say=lambda text: None)
     screen = Screen(bytearray().extend)
     try:
         pool.call((), server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
         pool.leaves = left.append
-        pool.attach(supervisor)
+        pool.ranks.attach(supervisor)
         pool.silent(1, 3.0)
         pool.streams.output = Output((screen, screen), 2)
-        pool.again("a", 1, {})
+        pool.ranks.again("a", 1, {})
         pool.heard(1, encode(Ended(1, -9)))
         pool.heard(1, encode(Leaves()))
         pool.heard(0, encode(Ended(1, 7)))
@@ -315,9 +316,9 @@ def test_the_end_of_a_command_is_that_of_its_agent_if_it_proves_it(
     given_up: list[int] = []
     monkeypatch.setattr(server, "give_up", given_up.append)
     ends: list[tuple[int, bool]] = []
-    supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=lambda end: None, say=lambda text: None)
+    supervisor = Supervisor(pool.ranks.all(), grace_s=60.0, ended=lambda end: None, say=lambda text: None)
     monkeypatch.setattr(supervisor, "ended_on_host", lambda rank, code, lost, certain: ends.append((rank, certain)))
-    pool.attach(supervisor)
+    pool.ranks.attach(supervisor)
     pool.heard(0, encode(Here(5)))
     pool.heard(0, encode(Begun((1, 2))))
     told.clear()
@@ -350,7 +351,8 @@ def test_an_agent_that_was_given_up_before_it_came_is_told_to_end(
     changed: list[Agent] = []
     pool.changed = changed.append
     unheard: list[tuple[Sequence[int], bool]] = []
-    pool.unheard = lambda ranks, certain: unheard.append((ranks, certain))
+    monkeypatch.setattr(pool, "_unheard", lambda ranks, certain: unheard.append((ranks, certain)))
+    monkeypatch.setattr(server, "do", lambda change: change())
     pool.lose("h", "it has not answered within 60 s")
     assert unheard == [((0, 1), False)]
     pool.lose("h", "a second time")
@@ -376,11 +378,11 @@ def test_an_agent_that_is_called_late_knows_the_world(
 def test_the_end_of_a_process_is_not_taken_for_that_of_the_next_one(agents: tuple[AgentPool, Server]) -> None:
     """A successor learns of it twice: when the agent comes, and by the message that had waited for it."""
     pool, _ = agents
-    supervisor = Supervisor(pool.ranks(), grace_s=60.0, ended=lambda end: None, say=lambda text: None)
-    pool.attach(supervisor)
+    supervisor = Supervisor(pool.ranks.all(), grace_s=60.0, ended=lambda end: None, say=lambda text: None)
+    pool.ranks.attach(supervisor)
     screen = Screen(bytearray().extend)
     pool.streams.output = Output((screen, screen), 2)
-    pool.again("h", 1, {}, start=1)
+    pool.ranks.again("h", 1, {}, start=1)
     pool.heard(0, encode(Ended(1, -9, start=0)))
     assert list(supervisor._remote_ends) == []
     pool.heard(0, encode(Ended(1, 3, start=1)))
@@ -410,7 +412,7 @@ def test_parts_of_a_rank_that_has_moved_are_kept_apart(tmp_path: Path) -> None:
         pool.call((), server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
         pool.streams.timeline_dir = tmp_path
         pool.streams.output = Output((Screen(bytearray().extend), Screen(bytearray().extend)), 2)
-        pool.again("b", 1, {})
+        pool.ranks.again("b", 1, {})
         for agent, rank, stream, data in (
             (0, 1, "timeline", b"a1,"), (1, 1, "timeline", b"b1,"), (0, 1, "timeline", b"a2,"),
             (1, 1, "timeline.1", b"b3"), (1, 1, "timeline", b"b2"), (1, 0, "timeline", b"of a rank that it never ran"),

@@ -14,8 +14,9 @@ from ddlcore.builtin.ssh import SshLauncher
 from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import AgentPlace, HostSlots
 from ddlcore.control.server import Server
-from ddlcore.launch.agents.agent_pool import Agent, AgentPool
-from ddlcore.launch.agents.wire import Again, Leaves, Look, Quit, RankTask, decode_to_agent, encode
+from ddlcore.launch.agents.agent_pool import AgentPool
+from ddlcore.launch.agents.agent_record import Agent
+from ddlcore.launch.agents.wire import Again, Credit, Leaves, Look, Quit, RankTask, decode_to_agent, encode
 from ddlcore.launch.job import growth as growth_module
 from ddlcore.launch.job.growth import Growth
 from ddlcore.launch.job.host_table import HostTable
@@ -28,6 +29,7 @@ from tests.control.echo import EchoCoordinator
 
 PATIENCE_S = 40.0
 COOLDOWN_S = (10.0, 30.0)
+CREDIT = Credit(lambda data: None)  # of agents to which nothing is sent
 
 
 def slots(**hosts: int) -> list[HostSlots]:
@@ -75,7 +77,7 @@ class Remote:
         self.called.append(host)
         if host == self.unreachable:
             raise OSError(f"no way to {host}")
-        self.agents.members.append(Agent(AgentPlace(len(self.agents.members), host, ()), [], late=True))
+        self.agents.members.append(Agent(AgentPlace(len(self.agents.members), host, ()), CREDIT, late=True))
 
     def take_in(self, member: Agent, slots: int) -> tuple[str, ...]:
         self.taken.append((member.place.host, slots))
@@ -118,14 +120,14 @@ class Job:
         )
         screen = Screen(bytearray().extend)
         self.pool.streams.output = Output((screen, screen), 8)
-        self.growth = Growth(self.table, revival, 0, self._begin_here, self.server, self.remote, self.said.append)
+        self.growth = Growth(self.table, revival, self._begin_here, self.server, self.remote, self.said.append)
 
     def attach(self, discovery: HostDiscovery | None = None) -> None:
         self.growth.attach(cast(Supervisor, self.supervisor), discovery)
 
     def _begin_here(self, rank: int, hosts: Sequence[int]) -> Watched:
         self.begun_here.append((rank, list(hosts)))
-        return self.pool.ranks()[0] if self.pool.ranks() else cast(Watched, None)
+        return self.pool.ranks.all()[0] if self.pool.ranks.all() else cast(Watched, None)
 
 
 @pytest.fixture
@@ -204,7 +206,8 @@ def test_the_ranks_of_a_host_that_leaves_are_dismissed(how: str, job: Job) -> No
 def test_a_host_that_left_before_a_successor_could_hear_it_leaves(unattached: Job) -> None:
     """Its agent tells it when it comes to the successor, which then knows nothing of its ranks."""
     job = unattached
-    job.pool.members.append(Agent(AgentPlace(1, "b", ()), [1], wants_to_leave=True))
+    job.pool.members.append(Agent(AgentPlace(1, "b", (1,)), CREDIT))
+    job.pool.members[-1].wants_to_leave = True
     job.table.found(slots(a=1, b=1))
     job.table.hosts[1].reached = True
     assert [type(decision).__name__ for decision in job.table.decide(job.clock.now_s)] == ["Start"]
@@ -250,10 +253,10 @@ def test_the_loss_of_a_host_is_known_when_the_ends_of_its_ranks_are_judged(
     job.table.decide(0.0)
     job.table.reached(1)
     job.table.decide(0.0)
-    job.pool.members.append(Agent(AgentPlace(1, "b", ()), [1, 2]))
+    job.pool.members.append(Agent(AgentPlace(1, "b", (1, 2)), CREDIT))
     ends: list[End] = []
     supervisor = Supervisor(
-        job.pool.ranks(),
+        job.pool.ranks.all(),
         grace_s=60.0,
         ended=ends.append,
         say=job.said.append,
@@ -261,7 +264,7 @@ def test_the_loss_of_a_host_is_known_when_the_ends_of_its_ranks_are_judged(
         begin=job.growth.begin,
     )
     job.growth.attach(supervisor, None)
-    job.pool.attach(supervisor)
+    job.pool.ranks.attach(supervisor)
     job.pool.silent(1, 3.0)
     supervisor.run()
     assert [(end.rank, end.certain) for end in ends] == [(1, False), (2, False)]

@@ -34,7 +34,8 @@ class Job:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.said: list[str] = []
-        self.history = History(self.said.append, lambda: self.now_s)
+        self.hosts: dict[int, str] = {}  # by rank
+        self.history = History(self.said.append, lambda rank: self.hosts.get(rank, ""), lambda: self.now_s)
         self.begin(1, 0, 1, 2)
 
     def register(self, rank: int, generation: int, steps: int, again: int = 0, reason: str = "") -> None:
@@ -129,11 +130,10 @@ def test_a_rank_that_is_back_before_the_next_world_begins() -> None:
 def test_hosts_are_named_where_there_are_several() -> None:
     """A lost rank with the host on which it ran, a rank that is back with its new one."""
     job = Job()
-    hosts = {0: "node1", 1: "node1", 2: "node2", 3: "node3"}
-    job.history.host_of = hosts.__getitem__
+    job.hosts = {0: "node1", 1: "node1", 2: "node2", 3: "node3"}
     job.kill(1, 100.0)
     job.kill(2, 100.0)
-    hosts[1] = "node3"
+    job.hosts[1] = "node3"
     job.begin(2, 0)
     job.begin(3, 0, 1, 3)
     assert job.said[0].startswith("world 2: rank 1 on node1 and rank 2 on node2 died (SIGKILL); 1 rank goes on;")

@@ -69,7 +69,7 @@ def test_agents_are_told_whatever_a_successor_must_know() -> None:
     """That a world opens, that all its members are there, that it is to stop, and that its training is complete."""
     coordinator = Telling()
     told: list[str] = []
-    failure_log = FailureLog(coordinator)
+    failure_log = FailureLog(coordinator, opened=told.append)
     report = WorldReport(1, 2)
     steps: list[tuple[ToCoordinator, Outgoing]] = [
         (Register(PROTOCOL, "0.1.0", 0, -1, ""), [(rank, World(1, (0, 1), (0, 0), 0, 0)) for rank in (0, 1)]),
@@ -81,7 +81,6 @@ def test_agents_are_told_whatever_a_successor_must_know() -> None:
     for message, answer in steps:
         coordinator.answer = answer
         before = len(told)
-        failure_log.opened = lambda: told.append(failure_log.stopped)
         failure_log.handle(0, message)
         assert len(told) - before <= 1, "once, and not for each member"
     assert told == ["", "", "SIGTERM", "SIGTERM"]

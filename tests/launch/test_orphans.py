@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
 import pytest
 
 from ddlcore.contracts.launcher import AgentPlace
+from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.server import Server
-from ddlcore.launch.agents.agent_pool import Agent
+from ddlcore.launch.agents.agent_record import Agent
 from ddlcore.launch.agents.orphans import OrphanedAgents
 from ddlcore.launch.agents.wire import (
     Adopt,
@@ -26,7 +28,9 @@ from tests.control.echo import EchoCoordinator
 
 def test_a_successor_takes_whoever_comes_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also an agent whose host did not seem to answer, and one that comes again because it has not heard the answer."""
-    pool = OrphanedAgents([AgentPlace(index, f"h{index}", ()) for index in range(4)], lambda text: None)
+    pool = OrphanedAgents(
+        [AgentPlace(index, f"h{index}", ()) for index in range(4)], lambda text: None, lambda *lost: []
+    )
     server = Server(4, EchoCoordinator(), agents=pool)
     told: list[tuple[int, object]] = []
     monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
@@ -85,14 +89,19 @@ def test_a_successor_takes_no_agent_that_the_launcher_had_given_up(
     second one's agent may not have come, but somebody may know of a world that names it.
     """
     said: list[str] = []
-    pool = OrphanedAgents([AgentPlace(index, f"h{index}", ()) for index in range(3)], said.append)
+    lost: list[int] = []
+
+    def lose(ranks: Collection[int], certain: bool) -> Outgoing:
+        lost.extend(ranks)
+        return []
+
+    pool = OrphanedAgents([AgentPlace(index, f"h{index}", ()) for index in range(3)], said.append, lose)
     server = Server(3, EchoCoordinator(), agents=pool)
     told: list[tuple[int, object]] = []
     monkeypatch.setattr(server, "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
     given_up: list[int] = []
     monkeypatch.setattr(server, "give_up", given_up.append)
-    lost: list[int] = []
-    pool.unheard = lambda ranks, certain: lost.extend(ranks)
+    monkeypatch.setattr(server, "do", lambda change: change())
     begun = threading.Event()
     monkeypatch.setattr(server, "start", begun.set)
     screen = Screen(bytearray().extend)
@@ -111,12 +120,12 @@ def test_a_successor_takes_no_agent_that_the_launcher_had_given_up(
         assert [bool(member.gone) for member in pool.members] == [True, False, False]
         running = [process for one in came[0] if one.adopted is not None for process, _ in one.adopted.running]
         later = [(0, 1)] if (1, LATER) in words else []
-        assert running == [*later, (1, 1)] and [watched.rank for watched in pool.ranks()] == [
+        assert running == [*later, (1, 1)] and [watched.rank for watched in pool.ranks.all()] == [
             rank for rank, _ in running
         ]
         assert 0 in given_up and (0, Quit()) in told and any("h0 is given up" in text for text in said)
         assert set(lost) == ({0, 2} if words[0][0] == 0 else set()), "its ranks may have registered"
-        assert pool._early == [], "no end is that of the process that runs at the place now"
+        assert pool.ranks._early == [], "no end is that of the process that runs at the place now"
     finally:
         pool.close()
         server.close()

@@ -15,7 +15,7 @@ from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand, Start
 from ddlcore.control.server import Server
 from ddlcore.hooks import LauncherProvider
 from ddlcore.launch.agents import remote_launch
-from ddlcore.launch.agents.agent_pool import Agent
+from ddlcore.launch.agents.agent_record import Agent
 from ddlcore.launch.agents.preflight import compared_packages
 from ddlcore.launch.agents.remote_launch import RemoteLaunch, goes_on_without_launcher
 from ddlcore.launch.agents.remote_plan import Reach, RemotePlan, route_for

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlcore.launch.output.screen import Lines, Screen, coloured
+from ddlcore.launch.output.screen import LineSplitter, Screen, coloured
 
 Pieces = list[tuple[bytes, bytes]]
 
@@ -27,7 +27,7 @@ def shown(events: list[tuple[int, Pieces]], *, is_terminal: bool = False, colour
 def test_cutting_does_not_depend_on_how_bytes_arrive(data: bytes, cuts: list[int]) -> None:
     r"""However a stream is chunked, also between \r and \n, its lines are the same, and no byte is lost."""
     at = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
-    lines, whole = Lines(), Lines()
+    lines, whole = LineSplitter(), LineSplitter()
     pieces = [piece for begin, end in pairwise(at) for piece in lines.feed(data[begin:end])]
     assert pieces + lines.rest() == whole.feed(data) + whole.rest()
     assert data.translate(None, b"\r\n").startswith(b"".join(text for text, _ in pieces))
@@ -35,7 +35,7 @@ def test_cutting_does_not_depend_on_how_bytes_arrive(data: bytes, cuts: list[int
 
 def test_a_line_without_end_is_given_out_in_pieces() -> None:
     """Memory stays bounded."""
-    lines = Lines()
+    lines = LineSplitter()
     assert lines.feed(b"x" * 100_000) == [(b"x" * 100_000, b"")]
     assert lines.feed(b"y\n") == [(b"y", b"\n")]
 

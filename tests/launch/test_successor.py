@@ -16,14 +16,14 @@ from ddlcore.control.client import connect
 from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.control.listening import tcp_listener, tcp_name
 from ddlcore.control.relay import Relay
-from ddlcore.coordinator.membership import Membership
-from ddlcore.launch.agents.agent_pool import AgentPool
+from ddlcore.coordinator.membership import ElasticMembership
+from ddlcore.launch.agents.agent_ranks import AgentRanks
 from ddlcore.launch.agents.succession import SuccessorTask, encode_task
 from ddlcore.launch.agents.wire import (
     Adopt,
     Adopted,
+    AgentFinished,
     Ended,
-    Finished,
     FromAgent,
     Handover,
     Heir,
@@ -117,7 +117,7 @@ class OrphanedAgent:
 
     def finish(self) -> None:
         self.until(Release)
-        self.say(Finished())
+        self.say(AgentFinished())
 
     def close(self) -> None:
         self._relay.close()
@@ -239,15 +239,17 @@ def test_an_older_world_does_not_count_if_a_rank_registers_before_all_agents_hav
     newer = Opened((3, 0), ((0, 0), (1, 0), (2, 0)), (0, 1, 2), (0, 1, 2), 5, (2, 0))
     job = Orphans(tmp_path / "of three", (1, 2), (older, newer))
     registered = threading.Event()
-    register = Membership.register
+    register = ElasticMembership.register
     heard: dict[int, list[FromCoordinator]] = {}
 
-    def register_and_tell(membership: Membership, place: int, message: Register) -> list[tuple[int, FromCoordinator]]:
+    def register_and_tell(
+        membership: ElasticMembership, place: int, message: Register
+    ) -> list[tuple[int, FromCoordinator]]:
         told = register(membership, place, message)
         registered.set()
         return told
 
-    monkeypatch.setattr(Membership, "register", register_and_tell)
+    monkeypatch.setattr(ElasticMembership, "register", register_and_tell)
 
     def play(place: int) -> None:
         if place == 2:
@@ -296,7 +298,7 @@ def test_a_job_that_was_complete_has_succeeded(
     monkeypatch.setattr(growth, "TICK_S", 0.01)
     job = Orphans(tmp_path / "continued", worlds=(replace(LAST_WORLD, complete=True),))
     started: list[int] = []
-    monkeypatch.setattr(AgentPool, "again", lambda pool, host, rank, *_: started.append(rank))
+    monkeypatch.setattr(AgentRanks, "again", lambda ranks, host, rank, *_: started.append(rank))
 
     def play(place: int) -> None:
         agent = job.agent(place, ended=place == 1)

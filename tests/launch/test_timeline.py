@@ -21,7 +21,7 @@ from ddlcore.messages.elastic import WorldReport
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.observe.merge import merge, parts_in, read_trace
-from ddlcore.observe.ring_buffer import Code, RingBuffer
+from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
 from ddlcore.observe.timeline import TraceFile, make_directory
 from ddlcore.observe.trace_writer import TraceWriter
 from ddlcore.text.plain import plain
@@ -361,10 +361,10 @@ def part(path: Path, rank: int, world: int, first_us: int) -> None:
     file.add(writer.begin({"rank": rank, "size": 2, "host": "h", "world": f"world{world}"}, first_us * 1000))
     ring = RingBuffer(64)
     bucket = Planned(0, Kind.ALLREDUCE, ("x",), (encode(Spec(Kind.ALLREDUCE, DType.F32, (100,))),))
-    ring.put(Code.REPLAY, first_us * 1000, 1, 0, (bucket,), 0)
+    ring.put(RecordKind.REPLAY, first_us * 1000, 1, 0, (bucket,), 0)
     for place in range(3):
         begin = 1000 * (first_us + 1000 * (place + 1) + 100 * rank)
-        ring.put(Code.BUCKET, begin, begin + 500_000, 100, 100, place, bucket, 400)
+        ring.put(RecordKind.BUCKET, begin, begin + 500_000, 100, 100, place, bucket, 400)
     file.add(writer.write(list(ring.take())))
     file.close()
 
@@ -409,7 +409,9 @@ def hostile_trace(path: Path) -> None:
         ring = RingBuffer(64)
         for i, name in enumerate(HOSTILE):
             begin = 1_000_000 * (i + 1)
-            ring.put(Code.BUCKET, begin, begin + 500_000, 100, 100, -1, Bucket(i, 0, Kind.ALLREDUCE, (name,)), 400)
+            ring.put(
+                RecordKind.BUCKET, begin, begin + 500_000, 100, 100, -1, Bucket(i, 0, Kind.ALLREDUCE, (name,)), 400
+            )
         file.add(writer.write(list(ring.take())))
         file.close()
     assert merge(parts_in(parts), path) == []

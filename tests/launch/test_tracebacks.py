@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.launch.output.screen import Lines, Piece
+from ddlcore.launch.output.screen import LineSplitter, Piece
 from ddlcore.launch.output.tracebacks import GATHER_S, LONGEST_S, QUIET_S, Tracebacks, error_of, in_short
 
 PLAIN = """Traceback (most recent call last):
@@ -36,7 +36,7 @@ KeyboardInterrupt
 
 
 def pieces(text: str) -> list[Piece]:
-    return Lines().feed(text.encode())
+    return LineSplitter().feed(text.encode())
 
 
 def shown(tracebacks: Tracebacks, now_s: float, over: bool = False) -> list[tuple[list[int], str]]:
@@ -47,7 +47,7 @@ def test_ranks_with_the_same_traceback_are_shown_once() -> None:
     """As soon as all have written it; each may write it in other pieces."""
     tracebacks = Tracebacks(3)
     assert tracebacks.take(2, pieces("before\n" + PLAIN), 0.0) == [(b"before", b"\n")]
-    lines = Lines()
+    lines = LineSplitter()
     for part in (PLAIN[:50], PLAIN[50:51], PLAIN[51:]):
         assert tracebacks.take(0, lines.feed(part.encode()) + lines.rest(), 0.01) == []
     tracebacks.take(1, pieces(PLAIN), 0.02)

@@ -1,4 +1,4 @@
-"""Follows a run of the model of successions with the code that decides: Membership, Quorum, and Succession of an agent.
+"""Follows a run of the model of successions with the code that decides: ElasticMembership, Quorum, and Succession of an agent.
 
 When a coordinator or an agent of the model learns something, the code is told the same. The code must then decide as the
 model may decide at that moment, and both must know of the same worlds.
@@ -10,11 +10,12 @@ import random
 import re
 from collections.abc import Sequence
 
-from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership, Outgoing
+from ddlcore.coordinator.membership import Coordinating, ElasticMembership, MemberPatience
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.succession import Succession as AgentsMemory
 from ddlcore.messages.elastic import Dismissed, Opened, Register, World
 from ddlcore.messages.spec import PROTOCOL
+from ddlcore.messages.to_rank import Outgoing
 from tests.models.succession_coordinators import SuccessionMove
 from tests.models.succession_model import Succession
 from tests.models.succession_state import FIRST_WORLD, GATHERS, LAUNCHER, NOBODY, SERVES, Config, Coordinator, State
@@ -30,7 +31,9 @@ class Follower:
         self._model = Succession(config)
         self._places = len(config.hosts)
         self.state = self._model.start()
-        launcher = Membership(config.hosts, 1, self._places, _PATIENCE, 0, Quorum(), Coordinating(LAUNCHER, LAUNCHER))
+        launcher = ElasticMembership(
+            config.hosts, 1, self._places, _PATIENCE, 0, Quorum(), Coordinating(LAUNCHER, LAUNCHER)
+        )
         for place in range(self._places):
             launcher.register(place, Register(PROTOCOL, "", 0, 0, "", 0))
         launcher.began(FIRST_WORLD[0])
@@ -72,7 +75,9 @@ class Follower:
             self._steps.update(dict.fromkeys(members, 1 + max(self._steps[i] for i in members)))
         elif " and starts " in name:
             number, where = numbers[-1], Coordinating(numbers[-1], numbers[0])
-            self._memberships[number] = Membership((-1,) * self._places, 1, self._places, _PATIENCE, 0, Quorum(), where)
+            self._memberships[number] = ElasticMembership(
+                (-1,) * self._places, 1, self._places, _PATIENCE, 0, Quorum(), where
+            )
             self._news[number] = []
         elif " comes to " in name:
             self._told.setdefault(numbers[1], []).extend(self._agents[numbers[0]].worlds)
@@ -179,7 +184,7 @@ def _of(state: State, number: int) -> Coordinator:
     return one
 
 
-def _announced(membership: Membership) -> Opened:
+def _announced(membership: ElasticMembership) -> Opened:
     world = membership.opened()
     assert world is not None
     return world

@@ -18,7 +18,7 @@ from ddlcore.messages.to_rank import Bucket
 from ddlcore.observe.clock import Reading, compare
 from ddlcore.observe.merge import merge, parts_in, read_part, read_trace
 from ddlcore.observe.readiness import Readiness
-from ddlcore.observe.ring_buffer import Code, RingBuffer
+from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
 from ddlcore.observe.timeline import Timeline, TraceFile, part_of
 from ddlcore.observe.trace_writer import TraceWriter
 from ddlcore.types import Kind
@@ -31,10 +31,10 @@ def test_a_ring_gives_what_was_put_in_order() -> None:
     ring = RingBuffer(8)
     assert list(ring.take()) == []
     for i in range(5):
-        ring.put(Code.FREEZE, i)
+        ring.put(RecordKind.FREEZE, i)
     assert [record[2] for record in ring.take()] == [0, 1, 2, 3, 4]
     assert list(ring.take()) == []
-    ring.put(Code.FREEZE, 5)
+    ring.put(RecordKind.FREEZE, 5)
     assert [record[2] for record in ring.take()] == [5]
     assert ring.lost == 0
 
@@ -43,12 +43,12 @@ def test_a_ring_that_is_not_emptied_loses_the_oldest_and_says_so() -> None:
     """What is lost and what is given add up to what was put."""
     ring = RingBuffer(4)
     for i in range(6):
-        ring.put(Code.FREEZE, i)
+        ring.put(RecordKind.FREEZE, i)
     given = [record[2] for record in ring.take()]
     assert given[0] == 4 and given == sorted(given)
     assert ring.lost + len(given) == 6
     for i in range(6, 9):
-        ring.put(Code.FREEZE, i)
+        ring.put(RecordKind.FREEZE, i)
     assert [record[2] for record in ring.take()] == [6, 7, 8]
 
 
@@ -212,7 +212,7 @@ def test_a_coordinator_that_does_not_answer_holds_no_record_up(tmp_path: Path) -
 
     writer = TraceWriter(0, 0, "h", lambda set_id, kind: "shm")
     timeline = Timeline(ring, writer, tmp_path / "rank0.json", {"rank": 0}, clock)
-    ring.put(Code.WAITED, 1000, 2000)
+    ring.put(RecordKind.WAITED, 1000, 2000)
     timeline.start()
     timeline.stop(1.0)
     try:

@@ -216,14 +216,15 @@ def test_it_may_be_stopped_while_another_thread_is_about_to_record(
 
     def program(rank: int, job: Job) -> None:
         job.start_timeline(str(tmp_path / "t.json"))
-        planned = job.tensor_queue.planned
+        epochs = job._parts._epochs
+        planned = epochs.planned
 
         def stopping(schedule: int) -> Any:
             job._parts.timeline._hooks = None
             stopped.append(rank)
             return planned(schedule)
 
-        monkeypatch.setattr(job.tensor_queue, "planned", stopping)
+        monkeypatch.setattr(epochs, "planned", stopping)
         for step in range(20):
             ddl.allreduce(np.full(4, step, np.float32), name="x")
         job.stop_timeline()

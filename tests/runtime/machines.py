@@ -30,11 +30,13 @@ from ddlcore.messages.to_rank import (
 )
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.decisions import Decisions
+from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.outcome import Outcome
-from ddlcore.runtime.request import Entry, PersistentRequest, Todo
+from ddlcore.runtime.request import ANONYMOUS, Entry, PersistentRequest, Todo
 from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Buffer, DType, Kind
 from tests.runtime.waiting import waiter_of
@@ -160,10 +162,11 @@ class _Node:
         self.world, self.rank, self.program, self.depth = world, rank, program, depth
         self.completion = Completion()
         self.tensor_queue = TensorQueue(self.completion, Outbox(lambda: None))
-        self.waiter = waiter_of(self.completion, stall_watch=self.tensor_queue)
+        self.submission, self.epochs = Submission(self.tensor_queue), Epochs(self.tensor_queue)
+        self.waiter = waiter_of(self.completion)
         self.up: deque[ToCoordinator] = deque()
         self.down: deque[FromCoordinator] = deque()
-        self.decisions = Decisions(self.tensor_queue, self)
+        self.decisions = Decisions(self.tensor_queue, self.epochs, self)
         self.queue: deque[Todo] = deque()
         self.flights: list[_Flight] = []
         self.dummies: deque[Launch[Entry]] = deque()
@@ -224,14 +227,16 @@ class _Node:
         self.handles[label] = handle
         entries = []
         for number, (name, data) in enumerate(tensors):
-            name = name or self.tensor_queue.anonymous(set_id)
             spec = decode_spec(data)
             rows = (self.rank,) * (len(self.world.sets[set_id]) if spec.kind is Kind.ALLTOALL else 1)
-            entry = Entry(handle, number, set_id, name, spec, data, rows=rows if spec.kind.is_ragged else ())
+            entry = Entry(
+                handle, number, set_id, name or ANONYMOUS, spec, data, rows=rows if spec.kind.is_ragged else ()
+            )
+            self.submission.name([entry])
             self._count(label, entry)
             entries.append(entry)
         self.entries += entries
-        self.tensor_queue.submit(entries)
+        self.submission.submit(entries)
 
     def _recurs(self, name: str, data: bytes) -> bool:
         """Half of the named allreduces are persistent requests, others on each rank."""
@@ -246,7 +251,7 @@ class _Node:
             self.request[set_id, name, data] = entry
         self.handles[label] = entry
         self._count(label, entry)
-        self.tensor_queue.start_request(entry, 0, None)
+        self.submission.start_request(entry, 0, None)
 
     def _count(self, label: str, entry: Entry) -> None:
         key = (entry.set_id, entry.name)
@@ -305,7 +310,7 @@ class _Node:
         return self._is_ready()
 
     def _is_ready(self) -> bool:
-        replay = self.tensor_queue._replay
+        replay = self.tensor_queue.replay
         return replay is not None and replay.ready()
 
     def engage(self) -> None:
@@ -352,7 +357,7 @@ class _Node:
         if launch.entries is not None:
             contents = tuple(self.content[id(entry)] for entry in launch.entries)
         assert (launch.bucket is not None) == planned.negotiated or launch.entries is None
-        signature = ("replayed", self.tensor_queue._epoch, launch.place, launch.bucket.index if launch.bucket else -1)
+        signature = ("replayed", self.tensor_queue.epoch, launch.place, launch.bucket.index if launch.bucket else -1)
         number = self.world.wire.enter(planned.set_id, self.rank, signature, contents)
         drained = self.verdict is not None
         self.flights.append(_Flight(planned.set_id, number, lambda: self._returned(launch, number, drained)))
@@ -395,10 +400,10 @@ class _Node:
                 self.void += 1
                 assert self.tensor_queue.put_back(launch)
         if not any(isinstance(item, Resume) for item in message.items):
-            self.tensor_queue.discover(message.epoch + 1)
+            self.epochs.discover(message.epoch + 1)
 
     def resume(self, message: Resume) -> None:
-        frozen = self.tensor_queue.resume(message, self.world.sets, self.rank)
+        frozen = self.epochs.resume(message, self.world.sets, self.rank)
         if frozen is not None:
             self.up.append(frozen)
 
@@ -418,12 +423,13 @@ class _Node:
     def can_leave(self) -> bool:
         """Whether something has waited for its place: the engine, or who watches it, may find it too long."""
         with self.tensor_queue.lock:
-            waits = self.tensor_queue._waits_since_s is not None and self.tensor_queue._open is not None
-            return (waits or self.tensor_queue.conflict) and not (self.world.blind and self.flights)
+            waits = self.tensor_queue.waits_since_s is not None or self.tensor_queue.conflict
+            return waits and self.tensor_queue.open is not None and not (self.world.blind and self.flights)
 
     def leave(self) -> None:
         with self.tensor_queue.lock:
-            epoch = self.tensor_queue.stopped_waiting()
+            epoch = self.tensor_queue.epoch
+            self.tensor_queue.waits_since_s, self.tensor_queue.conflict = None, False
         self.left += 1
         self.up.append(Leave(epoch, "waited too long", slow=bool(self.flights)))  # as the control thread would say it
 
@@ -451,7 +457,7 @@ class Machines:
         self.join_spec = join_spec
         self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay, driver=driver)
         self.coordinator.sets.update(sets)
-        self.coordinator._next_set = len(sets)
+        self.coordinator._negotiation._next_set = len(sets)
         self.wire = _Wire(sets)
         self.order: list[list[int]] = [[] for _ in programs]
         self.nodes = [_Node(self, rank, program, depth) for rank, program in enumerate(programs)]
@@ -501,9 +507,9 @@ class Machines:
                 if node.can_do(thread):
                     may(f"user {rank}.{thread}", lambda node=node, thread=thread: node.do(thread))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
             tensor_queue = node.tensor_queue
-            if tensor_queue._unsent and not tensor_queue._unanswered and not tensor_queue.frozen:
+            if tensor_queue.unsent and not tensor_queue.unanswered and not tensor_queue.frozen:
                 may(f"ask {rank}", node.ask)
-            if tensor_queue._pause is not None:
+            if tensor_queue.pauses.message is not None:
                 may(f"pause {rank}", node.pause)
             if node.up:
                 may(f"up {rank}", lambda node=node: self._deliver(node))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
@@ -550,13 +556,13 @@ class Machines:
             assert node.verdict is None and not node.held and not node.queue
             undone = {label for label, lacking in node.lacking.items() if lacking}
             held = [
-                *node.tensor_queue._in_flight.values(),
-                *(one for one in node.tensor_queue._persistent.values() if one.pending),
+                *node.tensor_queue.unfinished.entries.values(),
+                *(one for one in node.tensor_queue.unfinished.requests.values() if one.pending),
             ]
             assert undone == {node.labels[id(entry)] for entry in held}
             assert bool(node.tensor_queue.launches) == bool(node.flights)
             assert own_order_is_total(self.order[node.rank])
-        assert len({node.tensor_queue._epoch for node in self.nodes if not node.parted}) <= 1
+        assert len({node.tensor_queue.epoch for node in self.nodes if not node.parted}) <= 1
 
 
 def own_order_is_total(indexes: Sequence[int]) -> bool:

@@ -12,6 +12,7 @@ from ddlcore.messages.to_rank import Adjust, Arranged, Arrivals, Bucket, Drain, 
 from ddlcore.process.jobs import lone_job
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.decisions import Decisions
+from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import Entry, Todo
 from ddlcore.runtime.tensor_queue import TensorQueue
@@ -51,7 +52,8 @@ class Engine:
 
 
 def decisions_of(engine: Engine) -> Decisions:
-    return Decisions(TensorQueue(Completion(), Outbox(lambda: None)), engine)
+    tensor_queue = TensorQueue(Completion(), Outbox(lambda: None))
+    return Decisions(tensor_queue, Epochs(tensor_queue), engine)
 
 
 def test_what_a_drain_decides_comes_after_the_drain() -> None:

@@ -35,7 +35,7 @@ from ddlcore.runtime.device.routes import DeviceRoutes
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.testing import World
 from ddlcore.text.installing import pip_install
-from ddlcore.tune.driver import Plan, SearchDriver
+from ddlcore.tune.driver import SearchDriver, SearchPlan
 from ddlcore.tune.session import Phase
 from ddlcore.types import Device, DType, Value
 from tests.runtime.effort import examples
@@ -722,7 +722,7 @@ def test_a_search_that_opens_communicators_anew_opens_the_devices_too(
     knob = Knob("shm_chunk_bytes", choices=(0, 65536), reopens=True)
     default: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_bucket_bytes": 0, "overlap": "on"}
     default["shm_chunk_bytes"] = 0
-    plan = Plan((knob,), default, lambda knobs: GridTuner(knobs, 1), trials=4, steps=3, warmup=1)
+    plan = SearchPlan((knob,), default, lambda knobs: GridTuner(knobs, 1), trials=4, steps=3, warmup=1)
     driver = SearchDriver(plan, (), lambda work: work())
 
     def play(rank: int, job: Job) -> str:

@@ -11,8 +11,8 @@ from ddl_conform.pretend import KIND, PretendRuntime
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError
 from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.delivery import Later
 from ddlcore.runtime.device.devices import Devices
-from ddlcore.runtime.executor import Later
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.meter import Meter
 from ddlcore.types import Device

@@ -17,12 +17,15 @@ from ddlcore.messages.to_coordinator import Request
 from ddlcore.messages.to_rank import Arranged, Planned, Resume
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.engine import Engine
+from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
+from ddlcore.runtime.lookout import Lookout
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, PersistentRequest
+from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer, DType, Kind
@@ -40,7 +43,9 @@ class Rank:
         self.completion = Completion()
         self.woken = 0
         self.meter = Meter()
-        self.tensor_queue = TensorQueue(self.completion, Outbox(self._wake), None, self.meter)
+        outbox = Outbox(self._wake)
+        self.tensor_queue = TensorQueue(self.completion, outbox)
+        self.submission, self.epochs = Submission(self.tensor_queue), Epochs(self.tensor_queue)
         self.broken: list[BaseException] = []
         self.ran: list[list[str]] = []
         executor: Any = SimpleNamespace(execute=None, replay=lambda launch, use: self._run(launch))
@@ -58,19 +63,21 @@ class Rank:
             self.meter,
             "engine",
         )
-        self.waiter = Waiter(self.completion, self.engine, self.tensor_queue, failure)
+        self.lookout = Lookout(self.tensor_queue, self.engine, lambda: None, outbox, self.meter)
+        self.waiter = Waiter(self.completion, self.engine.user_threads, self.lookout, failure)
         if buckets:
             planned = tuple(Planned(0, Kind.ALLREDUCE, names, (DATA,) * len(names), False) for names in buckets)
-            self.tensor_queue.learn(Arranged(0, b"", planned))
-            self.tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
-            for position in self.tensor_queue._replay.positions if self.tensor_queue._replay is not None else ():
-                position.run = Run(self)
+            self.epochs.learn(Arranged(0, b"", planned))
+            self.epochs.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+            for position in self.tensor_queue.replay.positions if self.tensor_queue.replay is not None else ():
+                position.resumable = run = Run(self)
+                position.run = lambda launch, use, run=run: run.resume(launch)
 
     def _wake(self) -> None:
         self.woken += 1
 
     def _run(self, launch: Any) -> Any:
-        return launch.position.run.resume(launch)
+        return launch.position.resumable.resume(launch)
 
     def request(self, name: str) -> PersistentRequest:
         return PersistentRequest(self.waiter, 0, name, SPEC, DATA, Buffer(64, 4, DType.F32, (4,)))
@@ -82,14 +89,14 @@ class Rank:
 
     def look(self) -> Request | None:
         """What the control thread does."""
-        self.tensor_queue.stuck()
+        self.lookout.look()
         return self.tensor_queue.take_request()
 
     def work(self, looks: bool = True) -> None:
         """What the engine's thread does until there is nothing to do, after the control thread if this ``looks``."""
         if looks:
             self.look()
-        self.engine._stopped = True  # it does not wait
+        self.engine._agenda.stopped = True  # it does not wait
         self.engine._me = 7
         while (todo := self.engine._next()) is not None:
             if callable(todo):
@@ -97,7 +104,7 @@ class Rank:
             else:
                 self.engine._replay(cast("Any", todo))
         self.tensor_queue.running = 0
-        self.engine._stopped = False
+        self.engine._agenda.stopped = False
         assert self.broken == []
         if looks:
             assert self.tensor_queue.launches == {}
@@ -107,8 +114,6 @@ class Rank:
 
 class Run:
     """How a bucket is run: the same ticket again has no effect, as with shared memory."""
-
-    resumable = True
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -127,17 +132,17 @@ def test_a_call_of_several_tensors_is_asked_for_as_a_whole_or_not_at_all() -> No
     def scene(at: int) -> bool:
         rank = Rank()
         _, entries = rank.entries("g[0]", "g[1]", "g[2]")
-        struck = strike(at, lambda: rank.tensor_queue.submit(entries))
+        struck = strike(at, lambda: rank.submission.submit(entries))
         request = rank.look()
         asked = [ask.name for ask in request.asks] if request is not None else []
         assert asked in ([], ["g[0]", "g[1]", "g[2]"])
         if not asked:
             assert struck
-            rank.tensor_queue.submit(entries)
+            rank.submission.submit(entries)
             assert len(cast("Request", rank.look()).asks) == 3
         else:
             with pytest.raises(ValueError, match="in flight"):
-                rank.tensor_queue.submit(entries)
+                rank.submission.submit(entries)
         return struck
 
     assert each_place(scene) > 10
@@ -149,11 +154,11 @@ def test_a_call_without_a_name_is_counted_if_it_is_submitted() -> None:
     def scene(at: int) -> bool:
         rank = Rank()
         _, entries = rank.entries(ANONYMOUS)
-        struck = strike(at, lambda: rank.tensor_queue.submit(entries))
+        struck = strike(at, lambda: rank.submission.submit(entries))
         first = rank.look()
         _, others = rank.entries(ANONYMOUS)
         rank.tensor_queue.answered(1)
-        rank.tensor_queue.submit(others)
+        rank.submission.submit(others)
         second = rank.look()
         asked = [ask.name for request in (first, second) if request is not None for ask in request.asks]
         assert asked == [f"noname.0.{i}" for i in range(len(asked))]
@@ -173,14 +178,14 @@ def test_calls_of_a_replayed_step_run_once(names: tuple[str, str]) -> None:
             for name in names:
                 handle, entries = rank.entries(name or ANONYMOUS)
                 if step == 1:
-                    called_away = strike(at, lambda entries=entries: rank.tensor_queue.submit(entries))  # type: ignore[misc]
+                    called_away = strike(at, lambda entries=entries: rank.submission.submit(entries))  # type: ignore[misc]
                     struck = struck or called_away
-                    rank.tensor_queue.stuck()  # the control thread looks
-                    if called_away and entries[0].name not in rank.tensor_queue.pending():
+                    rank.lookout.look()  # the control thread looks
+                    if called_away and entries[0].name not in rank.lookout.pending():
                         handle, entries = rank.entries(name or ANONYMOUS)
-                        rank.tensor_queue.submit(entries)
+                        rank.submission.submit(entries)
                 else:
-                    rank.tensor_queue.submit(entries)
+                    rank.submission.submit(entries)
                 handles.append(handle)
             rank.work()
         assert not any(handle.pending for handle in handles)
@@ -197,14 +202,14 @@ def test_nothing_runs_twice_if_the_engine_comes_before_the_control_thread() -> N
         rank = Rank(("x",), ("g[0]", "g[1]"))
         x, struck = rank.request("x"), False
         for step in range(3):
-            start = partial(rank.tensor_queue.start_request, x, 64, None, True)
+            start = partial(rank.submission.start_request, x, 64, None, True)
             struck = _call(start, at if step == 0 else -1) or struck  # the first start has no slot yet
             rank.work(looks=False)
             if x.starts == step:
                 start()
             rank.work()
             handle, entries = rank.entries("g[0]", "g[1]")
-            submit = partial(rank.tensor_queue.submit, entries, True)
+            submit = partial(rank.submission.submit, entries, True)
             struck = _call(submit, at if step == 1 else -1) or struck
             rank.work(looks=False)
             if not handle.submitted:
@@ -230,19 +235,19 @@ def _call(call: Callable[[], None], at: int) -> bool:
 
 def test_a_second_interrupt_at_once_loses_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler may raise again before the first statement of what handles the first one's error."""
-    interrupted = TensorQueue._interrupted
+    interrupted = Submission._interrupted
 
     def scene(at: int) -> bool:
         rank = Rank(("a", "b"))
         a, b = rank.request("a"), rank.request("b")
         for _ in range(2):
-            rank.tensor_queue.start_all([(a, 64, None), (b, 64, None)])
+            rank.submission.start_all([(a, 64, None), (b, 64, None)])
             rank.work()
-        monkeypatch.setattr(TensorQueue, "_interrupted", _raise)
-        struck = strike(at, lambda: rank.tensor_queue.start_all([(a, 64, None)]))
-        monkeypatch.setattr(TensorQueue, "_interrupted", interrupted)
+        monkeypatch.setattr(Submission, "_interrupted", _raise)
+        struck = strike(at, lambda: rank.submission.start_all([(a, 64, None)]))
+        monkeypatch.setattr(Submission, "_interrupted", interrupted)
         rank.work()
-        assert a.starts == 2 or rank.tensor_queue._waits_since_s is not None, "nobody would leave replay"
+        assert a.starts == 2 or rank.tensor_queue.waits_since_s is not None, "nobody would leave replay"
         return struck
 
     assert each_place(scene) >= 4
@@ -259,16 +264,16 @@ def test_starts_tells_which_of_many_have_been_started() -> None:
         rank = Rank(("a", "b", "c"))
         known = [rank.request(name) for name in ("a", "b")]
         first = rank.request("c")
-        rank.tensor_queue.start_all([(one, 64, None) for one in (*known, first)])
+        rank.submission.start_all([(one, 64, None) for one in (*known, first)])
         rank.work()
         everything = [*known, rank.request("c"), rank.request("alien")]
         before = [one.starts for one in everything]
-        struck = strike(at, lambda: rank.tensor_queue.start_all([(one, 128, None) for one in everything]))
+        struck = strike(at, lambda: rank.submission.start_all([(one, 128, None) for one in everything]))
         rank.look()
         rest = [one for one, count in zip(everything, before) if one.starts == count]
         assert all(one.state == IDLE for one in rest)
         assert struck or not rest
-        rank.tensor_queue.start_all([(one, 128, None) for one in rest])
+        rank.submission.start_all([(one, 128, None) for one in rest])
         rank.work()
         assert rank.ran == [["a", "b", "c"]] * 2
         assert [one.starts - count for one, count in zip(everything, before)] == [1] * 4
@@ -282,23 +287,23 @@ def test_an_allreduce_that_a_thread_runs_itself_is_finished_by_the_engine() -> N
     def scene(at: int) -> bool:
         rank = Rank(("x",))
         entry = rank.request("x")
-        rank.tensor_queue.start_request(entry, 64, None)
+        rank.submission.start_request(entry, 64, None)
         rank.work()
         before = entry.starts
         replayed = rank.meter.replayed
-        struck = strike(at, lambda: rank.engine.start_and_wait(entry, 128, "owner"))
+        struck = strike(at, lambda: rank.engine.user_threads.start_and_wait(entry, 128, "owner"))
         rank.work()
         assert not entry.pending
         assert entry.starts - before in (0, 1)
         assert struck or entry.starts > before
         assert len(rank.ran) == 1 + entry.starts - before
         assert rank.meter.replayed - replayed == entry.starts - before
-        rank.engine.start_and_wait(entry, 64, None)
+        rank.engine.user_threads.start_and_wait(entry, 64, None)
         assert rank.ran[-1] == ["x"]
         assert rank.tensor_queue.running == 0
         return struck
 
-    assert each_place(scene) > 20
+    assert each_place(scene) > 15
 
 
 def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
@@ -309,21 +314,21 @@ def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
         entries = [rank.request("a"), rank.request("b")]
         struck = False
         for step in range(3):
-            rank.tensor_queue.start_all([(one, 64, None) for one in entries], waits=True)
+            rank.submission.start_all([(one, 64, None) for one in entries], waits=True)
             handle, members = rank.entries("g[0]", "g[1]")
             called: list[int] = []
-            rank.tensor_queue.submit(members, waits=True)
+            rank.submission.submit(members, waits=True)
             handle.then(lambda called=called: called.append(1))  # type: ignore[misc]
             if step == 1:
-                struck = strike(at, lambda: rank.engine.progress(handle))  # noqa: B023  # called at once
+                struck = strike(at, lambda: rank.engine.user_threads.progress(handle))  # noqa: B023  # called at once
             else:
-                rank.engine.progress(handle)
+                rank.engine.user_threads.progress(handle)
             rank.work()
             assert called == [1]
             assert handle.wait() == [None, None]
             assert not any(one.pending for one in entries)
         assert len(rank.ran) == 3
-        assert rank.tensor_queue.pending() == []
+        assert rank.lookout.pending() == []
         assert rank.meter.replayed == 3
         return struck
 
@@ -334,7 +339,7 @@ def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
     def scene(at: int) -> bool:
         rank = Rank()
         entry = rank.request("x")
-        rank.tensor_queue.start_request(entry, 64, None)
+        rank.submission.start_request(entry, 64, None)
 
         class Ends(Alone):
             def check_stall(self, since_s: float) -> float:
@@ -342,7 +347,7 @@ def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
                 rank.completion.announce()
                 return 0.01
 
-        waiter = Waiter(rank.completion, rank.engine, Ends(), JobFailure())
+        waiter = Waiter(rank.completion, rank.engine.user_threads, Ends(), JobFailure())
         struck = strike(at, lambda: waiter.wait_for_device(entry))
         assert not rank.completion.wanted
         return struck
@@ -353,13 +358,13 @@ def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
 def test_an_error_is_told_until_the_next_start() -> None:
     rank = Rank()
     entry = rank.request("x")
-    rank.tensor_queue.start_request(entry, 64, None)
+    rank.submission.start_request(entry, 64, None)
     entry.fail(MismatchError("of this call"))
     for _ in range(2):  # the first may have been interrupted behind it
         with pytest.raises(MismatchError, match="of this call"):
             entry.wait()
     rank.tensor_queue.retire([entry])
-    rank.tensor_queue.start_request(entry, 64, None)
+    rank.submission.start_request(entry, 64, None)
     assert entry.error is None
 
 
@@ -369,10 +374,10 @@ def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> Non
     entry = rank.request("x")
     handle, entries = rank.entries("y")
     calls: list[Callable[[], object]] = [
-        lambda: rank.tensor_queue.submit(entries),
-        lambda: rank.tensor_queue.start_request(entry, 64, None),
-        lambda: rank.engine.start_and_wait(entry, 64, None),
-        lambda: rank.tensor_queue.name(entries),
+        lambda: rank.submission.submit(entries),
+        lambda: rank.submission.start_request(entry, 64, None),
+        lambda: rank.engine.user_threads.start_and_wait(entry, 64, None),
+        lambda: rank.submission.name(entries),
     ]
     with rank.tensor_queue.lock:
         for call in calls:
@@ -380,11 +385,11 @@ def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> Non
                 call()
         assert rank.tensor_queue.steps() == 0
     assert entry.starts == 0
-    rank.tensor_queue.submit(entries)
-    waits: list[Callable[[], object]] = [handle.wait, lambda: rank.engine.start_and_wait(entry, 64, None)]
+    rank.submission.submit(entries)
+    waits: list[Callable[[], object]] = [handle.wait, lambda: rank.engine.user_threads.start_and_wait(entry, 64, None)]
 
     for runner, threads in ((get_ident(), set()), (0, {get_ident()})):
-        rank.tensor_queue.running, rank.engine.threads = runner, threads
+        rank.tensor_queue.running, rank.engine.user_threads.own_threads = runner, threads
         for call in waits:
             with pytest.raises(ReentrantCall):
                 call()

@@ -78,7 +78,7 @@ def test_void_buckets_and_divergences_are_counted() -> None:
         if rank == 0:
             handles = [ddl.allreduce_async(np.ones(4), op=ddl.Average, name=name) for name in "ab"]
             deadline_s = time.monotonic() + 40.0
-            while (at := job.tensor_queue.replay_status()) is None or not at.launched:
+            while (at := job.lookout.replay_status()) is None or not at.launched:
                 assert time.monotonic() < deadline_s, f"the engine's thread has not launched the bucket: {at}"
                 time.sleep(0.001)  # it tells nobody, so a test has no event to wait for
             launched.set()

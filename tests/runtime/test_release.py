@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 import ddlcore as ddl
 from ddlcore.errors import DdlInternalError
 from ddlcore.process.job import Job
+from ddlcore.runtime.delivery import Later
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.executor import DeviceExecutor
 from ddlcore.runtime.device.routes import Commit
 from ddlcore.runtime.engine import Engine
-from ddlcore.runtime.executor import Later
 from ddlcore.runtime.meter import Stats
 from tests.runtime.effort import examples
 from tests.tiers import long
@@ -251,8 +251,8 @@ def _whatever_the_freeze(patch: pytest.MonkeyPatch) -> None:
         if not isinstance(deliver, Later):
             original(self, launch, deliver)
             return
-        self.in_flight.add(launch, deliver)
-        for valid, valid_deliver in self.in_flight.through(launch) if deliver.told else ():
+        self._in_flight.add(launch, deliver)
+        for valid, valid_deliver in self._in_flight.through(launch) if deliver.told else ():
             self._hand_over(valid, valid_deliver)
 
     patch.setattr(Engine, "_settle", settle)

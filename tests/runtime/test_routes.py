@@ -10,7 +10,7 @@ import pytest
 from ddlcore.errors import PluginError, TransportError
 from ddlcore.hooks import TransportProvider
 from ddlcore.plug.registry import Distribution, Registry
-from ddlcore.runtime.backend import Backend, Choice, parse_backend
+from ddlcore.runtime.backend import Backend, TransportChoice, parse_backend
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.text.installing import pip_install
 from ddlcore.types import Kind, Member
@@ -59,7 +59,7 @@ def route(backend: str, hosts: tuple[int, ...], registry: Registry | None = None
 )
 def test_what_may_be_said(text: str, default: tuple[str, ...], kinds: Mapping[Kind, tuple[str, ...]]) -> None:
     """A default, then exceptions by Horovod's names of the kinds; blanks do not matter."""
-    expected = Backend(Choice(default), {kind: Choice(names) for kind, names in kinds.items()})
+    expected = Backend(TransportChoice(default), {kind: TransportChoice(names) for kind, names in kinds.items()})
     assert parse_backend(text) == expected
 
 

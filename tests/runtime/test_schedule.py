@@ -5,8 +5,8 @@ from __future__ import annotations
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.messages.coding import decode_spec, encode
 from ddlcore.messages.spec import Spec
+from ddlcore.runtime.arranging import arrange
 from ddlcore.runtime.periods import Occurrence, TensorKey
-from ddlcore.runtime.schedule import arrange
 from ddlcore.types import CPU, DType, Kind, ReduceOp
 
 

@@ -114,13 +114,13 @@ def test_a_void_bucket_commits_false_and_comes_again() -> None:
             assert time.monotonic() < until_s, f"rank {rank} is not in replay after {len(values)} steps"
             meet.wait(PATIENCE_S)  # both have looked
             values.append(float(small().wait()[0]))
-            replaying[rank] = job.tensor_queue.replay_status() is not None
+            replaying[rank] = job.lookout.replay_status() is not None
             meet.wait(PATIENCE_S)
         return values
 
     def await_launch(job: Job) -> None:
         until_s = time.monotonic() + PATIENCE_S
-        while (replay_status := job.tensor_queue.replay_status()) is None or not replay_status.launched:
+        while (replay_status := job.lookout.replay_status()) is None or not replay_status.launched:
             assert time.monotonic() < until_s, f"the bucket was not launched; the rank stands at {replay_status}"
             time.sleep(0.001)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.job_failure import JobFailure
-from ddlcore.runtime.waiter import Helper, StallWatch, Waited, Waiter
+from ddlcore.runtime.waiter import Helper, StallCheck, Waited, Waiter
 
 __all__ = ["Alone", "NoDevices", "waiter_of"]
 
@@ -31,7 +31,7 @@ class NoDevices:
 def waiter_of(
     completion: Completion | None = None,
     helper: Helper | None = None,
-    stall_watch: StallWatch | None = None,
+    stall_watch: StallCheck | None = None,
     failure: JobFailure | None = None,
 ) -> Waiter:
     """Return a waiter whose parts do nothing unless they are given."""

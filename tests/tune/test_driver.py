@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from ddlcore.builtin.tuners.grid import GridTuner
 from ddlcore.contracts.tuner import Tuner
-from ddlcore.tune.driver import FEWEST_STEPS, FIRST_STEPS, Plan, SearchDriver
-from ddlcore.tune.session import Phase, Sample, Session
+from ddlcore.tune.driver import FEWEST_STEPS, FIRST_STEPS, SearchDriver, SearchPlan
+from ddlcore.tune.session import Phase, Session, TimedSteps
 from ddlcore.types import Knob, Value
 
 KNOB = Knob("overlap", choices=("off", "on"))
@@ -32,22 +32,22 @@ class Later:
 
 class Notes:
     def __init__(self) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[TimedSteps] = []
         self.ends: list[str] = []
         self.begun = 0
 
     def began(self, session: Session, nbytes: int) -> None:
         self.begun += 1
 
-    def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
+    def sampled(self, session: Session, sample: TimedSteps, nbytes: int) -> None:
         self.samples.append(sample)
 
     def ended(self, session: Session, why: str) -> None:
         self.ends.append(why)
 
 
-def plan(make: Callable[[Sequence[Knob]], Tuner] = GridTuner) -> Plan:
-    return Plan((KNOB,), DEFAULT, make, trials=3, steps=5, warmup=2)
+def plan(make: Callable[[Sequence[Knob]], Tuner] = GridTuner) -> SearchPlan:
+    return SearchPlan((KNOB,), DEFAULT, make, trials=3, steps=5, warmup=2)
 
 
 def run_trial(driver: SearchDriver, ns: int = 100_000_000, nbytes: int = NBYTES) -> str:

@@ -18,9 +18,9 @@ from ddlcore.hooks import TransportProvider
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.process.job import Job
-from ddlcore.runtime import tensor_queue
+from ddlcore.runtime import pauses
 from ddlcore.testing import World
-from ddlcore.tune.driver import Plan, SearchDriver
+from ddlcore.tune.driver import SearchDriver, SearchPlan
 from ddlcore.tune.log import CsvLog, read_log
 from ddlcore.tune.session import Phase
 from ddlcore.tune.space import COMPRESSION, CORE
@@ -45,7 +45,7 @@ KNOCK = Knob("knock_bytes", choices=(1, 2), reopens=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "now_ns", 0.0)
     monkeypatch.setattr(PlantedTransport, "opened", [])
-    monkeypatch.setattr(tensor_queue, "now_ns", Clock.read)
+    monkeypatch.setattr(pauses, "now_ns", Clock.read)
 
 
 def registry_with_planted() -> Registry:
@@ -113,7 +113,7 @@ def test_the_planted_optimum_is_found(name: str, seed: int, tmp_path: Path) -> N
     """Within 5 % of it in 20 trials, whatever the seed; then not a message a step; and the log tells what was tried."""
     if name == "bayes":
         pytest.importorskip("skopt", reason="pip install 'ddlcore[tune]': the tuner bayes needs scikit-optimize")
-    plan = Plan(CORE[:1], DEFAULT, lambda knobs: tuner_of(name, knobs, seed), trials=20, steps=3, warmup=1)
+    plan = SearchPlan(CORE[:1], DEFAULT, lambda knobs: tuner_of(name, knobs, seed), trials=20, steps=3, warmup=1)
     driver = SearchDriver(plan, [CsvLog(tmp_path / "log.csv")], at_once)
     ends = search(driver)
     session = driver.session
@@ -131,7 +131,7 @@ def test_the_planted_optimum_is_found(name: str, seed: int, tmp_path: Path) -> N
 
 def test_what_only_a_new_communicator_takes_up() -> None:
     """A knob that reopens: every rank opens its communicators anew, at the same point, and goes on."""
-    plan = Plan((KNOCK,), DEFAULT, lambda knobs: GridTuner(knobs, 1), trials=6, steps=3, warmup=1)
+    plan = SearchPlan((KNOCK,), DEFAULT, lambda knobs: GridTuner(knobs, 1), trials=6, steps=3, warmup=1)
     driver = SearchDriver(plan, (), at_once)
     search(driver)
     seen = [[value for rank, value in PlantedTransport.opened if rank == own] for own in (0, 1)]
@@ -151,7 +151,7 @@ def test_compression_is_a_way_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> No
 
     original = Fp16Compression.encode
     monkeypatch.setattr(Fp16Compression, "encode", encode)
-    plan = Plan((CORE[0], COMPRESSION), DEFAULT, lambda knobs: GridTuner(knobs, 1), trials=9, steps=3, warmup=1)
+    plan = SearchPlan((CORE[0], COMPRESSION), DEFAULT, lambda knobs: GridTuner(knobs, 1), trials=9, steps=3, warmup=1)
     driver = SearchDriver(plan, (), at_once)
     search(driver)
     assert driver.session is not None

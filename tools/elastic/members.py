@@ -21,7 +21,7 @@ from ddlcore.contracts.launcher import AgentPlace
 from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.post import packed
 from ddlcore.control.server import Server
-from ddlcore.coordinator.membership import Coordinating, MemberPatience, Membership
+from ddlcore.coordinator.membership import Coordinating, ElasticMembership, MemberPatience
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.launch.agents.agent_pool import AgentPool
@@ -94,16 +94,16 @@ class Members:
 
     def _coordinate(self, at: list[int], coordinating: Coordinating, agents: Iterable[int]) -> None:
         """Create a new coordinator. ``at`` has the host of the process at each place, or -1 if no process runs there."""
-        self.membership = Membership(at, 1, self.size, MemberPatience(600.0), 0, Quorum(), coordinating)
+        self.membership = ElasticMembership(at, 1, self.size, MemberPatience(600.0), 0, Quorum(), coordinating)
         sessions = Sessions(self.size, ThresholdFusion(), membership=self.membership)
-        self.coordinator = FailureLog(sessions, sessions.dead)
-        self.history = self.coordinator.history = History(self.said.append)
+        self.history = History(self.said.append)
         places = [AgentPlace(index, f"host{host}", ()) for index, host in enumerate(agents)]
         pool = AgentPool(places, SshLauncher(), self.said.append)
         pool.call((), cast(Server, self.wire), str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
         for member in pool.members:
             member.here = True
-        self.coordinator.opened = partial(tell_of_world, pool, self.membership, self.coordinator)
+        opened = partial(tell_of_world, pool, self.membership, self.history)
+        self.coordinator = FailureLog(sessions, sessions.dead, history=self.history, opened=opened)
 
     def say(self, messages: Mapping[int, ToCoordinator]) -> WorldCost:
         """Send ``messages``, each from its place. Returns the cost until all have been answered."""

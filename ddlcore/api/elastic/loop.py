@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from ddlcore.api.beginning import enter_world
 from ddlcore.api.elastic.state import State
+from ddlcore.api.ending import leave_world
 from ddlcore.api.objects import barrier
-from ddlcore.api.world import current_job, elastic_member, enter_world, leave_world
+from ddlcore.api.world import current_job, elastic_member
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, HostsUpdatedInterrupt, PeerLost, TransportError
 from ddlcore.process.elastic_member import ElasticMember
 from ddlcore.process.job import Job

@@ -9,7 +9,7 @@ from ddlcore.types import Member
 
 
 @dataclass(frozen=True)
-class Layout:
+class HostGroups:
     """The ranks of one communicator, grouped by host. The hosts are in the order of their first ranks."""
 
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each host, in order
@@ -18,7 +18,7 @@ class Layout:
     shares: int  # how many ranks of each host, from its first, send and receive across hosts
 
     @classmethod
-    def of(cls, members: Sequence[Member], rank: int, shares: int) -> Layout:
+    def of(cls, members: Sequence[Member], rank: int, shares: int) -> HostGroups:
         """Return the layout of the communicator whose members are ``members``, for its rank ``rank``.
 
         On each host, ``shares`` ranks should exchange data with other hosts; 0 means as many as possible. In the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddlcore.builtin.hierarchical.crossing import Crossing, Task, finish
-from ddlcore.builtin.hierarchical.layout import Layout
+from ddlcore.builtin.hierarchical.layout import HostGroups
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Transport, Work
 from ddlcore.types import Buffer, DType
@@ -27,7 +27,7 @@ class Pipeline:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: HostGroups,
         local: Transport,
         crossing: Crossing | None,
         kernels: Kernels,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ddlcore.builtin.hierarchical import moving, reducing
 from ddlcore.builtin.hierarchical.crossing import Crossing
-from ddlcore.builtin.hierarchical.layout import Layout
+from ddlcore.builtin.hierarchical.layout import HostGroups
 from ddlcore.builtin.hierarchical.pipeline import Pipeline
 from ddlcore.builtin.solo import SoloTransport
 from ddlcore.contracts.store import PrefixStore
@@ -55,7 +55,7 @@ class HierarchicalTransport(Transport):
     def open(self, context: Context) -> None:
         super().open(context)
         shares = int(context.settings.get("hierarchical_shares", SHARES))
-        layout = Layout.of(context.members, context.rank, shares)
+        layout = HostGroups.of(context.members, context.rank, shares)
         if layout.crosses:
             self._crossing = Crossing(self._make_cross)
         if self._attended:
@@ -70,7 +70,7 @@ class HierarchicalTransport(Transport):
         chunk_bytes = int(context.settings.get("hierarchical_chunk_bytes", CHUNK_BYTES))
         self._pipeline = Pipeline(layout, self._opened, self._crossing, context.kernels, chunk_bytes, self._check)
 
-    def _open_parts(self, layout: Layout, local: Transport, crossing: Crossing | None) -> None:
+    def _open_parts(self, layout: HostGroups, local: Transport, crossing: Crossing | None) -> None:
         """Open the transport within the host and the transport across hosts.
 
         Both transports are opened at the same time, so that their timeouts run in parallel. ``local`` is the transport

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 from ddlcore.commands.search_bar import Bar
-from ddlcore.commands.search_lines import Lines
-from ddlcore.launch.job.launcher import Launch
+from ddlcore.commands.search_lines import SearchLines
+from ddlcore.launch.job.launcher import JobDescription
 from ddlcore.process.search import build_search_driver
-from ddlcore.tune.driver import SearchDriver, Watcher
+from ddlcore.tune.driver import SearchDriver, SearchWatcher
 from ddlcore.tune.session import Phase
 
 
-def after_training(launch: Launch) -> None:
+def after_training(launch: JobDescription) -> None:
     """Remove the progress bar, if there is one. If the search has not ended, print which parts of the search remain.
 
     If no step was measured, print this fact instead.
@@ -33,12 +33,15 @@ def _say(text: str, bar: Bar | None = None) -> None:
     (bar or Bar()).say(f"ddl run: autotune: {text}")
 
 
-def while_training(launch: Launch) -> Launch:
+def while_training(launch: JobDescription) -> JobDescription:
     """Return a copy of ``launch`` with a search for better settings. The search runs while the job trains.
 
     Raises the exceptions of ``build_search_driver``.
     """
     bar = Bar() if os.isatty(2) and not launch.watches else None  # the table of --top must have the screen to itself
-    watchers: list[Watcher] = [Lines(partial(_say, bar=bar), samples=bar is None), *([bar] if bar is not None else [])]
+    watchers: list[SearchWatcher] = [
+        SearchLines(partial(_say, bar=bar), samples=bar is None),
+        *([bar] if bar is not None else []),
+    ]
     driver = build_search_driver(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers)
     return replace(launch, driver=driver, watches=launch.watches if bar is None else (bar,))

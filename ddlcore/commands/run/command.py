@@ -20,7 +20,7 @@ from ddlcore.config.setting import GROUPS
 from ddlcore.control.ports import is_free
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.launch.job.horovod import Answers, log_level, read_variables
-from ddlcore.launch.job.launcher import Launch, check_route, prepare_directory, run_job
+from ddlcore.launch.job.launcher import JobDescription, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
 from ddlcore.launch.job.placement import check_elastic, find_discovery, place
 from ddlcore.launch.job.watch import PULSE_S, check_watches
@@ -261,7 +261,7 @@ def prepare(
     top: bool = False,
     dry_run: bool = False,
     **flags: object,
-) -> tuple[Launch, list[str]]:
+) -> tuple[JobDescription, list[str]]:
     """Check the values of the options. Return the description of the launch, and notes to show to the user.
 
     The parameters are the options of ``job_options``; ``top`` and ``dry_run`` are options of ``ddl run`` alone. Raises
@@ -274,7 +274,7 @@ def prepare(
         settings, registry = _settings({**flags, "pulse_s": PULSE_S}, given, config)
     discovery = find_discovery(settings, registry, environ)
     placed = place(num_proc, hosts, hostfile, settings, registry, environ, discovery)
-    launch = Launch(
+    launch = JobDescription(
         command=tuple(resolve_command(command, path=ranks_path(environ.get("PATH", os.defpath)))),
         placed=placed,
         settings=settings,

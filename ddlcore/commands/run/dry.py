@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ddlcore.launch.job.launcher import Launch
+from ddlcore.launch.job.launcher import JobDescription
 from ddlcore.launch.ranks.environment import (
     HostPlace,
     own_environments,
@@ -23,7 +23,7 @@ from ddlcore.types import Placement
 _AT_START = "<made at the start>"
 
 
-def describe(launch: Launch) -> list[str]:
+def describe(launch: JobDescription) -> list[str]:
     """Return lines of text that show the ranks of ``launch``, the environments of the ranks, and the commands.
 
     Some values are known only after the start. In their place is a description in angle brackets.
@@ -48,7 +48,7 @@ def describe(launch: Launch) -> list[str]:
     return lines
 
 
-def _rank_rows(launch: Launch) -> list[dict[str, str]]:
+def _rank_rows(launch: JobDescription) -> list[dict[str, str]]:
     layout = launch.layout
     rows = []
     for rank, host in enumerate(layout.ranks):
@@ -64,7 +64,7 @@ def _rank_rows(launch: Launch) -> list[dict[str, str]]:
     return rows
 
 
-def _shared(launch: Launch) -> list[str]:
+def _shared(launch: JobDescription) -> list[str]:
     layout = launch.layout
     variables = setting_variables(launch.settings)
     if layout.here >= 0:
@@ -73,7 +73,7 @@ def _shared(launch: Launch) -> list[str]:
     return [f"{name}={value}" for name, value in sorted(variables.items())] or ["nothing"]
 
 
-def _own_environments(launch: Launch) -> Sequence[dict[str, str]]:
+def _own_environments(launch: JobDescription) -> Sequence[dict[str, str]]:
     layout, reach = launch.layout, launch.remote_plan.reach.own if launch.remote_plan is not None else ""
     places = []
     for index, name in enumerate(layout.hosts):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ddlcore.launch.job.watch import PULSE_S, RunningRanks, Watch
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages.observing import Profile, Pulse
-from ddlcore.observe.rank_statistics import HEADINGS, LEFT, Row, cells, known_columns, rows_of, table_lines
+from ddlcore.observe.rank_statistics import HEADINGS, LEFT, RankFigures, cells, known_columns, rows_of, table_lines
 from ddlcore.text.numbers import UNKNOWN
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Top(Watch):
         elif self._pulses and self._err is not None:
             self._err.show("ddl", [(f"ddl run: {line}".encode(), b"\n") for line in self._lines()])
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RankFigures]:
         """Return the rows of the table for the present moment."""
         with self._lock:
             pulses = {rank: tuple(known) for rank, known in self._pulses.items()}
@@ -152,7 +152,7 @@ def _begins_anew(last: Pulse, new: Pulse) -> bool:
     return new.steps < last.steps or new.at_s < last.at_s or new.cpu_s < last.cpu_s or new.user_s < last.user_s
 
 
-def drawn(rows: Sequence[Row], status: str = "") -> Table:
+def drawn(rows: Sequence[RankFigures], status: str = "") -> Table:
     """Return the table as a ``rich.table.Table``, with the text ``status`` below the table.
 
     Ranks that differ from the other ranks are red. At most 40 ranks are shown; the ranks that differ come first.

@@ -16,19 +16,19 @@ import click
 from ddlcore.commands.help import Group, examples, option
 from ddlcore.commands.run.command import JobCommand, job_options, prepare
 from ddlcore.commands.search_bar import Bar
-from ddlcore.commands.search_lines import Lines
+from ddlcore.commands.search_lines import SearchLines
 from ddlcore.commands.tune.report import write_report
 from ddlcore.commands.tune.results import about_text, kept_beside, settings_found, values_of, write_config
 from ddlcore.config.file import read_toml
 from ddlcore.config.setting import GROUPS
 from ddlcore.contracts.tuner import Value
 from ddlcore.errors import DdlInternalError, PluginError
-from ddlcore.launch.job.launcher import EndEarly, Launch, prepare_directory, run_job
+from ddlcore.launch.job.launcher import EndEarly, JobDescription, prepare_directory, run_job
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.process.search import build_search_driver, chosen_tuner
-from ddlcore.tune.driver import SearchDriver, Watcher
+from ddlcore.tune.driver import SearchDriver, SearchWatcher
 from ddlcore.tune.log import read_log
-from ddlcore.tune.session import Phase, Sample, Session, Values
+from ddlcore.tune.session import Phase, Session, TimedSteps, Values
 
 _SEARCH = Group("Search", "how long it takes, and what it writes")
 
@@ -134,7 +134,7 @@ def tune(
 
 @dataclass(frozen=True)
 class _Search:
-    launch: Launch
+    launch: JobDescription
     driver: SearchDriver
     bar: Bar | None
 
@@ -149,7 +149,7 @@ class _Goal:
     def began(self, session: Session, nbytes: int) -> None:
         pass
 
-    def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
+    def sampled(self, session: Session, sample: TimedSteps, nbytes: int) -> None:
         pass
 
     def ended(self, session: Session, why: str) -> None:
@@ -161,10 +161,10 @@ def _say(text: str, bar: Bar | None = None) -> None:
     (bar or Bar()).say(f"ddl tune: {text}")
 
 
-def _search(launch: Launch, warm_start: Sequence[Path], goal: _Goal) -> _Search:
+def _search(launch: JobDescription, warm_start: Sequence[Path], goal: _Goal) -> _Search:
     bar = Bar() if os.isatty(2) else None
-    watchers: list[Watcher] = [
-        Lines(partial(_say, bar=bar), samples=bar is None),
+    watchers: list[SearchWatcher] = [
+        SearchLines(partial(_say, bar=bar), samples=bar is None),
         *([bar] if bar is not None else []),
         goal,
     ]

@@ -19,7 +19,7 @@ from ddlcore.contracts.tuner import Knob
 from ddlcore.text.html import element, escaped, page, table, unbroken
 from ddlcore.text.installing import pip_install
 from ddlcore.text.numbers import UNKNOWN
-from ddlcore.tune.session import Phase, Sample, Session, values_text
+from ddlcore.tune.session import Phase, Session, TimedSteps, values_text
 
 NOT_COMPARED = "No comparison was needed: nothing was better than the default when it was measured again."
 GREY, BLUE, ORANGE = "0.55", "#0072b2", "#d55e00"
@@ -111,7 +111,7 @@ def _panels(session: Session) -> list[tuple[str, Callable[[Any], None]]]:
     return found
 
 
-def _searched(session: Session) -> list[Sample]:
+def _searched(session: Session) -> list[TimedSteps]:
     return [sample for sample in session.samples if sample.phase is Phase.SEARCH]
 
 
@@ -131,7 +131,7 @@ def _draw_convergence(session: Session, panel: Any) -> None:
     panel.legend(fontsize=8, **_LEGEND)
 
 
-def best_so_far(samples: Sequence[Sample]) -> list[float]:
+def best_so_far(samples: Sequence[TimedSteps]) -> list[float]:
     """Return, for each sample of a search, the step time in seconds of the best settings that were tried until then.
 
     The step time of settings is the median of all samples with these settings, including later samples. So the returned

@@ -36,12 +36,12 @@ from ddlcore.launch.agents.wire import (
     Adopt,
     Adopted,
     Again,
+    AgentFinished,
     Begin,
     Begun,
     Credit,
     Data,
     Ended,
-    Finished,
     FromAgent,
     Handover,
     Here,
@@ -203,8 +203,10 @@ class _Agent:
         processes = self._begin(message)
         if processes or (message.stays and self._supervisor is not None):
             self._watch(processes)
-        self._say(Finished())
-        while not self._gone and not isinstance(self._next.get(), Quit | None):  # until the launcher has read Finished
+        self._say(AgentFinished())
+        while not self._gone and not isinstance(
+            self._next.get(), Quit | None
+        ):  # until the launcher has read AgentFinished
             pass
         return 0
 

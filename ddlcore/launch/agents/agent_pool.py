@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
 from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand
+from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
+from ddlcore.launch.agents.agent_ranks import AgentRanks
+from ddlcore.launch.agents.agent_record import Agent
 from ddlcore.launch.agents.commands import AgentCommands
-from ddlcore.launch.agents.remote_rank import RemoteRank
 from ddlcore.launch.agents.started import Started
 from ddlcore.launch.agents.streams import RankStreams
 from ddlcore.launch.agents.wire import (
     Ack,
     Adopt,
-    Again,
+    AgentFinished,
     Begin,
     Begun,
     Credit,
     Data,
     Ended,
-    Finished,
     Handover,
     Here,
     Leaves,
     Look,
     Quit,
-    RankTask,
     Release,
     Report,
     Said,
@@ -41,38 +39,13 @@ from ddlcore.launch.agents.wire import (
     decode_from_agent,
     encode,
 )
-from ddlcore.launch.output.output import Output
-from ddlcore.launch.ranks.supervisor import LOST, Supervisor
+from ddlcore.launch.ranks.supervisor import LOST
 from ddlcore.messages.elastic import Opened
 
 _SLICE_S = 0.1
-_CLEARED_S = 4.0  # time from the end of an agent's ranks to its Finished: processes that ranks left behind get 2 s
+_CLEARED_S = 4.0  # time from the end of an agent's ranks to its AgentFinished: processes that ranks left behind get 2 s
 
-
-@dataclass
-class Agent:
-    """The state of one agent, as the launcher knows it from the agent's messages."""
-
-    place: AgentPlace
-    ranks: list[int]  # ranks that the agent runs or has run; grows if ranks are started there later
-    late: bool = False  # the agent was started while ranks were already running
-    here: bool = False  # the first message, Here, has arrived
-    report: Report | None = None
-    begun: Begun | None = None
-    finished: bool = False  # Finished has arrived, or the launcher has sent Quit
-    gone: str = ""  # why the agent is lost and sends no more messages; "": it is not lost
-    credit: Credit | None = None
-    served: set[int] = field(default_factory=set)  # all ranks that it has ever run
-
-    adopted: Adopt | None = None  # what it has told this successor of its launcher
-    wants_to_leave: bool = False  # its host is to leave the job
-
-    def __post_init__(self) -> None:
-        self.served.update(self.ranks)
-
-    @property
-    def over(self) -> bool:
-        return self.finished or bool(self.gone)
+Unheard = Callable[[Collection[int], bool], Outgoing]
 
 
 class AgentPool:
@@ -82,24 +55,32 @@ class AgentPool:
     says that any thread may call it.
     """
 
-    def __init__(self, places: Sequence[AgentPlace], launcher: Launcher, say: Callable[[str], None]) -> None:
-        self.members = [Agent(place, list(place.ranks)) for place in places]
+    def __init__(
+        self,
+        places: Sequence[AgentPlace],
+        launcher: Launcher,
+        say: Callable[[str], None],
+        unheard: Unheard | None = None,
+    ) -> None:
+        """Begin with one agent at each of ``places``, which has not been started yet.
+
+        ``launcher`` starts agents, and ``say`` shows a line to the user. ``unheard`` is called in the server's thread with
+        the ranks of a lost host, before the end of each of them is told, and whether they have certainly died.
+        """
+        self.members = [Agent(place, self._credit(place)) for place in places]
         self._launcher = launcher
         self._say = say
+        self._unheard = unheard
         self._commands: AgentCommands | None = None  # that have started the agents
         self._changed = threading.Condition()
-        self._supervisor: Supervisor | None = None
         self._server: Server | None = None
         self._look: Look | None = None
         self._function = b""  # that the ranks call; b"": they run a command
-        self._starts: dict[int, int] = {}  # by rank: how many processes ran there before the present one, if not 0
         self._newest: Opened | None = None  # the last world of which agents were told
-        self._early: list[tuple[int, int, str, bool]] = []  # ends of ranks that arrived before there was a supervisor
         self.streams = RankStreams(say, lambda agent, nbytes: self._tell(agent, Ack(nbytes)))
+        self.ranks = AgentRanks(self.members, self._tell, self.streams)
         # Called when an agent that was called late has reported, and when any agent is lost; in any thread.
         self.changed: Callable[[Agent], None] = lambda member: None
-        # Called with the ranks of a lost host before the end of each of them is told, and whether they have certainly died.
-        self.unheard: Callable[[Sequence[int], bool], None] = lambda ranks, certain: None
         self.leaves: Callable[[Agent], None] = lambda member: None  # called when the host of an agent leaves the job
 
     # --- the beginning
@@ -124,8 +105,6 @@ class AgentPool:
         self._commands = AgentCommands(
             self._launcher, environ, silence_s, lambda host: server.agent_access(endpoint_of(host)), server.admit
         )
-        for member in self.members:
-            member.credit = Credit(partial(self._send, member.place.index))
         for command in commands:
             self._start(command)
 
@@ -136,16 +115,15 @@ class AgentPool:
         has sent its report or is lost. Raises OSError if the command cannot be run.
         """
         assert place.index == len(self.members)
-        self.members.append(Agent(place, [], late=True, credit=Credit(partial(self._send, place.index))))
+        self.members.append(Agent(place, self._credit(place), late=True))
         self._start(command)
 
     def begin_late(self, member: Agent, begin: Begin) -> None:
         """Send ``begin``, the data for starting ranks, to ``member``, an agent that ``call_late`` has started.
 
-        The agent starts no rank before ``again`` is called.
+        The agent starts no rank before ``ranks.again`` is called.
         """
         if self._function:
-            assert member.credit is not None
             member.credit.send(-1, "task", self._function)
         self._tell(member.place.index, begin)
 
@@ -160,12 +138,6 @@ class AgentPool:
         for member in list(self.members):
             if member.place.host == host:
                 self._lose(member, reason)
-
-    def forget(self, rank: int) -> None:
-        """Record that no agent runs ``rank`` any more."""
-        for member in self.members:
-            if rank in member.ranks:
-                member.ranks.remove(rank)
 
     def _start(self, command: StartCommand) -> None:
         assert self._commands is not None
@@ -195,14 +167,13 @@ class AgentPool:
         """
         self._function = data
         for member in self.members:
-            assert member.credit is not None
             member.credit.send(-1, "task", data)
 
     def begin(self, begins: Sequence[Begin], timeout_s: float, interrupted: Callable[[], object]) -> list[str]:
         """Tell every agent to start its ranks, and wait until all agents have done so.
 
         Return one line of text for each agent that has not started its ranks. An agent that was lost after it had started
-        them is none of these: its ranks are lost, which ``attach`` reports. ``begins`` has the message for each agent, in
+        them is none of these: its ranks are lost, which ``ranks.attach`` reports. ``begins`` has the message for each agent, in
         the order of ``members``. The wait ends after ``timeout_s`` seconds, or earlier if ``interrupted()`` becomes true.
         """
         for member, begin in zip(self.members, begins):
@@ -235,33 +206,6 @@ class AgentPool:
 
     # --- while ranks run
 
-    def ranks(self) -> list[RemoteRank]:
-        """Return one RemoteRank for each rank that agents run. A supervisor watches the ranks by these objects."""
-        return [
-            RemoteRank(rank, partial(self._tell, member.place.index))
-            for member in self.members
-            for rank in member.ranks
-        ]
-
-    def again(self, host: str, rank: int, environ: Mapping[str, str], start: int = 0) -> RemoteRank:
-        """Start another process of ``rank``, whose process has ended, and return what a supervisor can watch.
-
-        ``environ`` are the variables that only this rank gets, and ``start`` is the number of processes that it had before.
-        Raises OSError if no agent serves ``host``. If the agent is lost meanwhile, the supervisor learns that the rank is
-        lost.
-        """
-        member = next((member for member in self.members if member.place.host == host and not member.over), None)
-        if member is None:
-            raise OSError(errno.EHOSTDOWN, "its host is gone", host)
-        self.forget(rank)  # it may have run on a host that was lost
-        member.ranks.append(rank)
-        member.served.add(rank)
-        self._starts[rank] = start
-        assert self.streams.output is not None
-        self.streams.output.add_fed_later(rank)
-        self._tell(member.place.index, Again(RankTask(rank, dict(environ), start)))
-        return RemoteRank(rank, partial(self._tell, member.place.index))
-
     def release(self) -> None:
         """Tell the agents that no rank will be started again, so that each agent ends when its ranks have ended."""
         for member in self.members:
@@ -269,38 +213,6 @@ class AgentPool:
                 self._tell(member.place.index, Release())
             elif not member.over:
                 self.dismiss(member)
-
-    def join(self, output: Output) -> None:
-        """Register the ranks of all agents with ``output``, which will show the lines that these ranks write.
-
-        Call this before ``output.start`` and before ``begin``.
-        """
-        for member in self.members:
-            for rank in member.ranks:
-                output.add_fed(rank)
-        self.streams.output = output
-
-    def attach(self, supervisor: Supervisor) -> None:
-        """Report the end of each rank to ``supervisor`` from now on.
-
-        Ends that arrived before this call are reported at once.
-        """
-        # An agent's rank may end before the launcher has built its supervisor: Begun and Ended can arrive together, in
-        # the server's thread. The lock makes sure that each end is either added to `_early` or reported to the
-        # supervisor: no end is lost and no end is reported twice. The supervisor is called without the lock, because it
-        # protects its own queues.
-        with self._changed:
-            self._supervisor = supervisor
-            early, self._early = self._early, []
-        for rank, returncode, lost, certain in early:
-            supervisor.ended_on_host(rank, returncode, lost, certain)
-
-    def results(self) -> dict[int, bytes]:
-        """Return the pickled results of the function, by rank. Ranks that have sent no result are missing."""
-        found = [
-            (rank, self.streams.result(member.place.index, rank)) for member in self.members for rank in member.ranks
-        ]
-        return {rank: result for rank, result in found if result is not None}
 
     # --- the end
 
@@ -319,8 +231,7 @@ class AgentPool:
     def close(self) -> None:
         """Tell every agent to kill its ranks and to end, and then end the commands that started the agents."""
         for member in self.members:
-            if member.credit is not None:
-                member.credit.close()
+            member.credit.close()
             if member.here:
                 self._tell(member.place.index, Quit())
         if self._commands is not None:
@@ -341,16 +252,12 @@ class AgentPool:
         if isinstance(message, Data):
             self.streams.take(agent, message, member.served)
         elif isinstance(message, Ended):
-            # An agent that was lost may come back, but its ranks were given up: others may run at their places now.
-            is_present = message.rank in member.ranks and message.start >= self._starts.get(message.rank, 0)
-            if not member.gone and is_present:
-                self._end(message.rank, message.returncode, message.lost)
+            self.ranks.heard_end(member, message)
         elif isinstance(message, Leaves):
             if not member.gone:
                 member.wants_to_leave = True
                 self.leaves(member)
         elif isinstance(message, Ack):
-            assert member.credit is not None
             member.credit.give(message.nbytes)
         elif isinstance(message, Said):
             self._say(f"{member.place.host}: {message.text}")
@@ -368,8 +275,8 @@ class AgentPool:
             return
         self._lose(self.members[agent], f"no message from it for {silence_s:g} s")
 
-    def _note(self, agent: int, member: Agent, message: Here | Report | Begun | Finished) -> None:
-        if member.gone and not isinstance(message, Finished):
+    def _note(self, agent: int, member: Agent, message: Here | Report | Begun | AgentFinished) -> None:
+        if member.gone and not isinstance(message, AgentFinished):
             self._disown(member)  # it was given up before it could be told
             return
         with self._changed:
@@ -393,7 +300,7 @@ class AgentPool:
             self.changed(member)
         if isinstance(message, Begun) and message.error:  # otherwise a supervisor would wait forever for their ends
             for rank in list(member.ranks):
-                self._end(rank, LOST, f"it could not be started: {message.error}")
+                self.ranks.ended(rank, LOST, f"it could not be started: {message.error}")
 
     def _take_over(self, _agent: int, member: Agent, _message: Adopt) -> None:
         """Handle the message of an agent that has lost its launcher. It is not this one, so the agent has to end."""
@@ -419,12 +326,15 @@ class AgentPool:
             member.gone = reason
             self._changed.notify_all()
         self._disown(member)
-        self.unheard(tuple(member.ranks), certain)
-        if member.credit is not None:
-            member.credit.close()
+        self._lose_ranks(member.ranks, certain)
+        member.credit.close()
         self.changed(member)
         for rank in list(member.ranks):
-            self._end(rank, LOST, f"its host {member.place.host} is gone ({reason})", certain)
+            self.ranks.ended(rank, LOST, f"its host {member.place.host} is gone ({reason})", certain)
+
+    def _lose_ranks(self, ranks: Sequence[int], certain: bool) -> None:
+        if self._server is not None and self._unheard is not None:
+            self._server.do(partial(self._unheard, tuple(ranks), certain))
 
     def _disown(self, member: Agent) -> None:
         """Have the agent ``member`` end its ranks, if it lives. They count as lost, so they are not heard any more."""
@@ -432,12 +342,8 @@ class AgentPool:
             self._server.give_up(member.place.index)
             self._tell(member.place.index, Quit())
 
-    def _end(self, rank: int, returncode: int, lost: str, certain: bool = True) -> None:
-        with self._changed:
-            if self._supervisor is None:
-                self._early.append((rank, returncode, lost, certain))
-                return
-        self._supervisor.ended_on_host(rank, returncode, lost, certain)
+    def _credit(self, place: AgentPlace) -> Credit:
+        return Credit(partial(self._send, place.index))
 
     def _tell(self, agent: int, message: ToAgent) -> None:
         self._send(agent, encode(message))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 
 from msgspec.structs import replace
 
 from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand, StartPlan
 from ddlcore.control.server import Server
-from ddlcore.launch.agents.agent_pool import Agent, AgentPool
-from ddlcore.launch.agents.wire import Adopt, Adopted, Begun, Credit
+from ddlcore.launch.agents.agent_pool import AgentPool, Unheard
+from ddlcore.launch.agents.agent_record import Agent
+from ddlcore.launch.agents.wire import Adopt, Adopted, Begun
 from ddlcore.launch.output.output import Output
 
 _GIVEN_UP = "the launcher had given it up"
@@ -30,8 +30,8 @@ class OrphanedAgents(AgentPool):
     ``places`` has an entry for each number of an agent. The host of one that the launcher had given up is "".
     """
 
-    def __init__(self, places: Sequence[AgentPlace], say: Callable[[str], None]) -> None:
-        super().__init__(places, _NoLauncher(), say)
+    def __init__(self, places: Sequence[AgentPlace], say: Callable[[str], None], unheard: Unheard) -> None:
+        super().__init__(places, _NoLauncher(), say, unheard)
         self._adopts = False  # whether agents may still come
 
     def adopt(self, server: Server, expected: Collection[int], timeout_s: float, output: Output) -> list[Agent]:
@@ -41,8 +41,6 @@ class OrphanedAgents(AgentPool):
         then count as lost, and are told to end if they come later. ``output`` shows what ranks write.
         """
         self._server, self.streams.output = server, output
-        for member in self.members:
-            member.credit = Credit(partial(self._send, member.place.index))
         with self._changed:
             self._adopts = True
             for member in self.members:
@@ -67,8 +65,8 @@ class OrphanedAgents(AgentPool):
             is_known = member.adopted is not None  # it connects again, because it has not heard the answer
             if self._adopts and not is_known:
                 for place, start in (process for world in message.worlds for process in world.processes):
-                    self._starts[place] = max(start, self._starts.get(place, 0))
-                if not member.gone and _has_older(message, self._starts):
+                    self.ranks.starts[place] = max(start, self.ranks.starts.get(place, 0))
+                if not member.gone and _has_older(message, self.ranks.starts):
                     self._set_aside(member, message)
             late = bool(member.gone) or not (is_known or self._adopts)
             if not late and not is_known:
@@ -78,10 +76,10 @@ class OrphanedAgents(AgentPool):
                 member.wants_to_leave = message.leaves
                 assert self.streams.output is not None
                 for (place, start), _ in (*message.running, *message.ended):
-                    self._starts[place] = max(start, self._starts.get(place, 0))
+                    self.ranks.starts[place] = max(start, self.ranks.starts.get(place, 0))
                     self.streams.output.add_fed_later(place)  # also what those that have ended had still to say
                 for other in self.members:
-                    if other.adopted is not None and _has_older(other.adopted, self._starts):
+                    if other.adopted is not None and _has_older(other.adopted, self.ranks.starts):
                         self._set_aside(other, other.adopted)
             self._changed.notify_all()
         if late:
@@ -96,9 +94,9 @@ class OrphanedAgents(AgentPool):
         member.adopted = replace(told, running=())  # what it knows of worlds and of deaths counts
         ranks, member.ranks = member.ranks, []
         # These are no ends of the processes that run at their places now.
-        self._early = [one for one in self._early if one[0] not in ranks]
+        self.ranks.set_aside(ranks)
         self._disown(member)
-        self.unheard(ranks, False)
+        self._lose_ranks(ranks, False)
 
 
 def _has_older(told: Adopt, starts: Mapping[int, int]) -> bool:

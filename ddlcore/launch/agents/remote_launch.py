@@ -14,7 +14,8 @@ from ddlcore.contracts.launcher import AgentPlace
 from ddlcore.control.credentials import KeyPair
 from ddlcore.control.ports import free_ports
 from ddlcore.control.server import Server
-from ddlcore.launch.agents.agent_pool import Agent, AgentPool
+from ddlcore.launch.agents.agent_pool import AgentPool, Unheard
+from ddlcore.launch.agents.agent_record import Agent
 from ddlcore.launch.agents.preflight import HostCheck, compared_packages, judge
 from ddlcore.launch.agents.preflight import show as table_of
 from ddlcore.launch.agents.remote_plan import RemotePlan, route_for
@@ -64,11 +65,12 @@ class RemoteLaunch:
     remote_plan: RemotePlan
     registry: Registry
     say: Callable[[str], None]
+    unheard: Unheard | None = None  # see AgentPool
     agents: AgentPool = field(init=False)
     calls_hosts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.agents = AgentPool(self.remote_plan.places, self.remote_plan.launcher, self.say)
+        self.agents = AgentPool(self.remote_plan.places, self.remote_plan.launcher, self.say, self.unheard)
         self._owns: list[dict[str, str]] = []
         self._places: dict[str, HostPlace] = {}  # by name of the host
         self._job: _Job | None = None

@@ -194,14 +194,14 @@ class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
     leaves: bool = False  # its host is to leave the job
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+class AgentFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """The last message of an agent.
 
     The agent's ranks and all processes that the ranks have started have ended, and all their output was sent.
     """
 
 
-FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Leaves | Adopt | Finished
+FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Leaves | Adopt | AgentFinished
 
 _encoder = msgspec.msgpack.Encoder()
 _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)

@@ -22,7 +22,7 @@ from ddlcore.launch.job.arguments import (
     placed_on,
     settings_asked,
 )
-from ddlcore.launch.job.growth import BeginHere, Growth, growth_of
+from ddlcore.launch.job.growth import BeginHere, Growth, growth_of, host_table_of
 from ddlcore.launch.job.launcher import prepare_directory
 from ddlcore.launch.job.local_ranks import LateEnvironment, begin_all, chosen_port, local_environments
 from ddlcore.launch.job.network import FailureLog, open_network
@@ -35,7 +35,7 @@ from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.environment import (
     wanted_port,
 )
-from ddlcore.launch.ranks.exchange import FUNCTION_PROGRAM, Outcome, Task, nameless_file, read_all, write_all
+from ddlcore.launch.ranks.exchange import FUNCTION_PROGRAM, RankResult, Task, nameless_file, read_all, write_all
 from ddlcore.launch.ranks.exit_status import End, NotStarted, first_failure
 from ddlcore.launch.ranks.process import RankProcess
 from ddlcore.launch.ranks.warmup import compile_kernels
@@ -173,7 +173,9 @@ def run_placed(
     with contextlib.ExitStack() as stack:
         remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, registry, say)
         membership = build_membership(placed.layout.ranks, settings, placed.places, placed.most)
-        server, failure_log = open_network(placed.places, settings, registry, say, remote, None, membership, watches)
+        table = host_table_of(placed, settings)
+        network = (placed.places, settings, registry, say, remote, None)
+        server, failure_log = open_network(*network, membership, watches, table)
         stack.callback(server.close)
         stack.callback(watches.drained)
         if remote is not None:
@@ -188,14 +190,14 @@ def run_placed(
         stack.callback(_close_all, files)
         write_all(files[_TASK], task)
         if remote is not None:
-            remote.agents.join(output)
+            remote.agents.ranks.join(output)
         processes = _begin(environments, files, output)
         again = _again(environments, late, files, output)
-        growth = growth_of(placed, settings, membership, again, server, remote, say)
+        growth = growth_of(table, settings, membership, again, server, remote, say)
         ends = _supervised(
             processes, placed, settings, server, failure_log, output, remote, environ, say, watches, growth
         )
-        members = range(size) if membership is None or not membership.complete else membership.members
+        members = range(size) if membership is None or not membership.complete else membership.world.members
         outcomes = _outcomes(placed.places, files, remote)
     results = _results(ends, outcomes, failure_log.raised, output, members)
     if failure_log.differ:  # parameters are compared after the ranks have returned
@@ -248,13 +250,13 @@ def _prepare(
     remote.agents.send_task(task)
 
 
-def _outcomes(places: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
+def _outcomes(places: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[RankResult | None]:
     """Return the outcome of each rank below ``places``, in rank order: its return value or its exception.
 
     The outcome of a rank of this host is read from the rank's file in ``files``. The outcomes of other ranks were
     received from their agents. If a rank wrote no outcome, the result has None for this rank.
     """
-    results = {} if remote is None else remote.agents.results()
+    results = {} if remote is None else remote.agents.ranks.results()
     return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(places)]
 
 
@@ -343,7 +345,7 @@ def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
     return screen(sys.stdout), screen(sys.stderr)
 
 
-def _outcome(data: bytes) -> Outcome | None:
+def _outcome(data: bytes) -> RankResult | None:
     """Return the outcome that a rank wrote as the bytes ``data``.
 
     Return None if ``data`` is incomplete or empty, because the rank ended before it had written its outcome.
@@ -351,7 +353,7 @@ def _outcome(data: bytes) -> Outcome | None:
     if not data:
         return None
     try:
-        outcome: Outcome = pickle.loads(data)  # trusted: only our own rank or its agent can have written it
+        outcome: RankResult = pickle.loads(data)  # trusted: only our own rank or its agent can have written it
     except Exception:  # the rank was killed while it wrote
         return None
     return outcome
@@ -359,7 +361,7 @@ def _outcome(data: bytes) -> Outcome | None:
 
 def _results(
     ends: Sequence[End],
-    outcomes: Sequence[Outcome | None],
+    outcomes: Sequence[RankResult | None],
     raised: Sequence[int],
     output: Output,
     members: Sequence[int],
@@ -383,12 +385,12 @@ def _results(
     raise _failure(first, outcomes, ends, output.last_lines(first.rank)) from _cause(outcomes[first.rank])
 
 
-def _is_secondary(outcome: Outcome | None) -> bool:
+def _is_secondary(outcome: RankResult | None) -> bool:
     return outcome is not None and outcome.secondary
 
 
 def _failure(
-    first: End, outcomes: Sequence[Outcome | None], ends: Sequence[End], last_lines: Sequence[str]
+    first: End, outcomes: Sequence[RankResult | None], ends: Sequence[End], last_lines: Sequence[str]
 ) -> RankFailed:
     outcome = outcomes[first.rank]
     if outcome is not None and outcome.text:
@@ -418,7 +420,7 @@ class _RemoteTraceback(Exception):
         return f'\n"""\n{self.trace}"""'
 
 
-def _cause(outcome: Outcome | None) -> BaseException | None:
+def _cause(outcome: RankResult | None) -> BaseException | None:
     if outcome is None or not outcome.text:
         return None
     remote = _RemoteTraceback(outcome.trace)

@@ -24,8 +24,9 @@ from ddlcore.text.ranks import ranks_text
 if TYPE_CHECKING:
     from ddlcore.config.loading import Settings
     from ddlcore.control.server import Server
-    from ddlcore.coordinator.membership import Membership
-    from ddlcore.launch.agents.agent_pool import Agent, AgentPool
+    from ddlcore.coordinator.membership import ElasticMembership
+    from ddlcore.launch.agents.agent_pool import AgentPool
+    from ddlcore.launch.agents.agent_record import Agent
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
     from ddlcore.launch.job.placement import Placed
     from ddlcore.launch.ranks.supervisor import Supervisor, Watched
@@ -39,23 +40,9 @@ def no_successor(_table: HostTable) -> None:
     """Tell nobody, because the job ends with its launcher."""
 
 
-def growth_of(
-    placed: Placed,
-    settings: Settings,
-    membership: Membership | None,
-    begin_here: BeginHere,
-    server: Server,
-    remote: RemoteLaunch | None,
-    say: Callable[[str], None],
-    hand_over: HandOver = no_successor,
-) -> Growth | None:
-    """Return the object that changes the hosts and processes of the elastic job described by ``placed``.
-
-    Return None if ``membership`` is None, because the job is not elastic.
-    ``begin_here`` starts another process of a rank on this host. ``remote`` is None if the job has no agents. ``say``
-    shows a line to the user. ``hand_over``: see Growth.
-    """
-    if membership is None:
+def host_table_of(placed: Placed, settings: Settings) -> HostTable | None:
+    """Return the hosts of the job described by ``placed``, and which rank runs where; None if it is not elastic."""
+    if not settings.whole("min_np"):
         return None
     layout, whole = placed.layout, placed.remote_plan is not None and placed.remote_plan.provider.whole
     hosts = placed.hosts or (HostSlots(layout.hosts[0], layout.size),)
@@ -63,14 +50,33 @@ def growth_of(
     if here < 0 and not whole:
         here = next((index for index, one in enumerate(hosts) if is_this_host(one.host, resolve=True)), -1)
     most = max(layout.size, placed.most)
-    cooldown_s = cooldown_range(settings.text("host_cooldown_s"))
-    table = HostTable(hosts, layout.ranks, placed.places, most, cooldown_s, here)
+    return HostTable(hosts, layout.ranks, placed.places, most, cooldown_range(settings.text("host_cooldown_s")), here)
+
+
+def growth_of(
+    table: HostTable | None,
+    settings: Settings,
+    membership: ElasticMembership | None,
+    begin_here: BeginHere,
+    server: Server,
+    remote: RemoteLaunch | None,
+    say: Callable[[str], None],
+    hand_over: HandOver = no_successor,
+) -> Growth | None:
+    """Return the object that changes the hosts and processes of an elastic job.
+
+    Return None if ``table`` and ``membership`` are None, because the job is not elastic.
+    ``begin_here`` starts another process of a rank on this host. ``remote`` is None if the job has no agents. ``say``
+    shows a line to the user. ``hand_over``: see Growth.
+    """
+    if table is None or membership is None:
+        return None
     revival = revival_of(table, membership, settings)
     call_s = max(CALL_S, settings.number("start_timeout_s"))
-    return Growth(table, revival, here, begin_here, server, remote, say, hand_over, call_s)
+    return Growth(table, revival, begin_here, server, remote, say, hand_over, call_s)
 
 
-def revival_of(table: HostTable, membership: Membership, settings: Settings) -> Revival:
+def revival_of(table: HostTable, membership: ElasticMembership, settings: Settings) -> Revival:
     """Return the rules by which processes of an elastic job are started again on the hosts of ``table``."""
     return Revival(
         settings.whole("restarts"),
@@ -78,7 +84,7 @@ def revival_of(table: HostTable, membership: Membership, settings: Settings) -> 
         lambda rank: table.hosts[table.host_of(rank)].reached,
         lambda: membership.over,
         lambda: membership.complete,
-        lambda: (membership.generation, membership.members),
+        lambda: (membership.world.generation, membership.world.members),
     )
 
 
@@ -124,7 +130,6 @@ class Growth:
         self,
         table: HostTable,
         revival: Revival,
-        here: int,
         begin_here: BeginHere,
         server: Server,
         remote: Remote | None,
@@ -135,17 +140,16 @@ class Growth:
     ) -> None:
         """Begin with the ranks that were started at the start of the job.
 
-        ``here`` is the index in ``table`` of the host whose processes ``begin_here`` starts; -1 means that there is no
-        such host. ``hand_over`` tells agents what a successor of the launcher needs, if that has changed; it is called at
-        least once a second. An agent that has not reported ``call_s`` seconds after its call is given up. ``starts`` has the number
-        of processes that each rank had before its present or last one, if not 0.
+        ``begin_here`` starts processes on the host ``table.here``. ``hand_over`` tells agents what a successor of the
+        launcher needs, if that has changed; it is called at least once a second. An agent that has not reported
+        ``call_s`` seconds after its call is given up. ``starts`` has the number of processes that each rank had before
+        its present or last one, if not 0.
         """
         self._hand_over = hand_over
         self._starts = dict(starts)
         self._call_s = call_s
         self._table = table
         self._revival = revival
-        self._here = here
         self._begin_here = begin_here
         self._server = server
         self._remote = remote
@@ -198,14 +202,14 @@ class Growth:
             raise OSError(errno.EHOSTDOWN, "its host leaves the job", self._table.name_of(rank))
         self._starts[rank] = self._starts.get(rank, 0) + 1
         self._server.rank_started(rank, host)  # before the process can say anything
-        if host == self._here:
+        if host == self._table.here:
             if self._remote is not None:
-                self._remote.agents.forget(rank)
+                self._remote.agents.ranks.forget(rank)
             return self._begin_here(rank, self._hosts(rank))
         assert self._remote is not None
         name = self._table.name_of(rank)
         variables = self._remote.own_variables(rank, name, self._hosts(rank))
-        return self._remote.agents.again(name, rank, variables, self._starts[rank])
+        return self._remote.agents.ranks.again(name, rank, variables, self._starts[rank])
 
     def delay_s(self, end: End) -> float | None:
         """Return the time in seconds after which the supervisor starts the ended rank again on the same host.
@@ -273,14 +277,14 @@ class Growth:
         named = []
         for one in entries:
             if one.host not in known and is_this_host(one.host, resolve=True):
-                if self._here >= 0:  # this host has another name in the host table
-                    one = HostSlots(self._table.hosts[self._here].name, one.slots)
+                if self._table.here >= 0:  # this host has another name in the host table
+                    one = HostSlots(self._table.hosts[self._table.here].name, one.slots)
                 else:
-                    self._here = len(self._table.hosts)
+                    self._table.here = len(self._table.hosts)
             named.append(one)
         self._table.found(named)
-        if 0 <= self._here < len(self._table.hosts):
-            self._table.hosts[self._here].reached = True
+        if 0 <= self._table.here < len(self._table.hosts):
+            self._table.hosts[self._table.here].reached = True
         self._act()
 
     def _agent_changed(self, member: Agent) -> None:

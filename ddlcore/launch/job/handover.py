@@ -6,18 +6,18 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from ddlcore.control.server import Server
-from ddlcore.coordinator.membership import Membership
-from ddlcore.launch.agents.agent_pool import AgentPool
-from ddlcore.launch.agents.wire import Handover
+from ddlcore.coordinator.membership import ElasticMembership
+from ddlcore.launch.job.history import History
 from ddlcore.launch.job.host_table import HostTable
-from ddlcore.launch.job.network import FailureLog
+
+if TYPE_CHECKING:
+    from ddlcore.launch.agents.agent_pool import AgentPool
+    from ddlcore.launch.agents.wire import Handover
 
 
 class _Knows(Protocol):
@@ -57,17 +57,13 @@ class HandingOver:
             self._remote.agents.hand_over(handover)
 
 
-def inform(agents: AgentPool, server: Server, membership: Membership, failure_log: FailureLog) -> None:
-    """Let ``agents`` hear of each world, and ``membership`` of each lost host."""
-    failure_log.opened = partial(tell_of_world, agents, membership, failure_log)
-    agents.unheard = lambda ranks, certain: server.do(lambda: membership.unheard(ranks, certain))
+def tell_of_world(agents: AgentPool, membership: ElasticMembership, history: History, stopped: str) -> None:
+    """Tell all agents of the world that has opened last, so that a successor could go on from there.
 
-
-def tell_of_world(agents: AgentPool, membership: Membership, failure_log: FailureLog) -> None:
-    """Tell all agents of the world that has opened last, so that a successor could go on from there."""
+    ``history`` has the totals of the job. ``stopped`` says why the ranks stop; "" if they do not.
+    """
     world = membership.opened()
     if world is not None:
-        history = failure_log.history
-        world = replace(world, complete=membership.complete, stopped=failure_log.stopped)
+        world = replace(world, complete=membership.complete, stopped=stopped)
         log.debug("to agents: %s", world)
-        agents.tell_of_world(world if history is None else history.add_totals(world))
+        agents.tell_of_world(history.add_totals(world))

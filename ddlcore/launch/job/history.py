@@ -32,7 +32,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedRank:
     """The end of a rank's process that has failed."""
 
     at_s: float
@@ -47,13 +47,19 @@ class History:
     may call ``summary`` and ``status``.
     """
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        host_of: Callable[[int], str] = lambda rank: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begin without a world. ``say`` shows a line of text to the user.
 
+        ``host_of`` returns the host name of a rank, or "" if there is one host only; any thread may call it.
         ``clock`` returns the time in seconds. It must be the same clock that gives the times ``End.at_s``.
         """
-        self.host_of: Callable[[int], str] | None = None  # returns the host name of a rank; None: there is only one
         self._say = say
+        self._host_of = host_of
         self._clock = clock
         self._lock = threading.Lock()
         self._announced: World | None = None  # the world that its members are about to begin
@@ -61,7 +67,7 @@ class History:
         self._members: dict[int, None] = {}  # of that world, in order; there may be thousands, so it is no tuple
         self._registered: dict[int, Register] = {}  # by rank: its last registration
         self._reason: tuple[int, str] | None = None  # the rank that was the first to leave the world, and why
-        self._ends: dict[int, Failure] = {}  # by rank that is not back
+        self._ends: dict[int, FailedRank] = {}  # by rank that is not back
         self._known: set[int] = set()  # ranks that were members of some world
         self._stopped_at_s: float | None = None  # the time at which the training stopped; None: it runs
         self._begun_s = 0.0
@@ -78,8 +84,7 @@ class History:
         with self._lock:
             if end.failed:
                 self._losses += 1
-                host = "" if self.host_of is None else self.host_of(end.rank)
-                self._ends[end.rank] = Failure(end.at_s, host, _how(end))
+                self._ends[end.rank] = FailedRank(end.at_s, self._host_of(end.rank), _how(end))
                 if end.rank in self._members:
                     self._stands_still(end.at_s)
 
@@ -117,8 +122,7 @@ class History:
             self._begun_s = self._clock()
             lost = [rank for rank in world.places if rank not in running]
             for rank in lost:
-                host = "" if self.host_of is None else self.host_of(rank)
-                self._ends[rank] = Failure(self._begun_s, host, "lost with the launcher or before it")
+                self._ends[rank] = FailedRank(self._begun_s, self._host_of(rank), "lost with the launcher or before it")
             self._losses, self._joins = world.ranks_lost + len(lost), world.ranks_joined
             self._still_s = world.seconds_lost
             self._stands_still(self._begun_s)
@@ -254,7 +258,7 @@ class History:
         return [f"{self._placed([rank])} has left the last one ({reason})"]
 
     def _placed(self, ranks: Sequence[int]) -> str:
-        return _with_hosts(ranks, ["" if self.host_of is None else self.host_of(rank) for rank in ranks])
+        return _with_hosts(ranks, [self._host_of(rank) for rank in ranks])
 
 
 def _with_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:

@@ -88,6 +88,7 @@ class HostTable:
         first failure, this time is the first value of ``cooldown_s`` (seconds). Each further failure doubles it, up to
         the second value.
         """
+        self.here = here
         reached = {*assigned, here}
         self.hosts = [_Host(one.host, one.slots, index in reached) for index, one in enumerate(hosts)]
         self._at: list[int] = [*assigned, *[-1] * (places - len(assigned))]  # by place: host of the last process

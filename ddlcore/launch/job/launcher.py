@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from ddlcore.config.loading import Settings
 from ddlcore.control.server import Server
-from ddlcore.coordinator.membership import Coordinating, Membership
+from ddlcore.coordinator.membership import Coordinating, ElasticMembership
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
-from ddlcore.launch.job.growth import BeginHere, HandOver, growth_of, no_successor
-from ddlcore.launch.job.handover import HandingOver, directory_of_successors, inform
+from ddlcore.launch.job.growth import BeginHere, HandOver, growth_of, host_table_of, no_successor
+from ddlcore.launch.job.handover import HandingOver, directory_of_successors
 from ddlcore.launch.job.local_ranks import begin_all, local_environments
 from ddlcore.launch.job.network import FailureLog, open_network
 from ddlcore.launch.job.running import RunningJob
@@ -47,6 +47,7 @@ from ddlcore.types import Member
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
     from ddlcore.launch.agents.remote_plan import RemotePlan
+    from ddlcore.launch.job.host_table import HostTable
     from ddlcore.launch.job.placement import Placed
 
 
@@ -79,7 +80,7 @@ class EndEarly:
 
 
 @dataclass(frozen=True)
-class Launch:
+class JobDescription:
     """The description of one job. All values have been checked."""
 
     command: tuple[str, ...]  # the result of resolve_command
@@ -159,7 +160,7 @@ def prepare_directory(directory: Path, size: int) -> None:
         raise ValueError(f"--output-dir {directory}: {error.strerror} ({error.filename})") from None
 
 
-def run_job(launch: Launch) -> int:
+def run_job(launch: JobDescription) -> int:
     """Run the job to its end and return the launcher's exit code. Only the main thread may call this.
 
     If a rank failed by itself, return the exit code of the rank that failed first. If no rank failed by itself, return
@@ -174,7 +175,7 @@ def run_job(launch: Launch) -> int:
     return code
 
 
-def _run(launch: Launch, watches: Watches) -> int:
+def _run(launch: JobDescription, watches: Watches) -> int:
     if launch.output_dir is not None:
         prepare_directory(launch.output_dir, launch.places)
     screens = watches.screens(_screens(launch.environ))
@@ -192,17 +193,13 @@ def _run(launch: Launch, watches: Watches) -> int:
         gathering = _gathering(launch.settings)
         if gathering is not None:
             stack.push(lambda kind, error, trace: gathering.drop() if kind is NotStarted else None)
-        remote: RemoteLaunch | None = None
-        if launch.remote_plan is not None:
-            from ddlcore.launch.agents.remote_launch import RemoteLaunch
-
-            remote = RemoteLaunch(launch.remote_plan, launch.registry, say)
-        quorum = _quorum(launch, remote)
-        server, failure_log, membership = _open(launch, remote, quorum, say, watches)
+        quorum = _quorum(launch)
+        places, home = (launch.places, launch.placed.most), Coordinating(host=launch.layout.here)
+        membership = build_membership(launch.layout.ranks, launch.settings, *places, quorum, home)
+        remote = _remote_launch(launch, membership, say)
+        table = host_table_of(launch.placed, launch.settings)
+        server, failure_log = _open(launch, remote, membership, table, say, watches)
         stack.callback(server.close)
-        if remote is not None and membership is not None:
-            inform(remote.agents, server, membership, failure_log)
-        failure_log.told_stop = lambda reason: say(f"asked to stop ({reason}): the ranks stop at the same step")
         stack.callback(watches.drained)
         # The trap must be entered before the first rank or agent starts: otherwise a Ctrl-C during the start would end
         # this process by an exception, and no process would watch the ranks. The trap keeps the signals that arrive
@@ -216,7 +213,7 @@ def _run(launch: Launch, watches: Watches) -> int:
         if remote is not None:
             _begin_remote(launch, remote, output, processes, trap, gathering)
         parts = (begin_here, server, remote, say, _handing_over(launch, remote, quorum))
-        growth = growth_of(launch.placed, launch.settings, membership, *parts)
+        growth = growth_of(table, launch.settings, membership, *parts)
         agents = None if remote is None else remote.agents
         job = RunningJob(processes, launch.settings, server, failure_log, say, agents, growth, watches)
         supervisor = job.supervisor
@@ -243,24 +240,38 @@ def _gathering(settings: Settings) -> Gathering | None:
         raise NotStarted(str(error)) from None
 
 
+def _remote_launch(
+    launch: JobDescription, membership: ElasticMembership | None, say: Callable[[str], None]
+) -> RemoteLaunch | None:
+    if launch.remote_plan is None:
+        return None
+    from ddlcore.launch.agents.remote_launch import RemoteLaunch
+
+    unheard = None if membership is None else membership.unheard
+    return RemoteLaunch(launch.remote_plan, launch.registry, say, unheard)
+
+
 def _open(
-    launch: Launch, remote: RemoteLaunch | None, quorum: Quorum | None, say: Callable[[str], None], watches: Watches
-) -> tuple[Server, FailureLog, Membership | None]:
-    """Open the control network, and return its server, and what decides about the worlds of an elastic job."""
+    launch: JobDescription,
+    remote: RemoteLaunch | None,
+    membership: ElasticMembership | None,
+    table: HostTable | None,
+    say: Callable[[str], None],
+    watches: Watches,
+) -> tuple[Server, FailureLog]:
+    """Open the control network, and return its server, and the failure log."""
+
+    def told_stop(reason: str) -> None:
+        say(f"asked to stop ({reason}): the ranks stop at the same step")
+
     try:
-        home = Coordinating(host=launch.layout.here)
-        membership = build_membership(
-            launch.layout.ranks, launch.settings, launch.places, launch.placed.most, quorum, home
-        )
-        server, failure_log = open_network(
-            launch.places, launch.settings, launch.registry, say, remote, launch.driver, membership, watches
-        )
+        job = (launch.places, launch.settings, launch.registry, say, remote, launch.driver)
+        return open_network(*job, membership, watches, table, told_stop)
     except (ValueError, DdlInternalError) as error:
         raise NotStarted(str(error)) from None
-    return server, failure_log, membership
 
 
-def _handing_over(launch: Launch, remote: RemoteLaunch | None, quorum: Quorum | None) -> HandOver:
+def _handing_over(launch: JobDescription, remote: RemoteLaunch | None, quorum: Quorum | None) -> HandOver:
     """Return the function that tells agents what a successor of this launcher needs."""
     if remote is None or quorum is None:
         return no_successor
@@ -268,9 +279,9 @@ def _handing_over(launch: Launch, remote: RemoteLaunch | None, quorum: Quorum | 
     return HandingOver(remote, most, directory_of_successors(launch.output_dir))
 
 
-def _quorum(launch: Launch, remote: RemoteLaunch | None) -> Quorum | None:
+def _quorum(launch: JobDescription) -> Quorum | None:
     """Return what keeps two parts of the job from going on beside each other; None if only the launcher's part can."""
-    if remote is None:
+    if launch.remote_plan is None:
         return None
     from ddlcore.launch.agents.remote_launch import goes_on_without_launcher
 
@@ -278,7 +289,7 @@ def _quorum(launch: Launch, remote: RemoteLaunch | None) -> Quorum | None:
 
 
 def _prepare(
-    launch: Launch, remote: RemoteLaunch, server: Server, trap: SignalTrap, show: Callable[[str], None]
+    launch: JobDescription, remote: RemoteLaunch, server: Server, trap: SignalTrap, show: Callable[[str], None]
 ) -> None:
     server.start()
     away = launch.layout.ranks[0] in launch.layout.remote_hosts
@@ -292,7 +303,7 @@ def _prepare(
 
 
 def _begin_remote(
-    launch: Launch,
+    launch: JobDescription,
     remote: RemoteLaunch,
     output: Output,
     local: Sequence[RankProcess],
@@ -328,7 +339,7 @@ def _stop_if_asked(trap: SignalTrap) -> None:
 
 
 def _begin(
-    launch: Launch,
+    launch: JobDescription,
     server: Server,
     output: Output,
     say: Callable[[str], None],
@@ -349,7 +360,7 @@ def _begin(
         share, cores = next(iter(threads.values())), usable_cores()
         say(f"{', '.join(threads)} set to {share} ({cores} cores over {len(environments)}); set them to change that")
     if remote is not None:
-        remote.agents.join(output)
+        remote.agents.ranks.join(output)
     tie = die_with_launcher(os.getpid())
 
     def begin(rank: int, environment: Mapping[str, str] | None = None) -> RankProcess:
@@ -374,7 +385,7 @@ def _begin(
     return processes, again
 
 
-def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callable[[str], None]) -> None:
+def _say_placement(launch: JobDescription, processes: Sequence[RankProcess], say: Callable[[str], None]) -> None:
     say(f"each of {launch.size} ranks runs: {' '.join(launch.command)}")
     launcher = "" if launch.remote_plan is None else launch.remote_plan.provider.name
     route = check_route(launch.settings.text("backend"), launch.layout.ranks, launch.registry, launcher)
@@ -411,7 +422,7 @@ def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
 
 
 def _conclude(
-    launch: Launch,
+    launch: JobDescription,
     host_of: Callable[[int], str],
     ends: Sequence[End],
     failure_log: FailureLog,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddlcore.config.loading import Settings
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
-from ddlcore.coordinator.membership import Membership
+from ddlcore.coordinator.membership import ElasticMembership
 from ddlcore.coordinator.tuning import SearchDriver
+from ddlcore.launch.job.handover import tell_of_world
 from ddlcore.launch.job.history import History
+from ddlcore.launch.job.host_table import HostTable
 from ddlcore.launch.job.watch import Watches
 from ddlcore.launch.ranks.exit_status import End, exit_code
 from ddlcore.messages.elastic import Ballot, Finished, Register, World, WorldReport
@@ -41,23 +44,27 @@ class FailureLog:
         coordinator: CoordinatorProtocol,
         dead: Callable[[], Mapping[int, str]] = dict,
         watches: Watches | None = None,
+        history: History | None = None,
+        opened: Callable[[str], None] = lambda stopped: None,
+        told_stop: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Wrap ``coordinator``. ``watches`` are told of all messages.
+        """Wrap ``coordinator``. ``watches`` are told of all messages. ``history`` is that of the worlds of an elastic job.
 
         ``dead()`` returns the ranks that did not answer when a stall ended the job. For each such rank, it returns a
-        text that describes the state of the rank.
+        text that describes the state of the rank. ``opened`` is called when a world opens, and again when more is known
+        of it, before its members are told; it gets the reason why the ranks stop, or "". ``told_stop`` is called once
+        with this reason, when it is known.
         """
         self.kill: Callable[[int, str], None] | None = None  # kills a rank, with a reason; set when the ranks run
         self._dead = dead
         self._killed: set[int] = set()
         self.raised: list[int] = []  # in the order of their reports
         self.stopped = ""  # why the ranks stop at a call of ``should_stop()``; "": they were not asked to stop
-        self.told_stop: Callable[[str], None] = lambda reason: None  # called once with this reason, when it is known
         self.differ = ""  # how the ranks' parameters differ, if this difference ended the job
-        self.history: History | None = None  # of the worlds of an elastic job
+        self.history = history
+        self._world_opened = opened
+        self._told_stop = told_stop
         self._finished = 0  # the last world whose members have reached the end of the training
-        # Called when a world opens, and again when more is known of it, before its members are told.
-        self.opened: Callable[[], None] = lambda: None
         self._opened: Ballot = (0, 0)
         self._report: WorldReport | None = None
         self._coordinator = coordinator
@@ -79,7 +86,7 @@ class FailureLog:
         outgoing = self.noted(self._coordinator.handle(rank, message))
         if isinstance(message, Finished) and message.generation != self._finished:
             self._finished = message.generation
-            self.opened()  # a successor must know that the training is complete
+            self._world_opened(self.stopped)  # a successor must know that the training is complete
         if self._watches is not None:
             self._watches.passed(rank, message, outgoing)
         return outgoing
@@ -103,18 +110,18 @@ class FailureLog:
         for rank, message in outgoing:
             if isinstance(message, World) and message.ballot != self._opened:
                 self._opened = message.ballot
-                self.opened()
+                self._world_opened(self.stopped)
             elif isinstance(message, Refused):
                 log.debug("to rank %d: %s", rank, message)
             elif isinstance(message, Welcome) and message.report is not None and message.report is not self._report:
                 self._report = message.report
-                self.opened()  # with new totals
+                self._world_opened(self.stopped)  # with new totals
             if isinstance(message, Differ):
                 self.differ = message.text
             elif isinstance(message, AgreedCall) and message.kind == STOP and not self.stopped:
                 self.stopped = message.reason
-                self.told_stop(message.reason)
-                self.opened()  # and that it stops
+                self._told_stop(message.reason)
+                self._world_opened(self.stopped)  # and that it stops
         return outgoing
 
     def exit_code(self, ends: Sequence[End], killed: bool) -> int:
@@ -162,23 +169,32 @@ def open_network(
     say: Callable[[str], None],
     remote: RemoteLaunch | None = None,
     driver: SearchDriver | None = None,
-    membership: Membership | None = None,
+    membership: ElasticMembership | None = None,
     watches: Watches | None = None,
+    table: HostTable | None = None,
+    told_stop: Callable[[str], None] = lambda reason: None,
 ) -> tuple[Server, FailureLog]:
     """Create the control server of one launch for ranks 0 to ``size`` - 1, and the failure log around its coordinator.
 
     After this call the job file exists, but the server's thread is not yet started. ``remote`` is the remote launch,
     or None if the job has no agents. ``driver`` searches for better settings while the job runs; None means no search.
-    ``membership`` decides about the worlds of an elastic job; None means that the job is not elastic. ``watches``
-    observe the job. ``say`` is called with lines for the user. Raises ValueError for a malformed setting
-    ``control_address``, and DdlInternalError if this address is in use or if this process may not open enough files.
+    ``membership`` decides about the worlds of an elastic job, and ``table`` has its hosts; None means that the job is not
+    elastic. ``watches`` observe the job. ``say`` is called with lines for the user. ``told_stop``: see FailureLog. Raises
+    ValueError for a malformed setting ``control_address``, and DdlInternalError if this address is in use or if this
+    process may not open enough files.
     """
     if settings.text("log_level") == "DEBUG":  # this process may be the user's own, with a logging of its own
         log_at("DEBUG")
     sessions = build_sessions(size, settings, registry, driver, membership=membership)
-    failure_log = FailureLog(sessions, sessions.dead, watches)
-    failure_log.history = None if membership is None else History(say)
     if remote is None:
+        history = None if membership is None else History(say)
+        failure_log = FailureLog(sessions, sessions.dead, watches, history, told_stop=told_stop)
         return Server(size, failure_log, settings.text("control_address"), report=say), failure_log
     address, silence_s = remote.remote_plan.reach.bind, settings.number("silence_s")
+    if membership is None or table is None:
+        failure_log = FailureLog(sessions, sessions.dead, watches, told_stop=told_stop)
+        return Server(size, failure_log, address, say, agents=remote.agents, silence_s=silence_s), failure_log
+    history = History(say, table.name_of)
+    opened = partial(tell_of_world, remote.agents, membership, history)
+    failure_log = FailureLog(sessions, sessions.dead, watches, history, opened, told_stop)
     return Server(size, failure_log, address, say, agents=remote.agents, silence_s=silence_s), failure_log

@@ -42,7 +42,7 @@ class RunningJob:
         self._growth = growth
         self._watches = watches
         self.supervisor = Supervisor(
-            [*processes, *(agents.ranks() if agents is not None else [])],
+            [*processes, *(agents.ranks.all() if agents is not None else [])],
             grace_s=settings.number("grace_s"),
             ended=self._ended,
             say=say,
@@ -50,10 +50,8 @@ class RunningJob:
             begin=None if growth is None else growth.begin,
         )
         if agents is not None:
-            agents.attach(self.supervisor)
+            agents.ranks.attach(self.supervisor)
         failure_log.kill = self.supervisor.kill_silent
-        if growth is not None and agents is not None and failure_log.history is not None:
-            failure_log.history.host_of = growth.host_name
 
     def run(self, host_of: Callable[[int], str], discovery: HostDiscovery | None = None) -> list[End]:
         """Watch the ranks until all have ended, and return the ends that determine the job's exit code.

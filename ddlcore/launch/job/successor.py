@@ -14,22 +14,25 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from ddlcore.config.loading import Settings
 from ddlcore.contracts.launcher import AgentPlace, HostSlots
+from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.credentials import KeyPair
 from ddlcore.control.server import PreparedListener, Server
-from ddlcore.coordinator.membership import Coordinating, Membership, Outgoing
+from ddlcore.coordinator.membership import Coordinating, ElasticMembership
 from ddlcore.coordinator.quorum import Quorum
-from ddlcore.launch.agents.agent_pool import Agent, AgentPool
+from ddlcore.launch.agents.agent_pool import AgentPool
+from ddlcore.launch.agents.agent_record import Agent
 from ddlcore.launch.agents.orphans import OrphanedAgents
 from ddlcore.launch.agents.succession import ANSWER_S, SuccessorTask, task_in
 from ddlcore.launch.agents.wire import Handover, Heir
 from ddlcore.launch.job.growth import Growth, revival_of
-from ddlcore.launch.job.handover import HandingOver, inform
+from ddlcore.launch.job.handover import HandingOver, tell_of_world
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.host_table import HostTable, cooldown_range
 from ddlcore.launch.job.network import FailureLog
@@ -195,15 +198,17 @@ class _Successor:
             (), self._settings, handover.places, handover.most, Quorum(), Coordinating(number, self._here)
         )
         assert membership is not None
-        self._membership: Membership = membership
+        self._membership: ElasticMembership = membership
         sessions = build_sessions(
             handover.places, self._settings, self._registry, membership=membership, term=f"{number}."
         )
-        self._failure_log = FailureLog(sessions, sessions.dead)
-        self._failure_log.history = History(self._say)
         hosts = {heir.agent: heir.host for heir in handover.heirs}
         places = [AgentPlace(index, hosts.get(index, ""), ()) for index in range(1 + max(hosts))]
-        self._agents = OrphanedAgents(places, self._say)
+        self._agents = OrphanedAgents(places, self._say, self._membership.unheard)
+        self._hosts: HostTable | None = None  # of the agents that have come
+        self._history = History(self._say, self._host_of)
+        opened = partial(tell_of_world, self._agents, self._membership, self._history)
+        self._failure_log = FailureLog(sessions, sessions.dead, history=self._history, opened=opened)
         keys = KeyPair(task.server_public, task.server_secret)
         self._server = Server(
             handover.places,
@@ -213,7 +218,9 @@ class _Successor:
             silence_s=self._settings.number("silence_s"),
             prepared=PreparedListener(listener, keys, handover.client_public),
         )
-        inform(self._agents, self._server, self._membership, self._failure_log)
+
+    def _host_of(self, rank: int) -> str:
+        return "" if self._hosts is None else self._hosts.name_of(rank)
 
     def _say(self, text: str) -> None:
         self._output.say(f"ddl run: {text}")
@@ -252,7 +259,7 @@ class _Successor:
         }
         ended = {process: code for one in told for process, code in one.ended}
         self._failure_log.stopped = max(world.stopped for world in worlds if world.ballot == newest.ballot)
-        table = self._table(adopted, newest, running, ended)
+        table = self._hosts = self._table(adopted, newest, running, ended)
         remote = _Adopted(self._agents, self._handover, self._settings)
         remote.host = self.host
         revival = revival_of(table, self._membership, self._settings)
@@ -261,7 +268,7 @@ class _Successor:
             starts[place] = max(start, starts.get(place, 0))
         hand_over = HandingOver(remote, self._handover.most, Path(self._handover.directory))
         parts = (self._server, remote, self._say, hand_over)
-        growth = Growth(table, revival, -1, _starts_nothing, *parts, starts=starts)
+        growth = Growth(table, revival, _starts_nothing, *parts, starts=starts)
         watches = Watches(self._settings)  # nothing observes the job from here
         job = RunningJob(
             (),
@@ -273,9 +280,7 @@ class _Successor:
             growth,
             watches,
         )
-        history = self._failure_log.history
-        assert history is not None
-        history.goes_on(newest, [place for place, _ in running])
+        self._history.goes_on(newest, [place for place, _ in running])
         self._take_over(worlds, running, ended)
         hand_over(table)  # before anything else can happen to this process
         ends = job.run(growth.host_name) or [
@@ -326,7 +331,7 @@ class _Successor:
     def _conclude(self, ends: Sequence[End], supervisor: Supervisor, growth: Growth) -> int:
         """Say how the job has ended, and return its exit code."""
         failure_log = self._failure_log
-        history = failure_log.history.summary() if failure_log.history is not None else ""
+        history = self._history.summary()
         first = first_failure(ends, failure_log.raised)
         if history:
             self._screen.say(history)

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ddlcore.control.wake import Wake
-from ddlcore.launch.output.screen import Lines, Screen
+from ddlcore.launch.output.screen import LineSplitter, Screen
 from ddlcore.launch.output.tracebacks import Tracebacks, error_of, unmarked
 from ddlcore.text.ranks import span
 
@@ -44,7 +44,7 @@ class _Stream:
     screen: Screen
     fd: int  # descriptor of the pipe; below 0: there is no pipe, and the data is passed to `feed`
     file: int = -1  # descriptor of the file below --output-dir; -1: none
-    lines: Lines = field(default_factory=Lines)
+    lines: LineSplitter = field(default_factory=LineSplitter)
     since_s: float = 0.0  # time at which the incomplete line was begun
     begun: str = ""  # the part of the incomplete line that was already shown
 

@@ -20,7 +20,7 @@ Piece = tuple[
 ]  # text, and its end: b"\n", b"\r" (the next text overwrites the line), or b"" (the line is not complete)
 
 
-class Lines:
+class LineSplitter:
     """A splitter that cuts a stream of bytes into lines, and keeps the incomplete last line. Any bytes are allowed."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import traceback
 import cloudpickle
 
 from ddlcore.errors import Closed, DeadlineExceeded, PeerLost
-from ddlcore.launch.ranks.exchange import Outcome, Task, read_all, write_all
+from ddlcore.launch.ranks.exchange import RankResult, Task, read_all, write_all
 from ddlcore.launch.ranks.process import die_with_launcher
 
 
@@ -34,18 +34,18 @@ def main(arguments: list[str]) -> int:
     return 1 if outcome.text else 0
 
 
-def _call(task: Task) -> Outcome:
+def _call(task: Task) -> RankResult:
     try:
         fn, args, kwargs = pickle.loads(task.call)
-        return Outcome(value=cloudpickle.dumps(fn(*args, **kwargs)))
+        return RankResult(value=cloudpickle.dumps(fn(*args, **kwargs)))
     except BaseException as error:  # SystemExit and Ctrl-C too: the launching process reports them
         if isinstance(error, SystemExit) and not error.code and os.environ.get("DDL_ELASTIC"):
-            return Outcome()  # this process has left the training, or was started too late to join the training
+            return RankResult()  # this process has left the training, or was started too late to join the training
         sys.last_value = error  # as the interpreter does for an uncaught exception: shutdown reports it to other ranks
         return _failure(error)
 
 
-def _failure(error: BaseException) -> Outcome:
+def _failure(error: BaseException) -> RankResult:
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:
         trace = trace.tb_next  # leave out the frame of this module
@@ -54,7 +54,7 @@ def _failure(error: BaseException) -> Outcome:
         pickle.loads(pickled)
     except Exception:  # some exceptions cannot be pickled or unpickled: then only the text is sent
         pickled = b""
-    return Outcome(
+    return RankResult(
         error=pickled,
         text="".join(traceback.format_exception_only(type(error), error)).strip(),
         trace="".join(traceback.format_exception(type(error), error, trace)),

@@ -26,7 +26,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankResult:
     """The result of the function on one rank: its return value or its exception."""
 
     value: bytes = b""  # the return value, pickled by cloudpickle

@@ -21,7 +21,7 @@ from ddlcore.runtime.routes import Offers, asked_for_devices
 from ddlcore.types import CPU, Device
 
 
-class Shelf(Offers, Protocol):
+class DeviceOffers(Offers, Protocol):
     """An object that finds the installed kernels and transports. The registry of ``plug`` implements this protocol."""
 
     def kernels_for(self, kind: str) -> KernelsProvider:
@@ -43,7 +43,7 @@ class Accelerators:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: DeviceOffers,
         settings: Mapping[str, object],
         sets: ProcessSets,
         solo: Callable[[], Transport],

@@ -14,16 +14,16 @@ from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket, Planned
+from ddlcore.runtime.delivery import Deliver, Later, same, void
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.on_queue import Queued, queued
 from ddlcore.runtime.device.routes import DeviceRoutes, OnDevice
 from ddlcore.runtime.device.staging import HostRuns, Staging
-from ddlcore.runtime.executor import Deliver, Later, Run, same, void
 from ddlcore.runtime.integers import is_exact
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import Entry
 from ddlcore.runtime.scaling import reduction
-from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.schedule import Launch, Run
 from ddlcore.types import Kind
 
 log = logging.getLogger("ddl")

@@ -20,13 +20,15 @@ from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket
+from ddlcore.runtime.delivery import Later, Staged
 from ddlcore.runtime.device.devices import DeviceStream, Pool
 from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.encoding import encode, encode_once, settle
-from ddlcore.runtime.executor import Later, Staged, divisor_of, prepared, reducescatter_rows
+from ddlcore.runtime.host_reductions import reducescatter_rows
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import Entry
-from ddlcore.runtime.scaling import reduction
+from ddlcore.runtime.scaling import divisor_of, reduction
+from ddlcore.runtime.transport_calls import prepared
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
 Entries = Sequence[Entry | None]

@@ -22,15 +22,14 @@ from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.backend import AUTO
 from ddlcore.runtime.device.devices import Devices, DeviceStream, Pool
 from ddlcore.runtime.device_labels import ON_HOST, describe_device, label_of_stream
-from ddlcore.runtime.executor import Unserved
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets, abort_all
+from ddlcore.runtime.transport_calls import Unserved, finish
 from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
 
 log = logging.getLogger("ddl")
 SOLO = "solo"  # a process set of one rank, which needs no transport but the queue
 STAGED_ON_HOST = "cpu"  # what the user writes to ask for staging on the host
-WAIT_SLICE_S = 1.0
 LEAVE_SLICE_S = 0.1
 TELL_S = 5.0  # after so long a wait for a device at the end of the job, a warning is logged
 ABORTED_S = 5.0  # for a queue to end whose collectives were aborted
@@ -135,9 +134,7 @@ class Commit:
         """
         begun_ns = now_ns()
         self._view[0] = real
-        work = self._transport.allreduce(self._byte, self._byte, ReduceOp.Min)
-        while not work.wait(WAIT_SLICE_S):
-            pass  # no deadline: a peer may just be slow, and abort() ends this wait
+        finish(self._transport.allreduce(self._byte, self._byte, ReduceOp.Min))
         self._meter.commits += 1
         self._meter.commit_ns += now_ns() - begun_ns
         return bool(self._view[0])

@@ -14,12 +14,12 @@ from typing import Protocol
 from ddlcore.contracts.transport import Memory
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket, Planned
+from ddlcore.runtime.delivery import Deliver, Staged, void
 from ddlcore.runtime.device.devices import DeviceStream
 from ddlcore.runtime.device.routes import OnDevice
-from ddlcore.runtime.executor import Deliver, HostRun, Staged, void
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import Entry
-from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.schedule import HostRun, Launch
 from ddlcore.types import Buffer, Kind
 
 Entries = Sequence[Entry | None]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ddl_conform.builtin import Bf16Suite, Fp16Suite
 
-from ddlcore.builtin.compressors import NoCompression
+from ddlcore.builtin.compressors import Unchanged
 from ddlcore.testing import CompressorSuite
 
 
 class TestNoCompression(CompressorSuite):
-    compressor = NoCompression
+    compressor = Unchanged
 
 
 class TestFp16Compression(Fp16Suite):

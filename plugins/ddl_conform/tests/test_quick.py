@@ -28,12 +28,12 @@ def ddl_compressors():
     return [CompressorProvider("crash", "ddl_tried:Crash"), CompressorProvider("wrong", "ddl_tried:Wrong")]
 
 def __getattr__(name):
-    from ddlcore.builtin.compressors import NoCompression
-    class Crash(NoCompression):
+    from ddlcore.builtin.compressors import Unchanged
+    class Crash(Unchanged):
         def encode(self, *arguments):
             import os
             os.abort()
-    class Wrong(NoCompression):
+    class Wrong(Unchanged):
         def decode(self, name, source, target, scale):
             pass
     return {"Crash": Crash, "Wrong": Wrong}[name]

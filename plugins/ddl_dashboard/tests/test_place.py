@@ -12,7 +12,7 @@ from ddl_dashboard.place import FIRST_PORT, Place, listen, place_of, url_of
 
 from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
-from ddlcore.launch.job.launcher import Launch
+from ddlcore.launch.job.launcher import JobDescription
 from ddlcore.plug import registry as registry_module
 from ddlcore.plug.finding import find
 from ddlcore.plug.settings import absent_setting, settings_of
@@ -100,11 +100,11 @@ def test_the_address_for_a_browser() -> None:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[JobDescription]:
     """What would have been started."""
-    seen: list[Launch] = []
+    seen: list[JobDescription] = []
 
-    def note(launch: Launch) -> int:
+    def note(launch: JobDescription) -> int:
         seen.append(launch)
         return 0
 
@@ -125,7 +125,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
         (["true", "--dashboard"], ""),
     ],
 )
-def test_the_port_may_be_left_out(words: list[str], setting: str, launches: list[Launch]) -> None:
+def test_the_port_may_be_left_out(words: list[str], setting: str, launches: list[JobDescription]) -> None:
     """What follows the option is then the command, or another option."""
     assert main(["run", "-np", "2", *words]) == 0
     assert launches[0].settings.text("dashboard") == setting

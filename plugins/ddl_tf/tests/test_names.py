@@ -161,7 +161,7 @@ def test_tapes_over_two_models_of_equal_shapes_do_not_meet() -> None:
 
 def gradient_names(job: Any) -> set[str]:
     """Return the names of all gradients that the job's tapes and optimizers have reduced so far."""
-    return {name for _, name in job.tensor_queue._persistent if "gradient." in name}
+    return {name for _, name in job.tensor_queue.unfinished.requests if "gradient." in name}
 
 
 def test_optimizers_of_one_name_do_not_meet() -> None:

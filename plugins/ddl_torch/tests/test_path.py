@@ -16,6 +16,6 @@ MOST = 20
 def test_the_path_of_a_gradient() -> None:
     """On a thread that runs the bucket itself, at most 20 functions of ddl call each other on the way there and back."""
     text = launch(2, PROGRAMS / "path.py", env={"DDL_OVERLAP": "off"})
-    assert re.search(r"reached Slot.on_gradient .* Engine._complete place", text), text
+    assert re.search(r"reached Slot.on_gradient .* Landing.complete place", text), text
     path = re.findall(r"through (\S+: \S+)", text)
     assert 5 < len(path) <= MOST, "\n".join(path)

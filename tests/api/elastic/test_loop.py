@@ -61,7 +61,7 @@ def test_nothing_happens() -> None:
     world = ElasticThreads(3, trained(lambda place, step: False))
     results = world.play()
     check(results, {3})
-    assert len(results) == 3 and world.membership is not None and world.membership.generation == 1
+    assert len(results) == 3 and world.membership is not None and world.membership.world.generation == 1
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm", "gloo", "shm+gloo"])
@@ -88,7 +88,7 @@ def test_at_random(seed: int) -> None:
         with lock:
             if (place, step) not in deaths or (place, step) in done or world.membership is None:
                 return False
-            if len(world.membership.members) < 2 or place == min(world.membership.members):
+            if len(world.membership.world.members) < 2 or place == min(world.membership.world.members):
                 return False  # somebody must be left who has the state
             done.add((place, step))
             return True

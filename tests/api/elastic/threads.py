@@ -52,8 +52,8 @@ class ElasticThreads:
         self.membership = build_membership(self.hosts, self.settings)
         sessions = build_sessions(size, self.settings, self._registry, membership=self.membership)
         self.said: list[str] = []  # what the user is told about worlds
-        log = FailureLog(sessions, sessions.dead)
-        log.history = self.history = History(self.said.append)
+        self.history = History(self.said.append)
+        log = FailureLog(sessions, sessions.dead, history=self.history)
         self.network = LocalNetwork(size, log)
         self._run = run
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ from ddl_dashboard import records
 from ddl_dashboard.rank_history import LinkRate, RankHistory
 from ddl_dashboard.records import Begin, Event, Heard, Over, Record, State, World
 from ddl_dashboard.waits import Told, Wait, waits_of
-from ddlcore.observe.rank_statistics import Row, rows_of
+from ddlcore.observe.rank_statistics import RankFigures, rows_of
 from ddlcore.text.numbers import UNKNOWN
 from ddlcore.text.plain import plain
 from ddlcore.text.ranks import span
@@ -128,7 +128,7 @@ class History:
 
     # --- the parts
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[RankFigures]:
         pulses = {rank: tuple(one.pulses) for rank, one in enumerate(self._ranks)}
         return rows_of(pulses, [one.host for one in self._ranks])
 
@@ -148,7 +148,7 @@ class History:
             }
         )
 
-    def _shown(self, row: Row, waits: Sequence[Wait], now_s: float) -> _Data:
+    def _shown(self, row: RankFigures, waits: Sequence[Wait], now_s: float) -> _Data:
         rank = self._ranks[row.rank]
         state, remark = self._present_state(row, waits, now_s)
         compute, exposed, wait_input = _parts(row, rank)
@@ -171,7 +171,7 @@ class History:
             "gpu_memory": [row.gpu_used_bytes, row.gpu_total_bytes] if row.gpu_total_bytes else None,
         }
 
-    def _present_state(self, row: Row, waits: Sequence[Wait], now_s: float) -> tuple[str, str]:
+    def _present_state(self, row: RankFigures, waits: Sequence[Wait], now_s: float) -> tuple[str, str]:
         """Return the present state of a rank as a word, such as "late", and a remark that explains the state."""
         rank = self._ranks[row.rank]
         marks = "; ".join(row.marks)
@@ -218,7 +218,7 @@ class History:
                 )
         return found
 
-    def _summary(self, rows: Sequence[Row], links: Sequence[Mapping[str, Any]]) -> _Data:
+    def _summary(self, rows: Sequence[RankFigures], links: Sequence[Mapping[str, Any]]) -> _Data:
         rates = [rate for rank in self._ranks if (rate := rank.steps_per_s()) is not None]
         parts = [_parts(row, self._ranks[row.rank]) for row in rows]
         step_s = _median(rank.step_s() for rank in self._ranks)
@@ -250,7 +250,7 @@ class History:
         return point
 
 
-def _parts(row: Row, rank: RankHistory) -> tuple[float | None, float | None, float | None]:
+def _parts(row: RankFigures, rank: RankHistory) -> tuple[float | None, float | None, float | None]:
     """Return three shares of a rank's time, from 0 to 1: computation, exposed communication and waiting for input.
 
     Time that is neither exposed communication nor waiting for input counts as computation. The third share is None if

@@ -13,11 +13,11 @@ OURS = ("/ddlcore/", "/ddl_torch/", "/ddl_gloo/", "/ddl_mpi/")
 # The places that a gradient comes to: noted when complete, put into its slot, launched, reduced, completed, in ``.grad``.
 MILESTONES = (
     "Slot.on_gradient",
-    "TensorQueue.start_all",
+    "Submission.start_all",
     "TensorQueue.launch",
     "_PreparedBucket.try_run_atomic",
-    "Engine._land_here",
-    "Engine._complete",
+    "UserThreads._land",
+    "Landing.complete",
     "place",
 )
 path: dict[str, None] = {}

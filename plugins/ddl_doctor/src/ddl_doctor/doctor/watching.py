@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ddl_doctor.doctor.report import Report
 from ddl_doctor.doctor.subject import Question, Subject
 from ddlcore.contracts.check import Finding
-from ddlcore.launch.job.launcher import Launch, run_job
+from ddlcore.launch.job.launcher import JobDescription, run_job
 from ddlcore.launch.job.watch import RunningRanks, Watch
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.command import own_script
@@ -84,7 +84,7 @@ def watch_input(subject: Subject, question: Question, report: Report) -> None:
     If the ranks cannot be started or end too early, add that fact to the report instead.
     """
     watch = InputWatch(subject.layout.size, question.steps, question.seconds)
-    launch = Launch(
+    launch = JobDescription(
         command=question.program,
         placed=subject.placed,
         settings=subject.settings_with(sample_ms=SAMPLE_MS),

@@ -1,0 +1,136 @@
+"""Describes allreduces and reducescatters: how the values of the ranks are reduced, and where the results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ddlcore.api.objects import checked_name
+from ddlcore.api.verb_call import VerbCall
+from ddlcore.api.world import job_of
+from ddlcore.errors import InvalidArgument
+from ddlcore.messages.spec import Spec
+from ddlcore.runtime.device.fenced import FencedPersistentRequest
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.host_reductions import reducescatter_rows
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import PersistentRequest
+from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp
+
+__all__ = ["ReduceArguments", "allreduce", "persistent_allreduce", "reducescatter"]
+
+
+class ReduceArguments(NamedTuple):
+    """The arguments that say how a collective reduces. All ranks must pass the same; see ``Operations``."""
+
+    op: ReduceOp
+    prescale_factor: float
+    postscale_factor: float
+    compression: str
+    part_of: str = ""  # of an allreduce, see ``Operations.persistent_allreduce``
+
+    def spec(self, kind: Kind, source: Buffer, strides: tuple[int, ...] | None, device: str, group: int) -> Spec:
+        """Return the description of the reduction of the tensor in ``source``.
+
+        ``device``: see ``VerbCall.device``. ``group``: the number of tensors of a grouped call; 0 for a single
+        tensor. Raises InvalidArgument if ``op`` is not possible for the tensor.
+        """
+        return Spec(
+            kind,
+            source.dtype,
+            source.shape,
+            _checked_op(self.op, source.dtype),
+            -1,
+            float(self.prescale_factor),
+            float(self.postscale_factor),
+            device,
+            strides,
+            self.compression,
+            group,
+            part_of=self.part_of,
+        )
+
+
+def allreduce(
+    call: VerbCall,
+    tensors: Sequence[Any],
+    outputs: Sequence[Any] | None,
+    how: ReduceArguments,
+    waits: bool,
+    then: Callable[[list[Any]], Any] | None = None,
+) -> Handle:
+    """Start an allreduce of ``tensors``; see ``Operations.grouped_allreduce_async``."""
+    call.job.compressor(how.compression)
+    adapter = call.adapter
+    sources = [adapter.buffer(tensor, elementwise=True) for tensor in tensors]
+    device = call.device(sources, "allreduce")
+    if outputs is None:
+        outputs = [adapter.allocate(tensor) for tensor in tensors]
+        targets = [adapter.buffer(output, elementwise=True) for output in outputs]
+    else:
+        targets = call.targets(outputs, sources, tensors)
+    group = 0 if call.single else len(tensors)
+    specs = [how.spec(Kind.ALLREDUCE, source, source.strides, device, group) for source in sources]
+    names = call.names(Kind.ALLREDUCE, len(tensors))
+    given = list(outputs)
+    finish = (lambda _: given[0]) if call.single else (lambda _: given if then is None else then(given))
+    return call.submit(names, specs, sources, targets, finish, [*tensors, *given], waits=waits)
+
+
+def persistent_allreduce(
+    call: VerbCall, tensor: Any, output: Any, name: str, how: ReduceArguments
+) -> PersistentRequest:
+    """Return a persistent request; see ``Operations.persistent_allreduce``."""
+    call.job.compressor(how.compression)
+    buffer = call.adapter.buffer(tensor, elementwise=True)
+    (target,) = call.targets([tensor if output is None else output], [buffer], [tensor])
+    _checked_op(how.op, buffer.dtype)  # a wrong op must not open a device
+    device = call.device([buffer], "allreduce")
+    spec = how.spec(Kind.ALLREDUCE, buffer, buffer.strides, device, 0)
+    what = (
+        job_of(call.job).waiter,
+        call.set_id,
+        f"allreduce.{checked_name(name)}",
+        spec,
+        call.encoded[spec],
+        buffer,
+        target,
+    )
+    return PersistentRequest(*what) if device == CPU.kind else FencedPersistentRequest(*what, call.adapter.after)
+
+
+def reducescatter(call: VerbCall, tensors: Sequence[Any], how: ReduceArguments) -> Handle:
+    """Start a reducescatter of ``tensors``; see ``Operations.grouped_reducescatter_async``."""
+    if not call.job.compressor(how.compression).summable:
+        raise InvalidArgument(
+            f"compression {how.compression!r} is not summable, which reducescatter needs; use another one"
+        )
+    sources = call.sources_with_rows(tensors, "reducescatter")
+    device = call.device(sources, "reducescatter")
+    group = 0 if call.single else len(tensors)
+    specs = [how.spec(Kind.REDUCESCATTER, source, None, device, group) for source in sources]
+    names = call.names(Kind.REDUCESCATTER, len(tensors))
+    size, me = len(call.ranks), call.ranks.index(call.job.rank)
+
+    def finish(outcomes: Sequence[Outcome | None]) -> Any:
+        parts = [
+            call.adopt(outcome, reducescatter_rows(source.shape[0], size)[me], source, tensor)
+            for outcome, source, tensor in zip(outcomes, sources, tensors)
+            if outcome is not None
+        ]
+        return parts[0] if call.single else parts
+
+    return call.submit(names, specs, sources, [None] * len(specs), finish, tensors)
+
+
+def _checked_op(op: ReduceOp, dtype: DType) -> ReduceOp:
+    if op == Adasum:
+        raise InvalidArgument("op=Adasum is not available yet; use Average or Sum")
+    if type(op) is not ReduceOp:
+        try:
+            op = ReduceOp(op)
+        except ValueError:
+            raise InvalidArgument(f"op={op!r} is none of {', '.join(o.name for o in ReduceOp)}") from None
+    if dtype is DType.BOOL and op is Average:
+        raise InvalidArgument("the average of bool is not defined; use Min (all), Max (any), or cast the tensor first")
+    return op

@@ -1,0 +1,47 @@
+"""Numbers the calls that have no name, so that the calls of different ranks can be paired by their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlcore.runtime.request import ANONYMOUS, Entry
+
+
+class UnnamedCalls:
+    """Counts the unnamed calls of one rank, per process set. The caller holds the lock of the tensor queue.
+
+    All kinds of operations share one count. So the coordinator can see that two ranks ask for different operations.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}  # by process set; ``TensorQueue`` stores what ``number`` returns
+        self._generation = 0  # how often all ranks have joined
+
+    def number(self, entries: Sequence[Entry]) -> int:
+        """Write the number of an unnamed call into the names of its entries, and return the new count of such calls.
+
+        The caller must store the returned count in ``counts``. If the call has a name, change nothing and return -1.
+        """
+        first = entries[0]
+        if not first.name.startswith(ANONYMOUS) or first.name[len(ANONYMOUS) :][:1] not in ("", "["):
+            return -1
+        ordinal = self.counts.get(first.set_id, 0)
+        for entry in entries:
+            entry.name = f"{ANONYMOUS}{self._generation}.{ordinal}{entry.name[len(ANONYMOUS) :]}"
+        return ordinal + 1
+
+    def next_generation(self) -> None:
+        """Number unnamed calls from 0 again, because all ranks have joined.
+
+        Before they joined, some ranks had made fewer calls than others. So the old counts differ between ranks.
+        """
+        self._generation += 1
+        self.counts.clear()
+
+
+def order_of(entry: Entry) -> int:
+    """Return the sort key for pending entries: the number of the unnamed call, or -1 if ``entry`` has a name.
+
+    So the entries of unnamed calls get their slots in the order of these calls.
+    """
+    return int(entry.name.rpartition(".")[2].partition("[")[0]) if entry.name.startswith(ANONYMOUS) else -1

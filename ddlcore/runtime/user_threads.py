@@ -1,0 +1,258 @@
+"""Runs buckets on user threads that wait for an operation, which saves two switches between threads."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from ddlcore.errors import DdlInternalError
+from ddlcore.runtime.agenda import Agenda
+from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.in_flight import DevicesInFlight
+from ddlcore.runtime.landing import Landing
+from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.ranges import Ranges, title
+from ddlcore.runtime.reentry import reentrant
+from ddlcore.runtime.request import IDLE, Entry, PersistentRequest
+from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.submission import Submission
+from ddlcore.runtime.tensor_queue import GONE, TensorQueue
+from ddlcore.runtime.waiter import Waited
+
+
+class UserThreads:
+    """The work of the engine that a waiting user thread does in its place.
+
+    A signal handler (Ctrl-C) may interrupt the user thread between any two instructions. Then the engine continues the
+    interrupted bucket. So a user thread runs only those buckets that the transport can enter in several tries. Only one
+    thread runs buckets at a time, see ``TensorQueue.running``.
+    """
+
+    def __init__(
+        self,
+        tensor_queue: TensorQueue,
+        completion: Completion,
+        agenda: Agenda,
+        landing: Landing,
+        in_flight: DevicesInFlight,
+        meter: Meter,
+        ranges: Ranges | None,
+        failed: Callable[[Launch[Entry], BaseException], None],
+        go_on: Callable[[Launch[Entry]], None],
+    ) -> None:
+        """``failed`` fails a bucket whose run has raised an error. ``go_on`` continues an interrupted bucket.
+
+        The engine's thread will call ``go_on``. If ``ranges`` is given, every bucket runs within a profiler range.
+        """
+        self._tensor_queue = tensor_queue
+        self._completion = completion
+        self._agenda = agenda
+        self._landing = landing
+        self._in_flight = in_flight
+        self._meter = meter
+        self._ranges = ranges
+        self._failed = failed
+        self._go_on = go_on
+        self._events = tensor_queue.events
+        self._submission = Submission(tensor_queue)
+        self._run: Callable[[Launch[Entry], Waited], bool] = self._enter if ranges is None else self._show
+        self.own_threads: set[int] = set()  # ids of ddl's own threads, none of which may wait for a bucket
+
+    def inside(self) -> bool:
+        """Return True if the calling thread must not wait for an operation now.
+
+        That is the case on ddl's own threads, and on a user thread that is inside a call of ddl. On such a user thread,
+        only a signal handler or a finalizer can call this method.
+        """
+        return get_ident() in self.own_threads or self.amid()
+
+    def amid(self) -> bool:
+        """Return whether the calling thread is inside a call of ddl: it holds a lock of ddl, or it runs a bucket.
+
+        Unlike ``inside``, this method returns False on one of ddl's own threads that holds no lock. Such a thread calls
+        user code only where that is safe, for example the function given to ``Handle.then``.
+        """
+        me = get_ident()
+        held = self._tensor_queue.lock.held() or self._completion.lock.held()
+        return held or (self._tensor_queue.running == me and me not in self.own_threads)
+
+    def start_and_wait(self, entry: PersistentRequest, address: int, owner: object) -> None:
+        """Do ``Submission.start_request`` and ``entry.wait()`` in one call, which is faster than the two calls.
+
+        The tensor is at ``address``, and ``owner`` keeps its memory alive. Raises the errors of the two calls. The fast
+        way is possible if the bucket of ``entry`` has no other entries and is the next bucket to launch. Then one
+        locked section launches the bucket, one call of the transport runs it, and one locked section completes it. Few
+        lines of code matter here: after a pause the CPU caches are cold, so every line takes about ten times as long.
+        """
+        me = get_ident()
+        tensor_queue = self._tensor_queue
+        if tensor_queue.running == me or me in self.own_threads or tensor_queue.lock.held():
+            raise reentrant("an allreduce")
+        if self._events.on:
+            self._events.submitted((entry,), True)
+        begun_ns = now_ns()
+        try:
+            with tensor_queue.lock:
+                if tensor_queue.behind:
+                    tensor_queue.catch_up()
+                launch = None
+                if not tensor_queue.running and not self._agenda.todo:
+                    launch = tensor_queue.launch_alone(me, entry, address, owner, begun_ns)
+            if launch is None:
+                self._submission.start_request(entry, address, owner, True)
+            else:
+                if self._run(launch, entry) and self._land(launch, begun_ns, True):
+                    return
+                self._let_go()
+        except BaseException:
+            if tensor_queue.running == me:
+                tensor_queue.running = GONE  # first: so it is set even if a second interrupt follows
+            self._called_away()
+            raise
+        entry.wait()
+
+    def progress(self, operation: Waited) -> None:
+        """Run ready buckets on the calling user thread, which is about to wait for ``operation``.
+
+        If the engine runs a bucket or has items in its queue, no bucket is run here. Raises ReentrantCall if the
+        calling thread would wait for itself.
+        """
+        if not operation.pending:
+            return
+        if self.inside():
+            raise reentrant("a wait")
+        me = get_ident()
+        tensor_queue = self._tensor_queue
+        try:
+            while operation.pending:
+                with tensor_queue.lock:
+                    if tensor_queue.behind:
+                        tensor_queue.catch_up()
+                    if self._agenda.todo or tensor_queue.running not in (0, me):
+                        break
+                    launch = tensor_queue.launch(me)
+                    if launch is None:
+                        break
+                begun_ns = now_ns()
+                if not self._run(launch, operation) or not self._land(launch, begun_ns):
+                    break
+            self._let_go()
+        except BaseException:
+            if tensor_queue.running == me:
+                tensor_queue.running = GONE  # first: so it is set even if a second interrupt follows
+            self._called_away()
+            raise
+
+    def wake_for_device(self) -> None:
+        """Wake the engine, because a thread waits for an operation on a device. Any thread may call this."""
+        if self._in_flight:
+            with self._tensor_queue.lock:
+                self._tensor_queue.work.notify()
+
+    def _enter(self, launch: Launch[Entry], operation: Waited) -> bool:
+        """Run a launched bucket on a user thread that waits for ``operation``. Return whether the bucket is complete.
+
+        Return False if the bucket is void, if running it failed, or if ``operation`` ended before the bucket could be
+        entered. In the last case the bucket may still have to be run.
+        """
+        run = launch.position.resumable
+        assert run is not None
+        try:
+            return run.resume(launch, operation) is run.done
+        except DdlInternalError as error:
+            self._failed(launch, error)
+            self._tensor_queue.own = None
+            return False
+
+    def _show(self, launch: Launch[Entry], operation: Waited) -> bool:
+        """Do what ``_enter`` does, within a profiler range that has the bucket's name."""
+        assert self._ranges is not None
+        with self._ranges(title(launch.planned)):
+            return self._enter(launch, operation)
+
+    def _land(self, launch: Launch[Entry], begun_ns: int, ends: bool = False) -> bool:
+        """Deliver a bucket that the calling user thread has run, and return True.
+
+        If this rank is frozen, do not deliver the bucket, and return False: the coordinator must first decide whether
+        the bucket is valid, and then the engine delivers it. ``begun_ns`` is the time at which the bucket began.
+        ``ends`` says that the calling thread runs no further bucket.
+        """
+        entries = launch.entries
+        assert entries is not None
+        alone: Any = entries[0] if len(entries) == 1 and entries[0].__class__ is PersistentRequest else None
+        rest = iter(entries) if alone is None else None
+        tensor_queue, position, meter, landing = self._tensor_queue, launch.position, self._meter, self._landing
+        kind = position.planned.kind
+        with tensor_queue.lock:
+            took_ns = now_ns() - begun_ns
+            if tensor_queue.frozen:
+                return False
+            # Since ``frozen`` was read nothing is called until ``own`` is cleared, so nothing can interrupt.
+            meter.replayed += 1
+            meter.nbytes[kind] += position.nbytes
+            meter.busy_ns += took_ns
+            meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
+            if rest is None:  # complete the request here, which is faster for a single tensor
+                del tensor_queue.launches[launch.number]
+                alone.index = -1
+                alone.source.owner = None
+                alone.state = IDLE
+            else:
+                landing.rest = rest
+                landing.mixed = False
+                landing.launch = launch
+            tensor_queue.own = None
+            if ends:
+                tensor_queue.running = 0
+                meter.alone_ns += took_ns  # this thread's ``Waiter.waited_s`` does not count it
+                if self._agenda.todo or self._agenda.stopped or tensor_queue.is_ready():
+                    tensor_queue.work.notify()
+        if rest is not None:
+            tensor_queue.delivered(launch)
+            landing.complete(entries, repeat(None), rest, -1, self._agenda.todo)
+        elif self._completion.waiting:
+            self._completion.announce()
+        if self._events.on:
+            self._events.completed(launch.bucket or position.planned, launch.place, begun_ns, begun_ns + took_ns)
+            if ends:
+                self._events.waited(begun_ns, begun_ns + took_ns)
+        return True
+
+    def _let_go(self) -> None:
+        """Give the work back to the engine, because the calling user thread stops running buckets.
+
+        If the thread has launched a bucket and not finished it, the engine continues with this bucket.
+        """
+        tensor_queue, agenda = self._tensor_queue, self._agenda
+        with tensor_queue.lock:
+            if tensor_queue.running == get_ident():
+                self.hand_back()
+            if not tensor_queue.running and (agenda.todo or agenda.stopped or tensor_queue.is_ready()):
+                tensor_queue.work.notify()
+
+    def hand_back(self) -> None:
+        """Put the bucket that a user thread has begun and not finished, if there is one, into the engine's queue.
+
+        The caller holds the lock of the tensor queue.
+        """
+        todo: Callable[[], None] | None = None
+        if self._landing.launch is not None:
+            todo = partial(self._landing.finish, self._agenda.todo)
+        elif self._tensor_queue.own is not None:
+            todo = partial(self._go_on, self._tensor_queue.own)
+        self._tensor_queue.own = None  # only the last line from here on is a call
+        self._tensor_queue.running = 0
+        if todo is not None:
+            self._agenda.todo.appendleft(todo)
+
+    def _called_away(self) -> None:
+        """Wake the engine, because an exception (for example from a signal handler) interrupted the calling thread.
+
+        The engine continues the work of that thread. If this method itself is interrupted too, the control thread
+        notices that within a second and wakes the engine.
+        """
+        with self._tensor_queue.lock:
+            self._tensor_queue.work.notify()
