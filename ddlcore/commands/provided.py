@@ -43,18 +43,25 @@ class ProvidedGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Return the command called ``name``, or None.
 
-        Raises ClickException if a package that is not installed has it: its message has the command that installs it.
+        A command that cannot be loaded is shown with the reason, and says it when it is called: the others must work.
+        Raises ClickException if a package that is not installed has the command, with the line that installs it, or if
+        a plugin of this name is off or refused.
         """
         registry = loaded()
         whole = _prefix(ctx) + name
         for provider in registry.commands.values():
             if whole in (provider.name, *provider.aliases):
-                return registry.load(provider)
+                try:
+                    return registry.load(provider)
+                except PluginError as error:
+                    return _Broken(name, f"ddl {whole}: {error}")
         if whole in ALIASES["command"]:
             try:
                 registry.named(type(registry).commands, whole)  # says how to install it
             except PluginError as error:
                 raise click.ClickException(f"ddl {whole}: {error}") from None
+        if reason := registry.left_out(whole):
+            raise click.ClickException(f"ddl {whole}: there is no such command{reason}")
         return None
 
     def resolve_command(
@@ -69,6 +76,18 @@ class ProvidedGroup(click.Group):
             if not near:
                 raise
             raise click.UsageError(f"{error.message.rstrip('.')}; did you mean '{near}'?", ctx) from None
+
+
+class _Broken(click.Command):
+    """Stands for a command that cannot be loaded, and says why when it is called, whatever its arguments are."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        passes = {"ignore_unknown_options": True, "allow_extra_args": True}
+        super().__init__(name, context_settings=passes, add_help_option=False, short_help=f"(broken) {reason}")
+        self._reason = reason
+
+    def invoke(self, ctx: click.Context) -> None:
+        raise click.ClickException(self._reason)
 
 
 def _prefix(ctx: click.Context) -> str:

@@ -35,7 +35,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     group: str = ""
-    brief: str = ""  # what the short help says, in one line; empty: only --help-all shows the flag
+    brief: str = ""  # what the short help says, in one line; empty, or of a plugin: only --help-all shows the flag
     metavar: str = ""  # what the help shows in place of the value; empty: a word for the type
     bare: str = ""  # the value if the flag is given without one; empty: the flag needs a value
     form: str = ""  # with ``bare``: regular expression of the words after the flag that are its value

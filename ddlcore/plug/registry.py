@@ -86,11 +86,34 @@ class PluginKind(Generic[P]):
     is a dictionary with the object's providers of this kind by name.
     """
 
-    def __init__(self, provider: type[P], word: str, hook: str, contract: type | None = None) -> None:
+    def __init__(
+        self, provider: type[P], word: str, hook: str, contract: type | str | None = None, *, is_object: bool = False
+    ) -> None:
         self.provider = provider  # the class of the providers of this kind
         self.word = word  # the name of the kind in messages
         self.hook = hook  # the name of the hook that returns the providers
-        self.contract = contract  # the base class of a provider's target; None: the type is not checked
+        # The base class of a provider's target, or "module:Class" if this module must not import it. None: the type is
+        # not checked.
+        self._contract = contract
+        self._is_object = is_object  # the target is an object of that class, not a subclass
+
+    def objection(self, target: object) -> str:
+        """Return what the type of a provider's ``target`` should be and is not, such as "Transport"; "" if it fits."""
+        contract = self._contract
+        if isinstance(contract, str):
+            module, _, name = contract.partition(":")
+            # Whoever has imported the target has imported its class as well.
+            contract, wanted = getattr(sys.modules.get(module), name, None), f"{module}.{name}"
+            if contract is None:
+                return wanted
+        elif contract is None:
+            return ""
+        fits = (
+            isinstance(target, contract)
+            if self._is_object
+            else isinstance(target, type) and issubclass(target, contract)
+        )
+        return "" if fits else contract.__name__
 
     @overload
     def __get__(self, registry: None, owner: type[Registry]) -> PluginKind[P]: ...
@@ -120,8 +143,8 @@ class Registry:
     discoveries = PluginKind(DiscoveryProvider, "host discovery", "ddl_discoveries", HostDiscovery)
     communicators = PluginKind(CommunicatorsProvider, "library of communicators", "ddl_communicators", Communicators)
     bench_peers = PluginKind(BenchPeerProvider, "bench peer", "ddl_bench_peers", BenchPeer)
-    commands = PluginKind(CommandProvider, "command", "ddl_cli")
-    watches = PluginKind(WatchProvider, "watch", "ddl_watches")  # its base class belongs to a higher layer
+    commands = PluginKind(CommandProvider, "command", "ddl_cli", "click:Command", is_object=True)
+    watches = PluginKind(WatchProvider, "watch", "ddl_watches", "ddlcore.launch.job.watch:Watch")
 
     def __init__(self) -> None:
         self._tables: dict[type[Provider], dict[str, Any]] = {kind.provider: {} for kind in self.kinds().values()}
@@ -276,7 +299,7 @@ class Registry:
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
     @overload
-    def load(self, provider: WatchProvider) -> object: ...
+    def load(self, provider: WatchProvider) -> type[Any]: ...
     def load(self, provider: Provider) -> object:
         """Import and return the target of ``provider``.
 
@@ -298,9 +321,9 @@ class Registry:
                 found = getattr(found, part)
         except Exception as error:  # a plugin's module may raise anything while it is imported
             raise PluginError(f"{who}: {provider.target} cannot be loaded: {raised_at(error)}") from error
-        contract = _KINDS[type(provider)].contract
-        if contract is not None and not (isinstance(found, type) and issubclass(found, contract)):
-            raise PluginError(f"{who}: {provider.target} is no {contract.__name__}")
+        objection = _KINDS[type(provider)].objection(found)
+        if objection:
+            raise PluginError(f"{who}: {provider.target} is no {objection}")
         return found
 
     # --- filling; only the loader calls these
@@ -309,7 +332,7 @@ class Registry:
         """Add ``provider``, which the distribution ``origin`` contains, or record why the provider is refused.
 
         The provider is refused if it was built for another version of the plugin contract, if its target is malformed,
-        or if an earlier provider has the same name or a setting of the same name.
+        if an earlier provider has the same name or a setting of the same name, or if it could never be used.
         """
         kind = _KINDS[type(provider)]
         table = self.of(kind)
@@ -332,6 +355,18 @@ class Registry:
         elif taken := [row.name for row in provider.settings if self._rows.get(row.name, (row, ""))[0] != row]:
             theirs = self._rows[taken[0]][1]
             wrong = f"its setting '{taken[0]}' is one of {theirs} already; give it a name that begins with its own"
+        elif isinstance(provider, CommandProvider) and (words := self._words_of_commands() & {*provider.aliases}):
+            wrong = f"its alias '{min(words)}' is a command already; leave it out"
+        elif isinstance(provider, CommandProvider) and provider.name in self._words_of_commands():
+            wrong = "its name is an alias of another command; it needs a name of its own"
+        elif isinstance(provider, WatchProvider) and provider.setting not in {
+            *self._rows,
+            *(row.name for row in provider.settings),
+        }:
+            wrong = (
+                f"a watch is built if its setting asks for it, and '{provider.setting}' is no setting; "
+                "name one in the field `setting`, usually one of its `settings`"
+            )
         else:
             table[provider.name] = provider
             self._origins[provider] = origin
@@ -339,6 +374,9 @@ class Registry:
             return
         self.problems.append(f"{who} is refused: {wrong}")
         self.refusals.append(Refusal(origin, provider.name, kind.word, wrong))
+
+    def _words_of_commands(self) -> set[str]:
+        return {word for one in self.commands.values() for word in (one.name, *one.aliases)}
 
     def refuse(self, origin: Distribution, entry: str, reason: str) -> None:
         """Record that the plugin with the entry point ``entry`` of the distribution ``origin`` is not used.

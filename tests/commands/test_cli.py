@@ -9,7 +9,10 @@ import pytest
 from ddlcore.commands import provided
 from ddlcore.commands.cli import main
 from ddlcore.commands.run import command as run_module
+from ddlcore.hooks import CommandProvider
 from ddlcore.launch.job.launcher import JobDescription
+from ddlcore.plug import Distribution, Registry
+from ddlcore.plug.registry import Refusal
 
 
 @pytest.fixture
@@ -168,6 +171,40 @@ def test_a_command_whose_package_is_not_there(
     assert "ddl_doctor" in err
     assert main([command[:-1]]) == 2
     assert f"did you mean '{command}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("surely_not_there:command", "cannot be loaded: ModuleNotFoundError: No module named 'surely_not_there'"),
+        ("ddlcore.errors:PluginError", "ddlcore.errors:PluginError is no Command"),
+    ],
+)
+def test_a_command_that_cannot_be_loaded_breaks_no_other(
+    target: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The help shows it with the reason, and whoever calls it is told in one line."""
+    registry = Registry()
+    registry.offer(CommandProvider("hello", target), Distribution("ddl-hello", "1.0"))
+    assert registry.problems == []
+    monkeypatch.setattr(provided, "loaded", lambda: registry)
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "hello" in out and "(broken)" in out and "info" in out
+    assert main(["hello", "--name", "x"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("ddl hello: command 'hello' of ddl-hello 1.0: ") and words in err
+
+
+def test_a_command_of_a_plugin_that_is_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not called unknown without the reason."""
+    registry = Registry()
+    off = Refusal(Distribution("ddl-hello", "1.0"), "hello", "", "DDL_PLUGINS_OFF names it", off=True)
+    registry.refusals.append(off)
+    monkeypatch.setattr(provided, "loaded", lambda: registry)
+    assert main(["hello"]) == 2
+    expected = "ddl hello: there is no such command; ddl-hello 1.0 is off: DDL_PLUGINS_OFF names it"
+    assert capsys.readouterr().err.strip() == expected
 
 
 @pytest.mark.parametrize("command", ["run", "info", "tune"])

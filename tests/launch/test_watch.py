@@ -29,6 +29,8 @@ class Noting(Watch):
     def __init__(self, job: WatchedJob) -> None:
         if job.settings.text("watched") == "nowhere":
             raise ValueError("--watched nowhere: there is no such place")
+        if job.settings.text("watched") == "unwritable":
+            raise FileNotFoundError(2, "No such file or directory", "/there")
         if job.settings.text("watched") == "broken":
             raise KeyError("a fault of the plugin")
         told.append(f"built for {job.title} on {job.hosts}")
@@ -184,6 +186,7 @@ def test_an_exception_is_the_end_of_the_job() -> None:
         ("nowhere", "Noting", "--watched nowhere: there is no such place"),
         ("wrong", "Noting", "--watched wrong: that is no place"),
         ("broken", "Noting", "a watch cannot be built: KeyError"),
+        ("unwritable", "Noting", "the watch 'noting' (watched=unwritable): [Errno 2] No such file or directory"),
         ("here", "NO_WATCH", "watch 'noting' of ddl-noting 1.0: tests.launch.test_watch:NO_WATCH is no Watch"),
         ("here", "Missing", "watch 'noting' of ddl-noting 1.0: tests.launch.test_watch:Missing cannot be loaded"),
     ],

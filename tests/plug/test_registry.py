@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from ddlcore.contracts import BenchPeer, Transport
 from ddlcore.errors import PluginError
-from ddlcore.hooks import BenchPeerProvider, CheckProvider, CommandProvider, TransportProvider
+from ddlcore.hooks import BenchPeerProvider, CheckProvider, CommandProvider, TransportProvider, WatchProvider
 from ddlcore.plug import ALIASES, Distribution, Registry
 from ddlcore.plug.registry import Refusal
 from ddlcore.text.installing import pip_install
@@ -100,8 +101,60 @@ def test_the_library_behind_a_provider(loft: str) -> None:
 
 def test_load_follows_a_dotted_name() -> None:
     """The part behind the colon may reach into a class or an object."""
-    provider = CommandProvider("pigeon", "ddlcore.contracts:Transport.open")
-    assert registry_with(provider).load(provider) is Transport.open
+    provider = CommandProvider("pigeon", f"{__name__}:Loft.command")
+    assert registry_with(provider).load(provider) is Loft.command
+
+
+class Loft:
+    """What the author of a command may write, and what is none."""
+
+    command = click.Command("pigeon")
+
+    @staticmethod
+    def function() -> None: ...
+
+
+@pytest.mark.parametrize("target", ["Loft", "Loft.function"])
+def test_a_command_must_be_a_click_command(target: str) -> None:
+    """Else the help of all commands would break."""
+    provider = CommandProvider("pigeon", f"{__name__}:{target}")
+    with pytest.raises(PluginError, match=re.escape(f"{__name__}:{target} is no Command")):
+        registry_with(provider).load(provider)
+
+
+@pytest.mark.parametrize("target", [f"{__name__}:Loft", f"{__name__}:Loft.function"])
+def test_a_watch_must_be_one(target: str) -> None:
+    registry, provider = Registry(), WatchProvider("pigeon", target, setting="timeline")
+    registry.offer(provider, ORIGIN)
+    with pytest.raises(PluginError, match=r"is no (ddlcore\.launch\.job\.watch\.)?Watch"):
+        registry.load(provider)
+
+
+@pytest.mark.parametrize("setting", ["", "timelin"])
+def test_a_watch_that_no_setting_asks_for_is_refused(setting: str) -> None:
+    """It would never be built, and nobody would know why."""
+    registry = Registry()
+    registry.offer(WatchProvider("pigeon", "coop:Watch", setting=setting), ORIGIN)
+    assert registry.watches == {}
+    assert f"'{setting}' is no setting; name one in the field `setting`" in registry.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (("pigeon", ("dove",)), ("hawk", ("dove",)), "its alias 'dove' is a command already"),
+        (("pigeon", ()), ("hawk", ("pigeon",)), "its alias 'pigeon' is a command already"),
+        (("pigeon", ("hawk",)), ("hawk", ()), "its name is an alias of another command"),
+    ],
+)
+def test_a_word_is_one_command(
+    first: tuple[str, tuple[str, ...]], second: tuple[str, tuple[str, ...]], words: str
+) -> None:
+    registry = Registry()
+    for name, aliases in (first, second):
+        registry.offer(CommandProvider(name, "coop:command", aliases=aliases), ORIGIN)
+    assert list(registry.commands) == [first[0]]
+    assert words in registry.problems[0]
 
 
 @pytest.mark.parametrize(

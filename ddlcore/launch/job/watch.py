@@ -172,7 +172,8 @@ def check_watches(settings: Settings, registry: Registry) -> None:
     messages have one line.
     """
     for provider in _wanted(settings, registry):
-        _class_of(provider, registry).check(settings)
+        watch: type[Watch] = registry.load(provider)
+        watch.check(settings)
 
 
 @contextlib.contextmanager
@@ -191,7 +192,7 @@ def watching(job: WatchedJob, registry: Registry, own: Sequence[Watch] = ()) -> 
     try:
         check_watches(job.settings, registry)
         for provider in wanted:
-            built.append(_class_of(provider, registry)(job))
+            built.append(_built(provider, registry, job))
     except Exception as error:  # a plugin's watch may raise anything
         Watches(job.settings, built).close()
         expected = isinstance(error, (ValueError, OSError, PluginError))
@@ -210,9 +211,11 @@ def _wanted(settings: Settings, registry: Registry) -> list[WatchProvider]:
     return [one for one in registry.watches.values() if settings.get(one.setting)]
 
 
-def _class_of(provider: WatchProvider, registry: Registry) -> type[Watch]:
-    found: object = registry.load(provider)
-    if not (isinstance(found, type) and issubclass(found, Watch)):
-        who = registry.distribution(provider)
-        raise PluginError(f"watch '{provider.name}' of {who}: {provider.target} is no {Watch.__name__}")
-    return found
+def _built(provider: WatchProvider, registry: Registry, job: WatchedJob) -> Watch:
+    watch: type[Watch] = registry.load(provider)
+    try:
+        return watch(job)
+    except OSError as error:
+        raise OSError(
+            f"the watch '{provider.name}' ({provider.setting}={job.settings[provider.setting]}): {error}"
+        ) from error
