@@ -30,7 +30,8 @@ __all__ = ["enter_world", "init"]
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
-    """Start the job. Every rank of the world must call this. The call returns when all ranks have called it.
+    """Start the job. Every rank of the world must call this. The call returns when all ranks have called it; in
+    an elastic job it returns at once, and ``elastic.run`` waits for the others.
 
     A call while a job is running has no effect. Without a launcher, the world has one rank.
 

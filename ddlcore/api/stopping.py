@@ -34,7 +34,7 @@ def should_stop(job: JobService | None = None) -> bool:
     _listener.listen(owner.settings.text("stop_signals"))
     if _listener.waiting:
         owner.stop_calls.wanted, _listener.waiting = _listener.waiting, ""
-    return owner.stop_calls.next_is_agreed()
+    return owner.stop_calls.called()
 
 
 def request_stop(reason: str = "request_stop()", job: JobService | None = None) -> None:

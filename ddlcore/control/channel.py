@@ -15,7 +15,8 @@ from ddlcore.messages.to_rank import FromCoordinator
 class Channel(ABC):
     """A connection of one rank to the coordinator.
 
-    Any thread may call ``wake``. Only the control thread may call the other methods.
+    Any thread may call ``wake``. Only one thread at a time may call the other methods: in a world the control thread,
+    before it the thread that registers.
     """
 
     @abstractmethod

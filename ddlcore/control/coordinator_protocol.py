@@ -9,15 +9,13 @@ from collections.abc import Collection
 from typing import Protocol
 
 from ddlcore.messages.to_coordinator import ToCoordinator
-from ddlcore.messages.to_rank import FromCoordinator
-
-Outgoing = list[tuple[int, FromCoordinator]]  # (world rank in the launch, message to it), in the order of sending
+from ddlcore.messages.to_rank import Outgoing
 
 
 class CoordinatorProtocol(Protocol):
     """The interface of the coordinator for the control network. Only one thread at a time calls its methods.
 
-    All ranks in arguments and results are world ranks of the launch.
+    All ranks in arguments and results are launched ranks, not their numbers in a world.
     """
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlcore.contracts.interfaces import chosen_address, interface_addresses
-from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol
 from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.probe import answers, at, open_endpoints, split_endpoint
 from ddlcore.control.registration import Registration
@@ -29,6 +29,7 @@ from ddlcore.control.surroundings import kin
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.messages.to_coordinator import Arrive
+from ddlcore.messages.to_rank import Outgoing
 from ddlcore.threads import OwnThread
 
 log = logging.getLogger("ddl")

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from ddlcore.control.channel import Channel
-from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol
 from ddlcore.control.store import CLOSED, JobStore, Shelf
 from ddlcore.errors import Closed
 from ddlcore.messages.store import StoreReply, StoreRequest
 from ddlcore.messages.to_coordinator import Hello, ToCoordinator
-from ddlcore.messages.to_rank import FromCoordinator
+from ddlcore.messages.to_rank import FromCoordinator, Outgoing
 
 _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 

@@ -6,9 +6,8 @@ answers for a rank are joined, one message and one encryption are enough for thi
 
 from __future__ import annotations
 
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.messages.coding import encode
-from ddlcore.messages.to_rank import Answer, FromCoordinator
+from ddlcore.messages.to_rank import Answer, FromCoordinator, Outgoing
 
 
 def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:

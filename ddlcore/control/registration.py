@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol
 from ddlcore.messages.to_coordinator import Arrive, Done, Hello, ToCoordinator
-from ddlcore.messages.to_rank import Arrivals, Lost, Refused
+from ddlcore.messages.to_rank import Arrivals, Lost, Outgoing, Refused
 
 
 class Registration:

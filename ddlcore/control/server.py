@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from ddlcore.control.beats import Beats
-from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol
 from ddlcore.control.credentials import Access, JobFile, KeyPair
 from ddlcore.control.files import allow_files
 from ddlcore.control.line import FLUSHED
@@ -35,7 +35,7 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.messages.coding import decode_store_request, decode_to_coordinator, encode
 from ddlcore.messages.store import StoreReply
 from ddlcore.messages.to_coordinator import Arrive, Hello
-from ddlcore.messages.to_rank import Refused
+from ddlcore.messages.to_rank import Outgoing, Refused
 from ddlcore.threads import OwnThread
 
 OWN = b""  # first frame of a message from or to an agent itself, where other messages have a rank's connection name

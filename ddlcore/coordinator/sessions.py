@@ -164,7 +164,7 @@ class Sessions:
         """
         if self._membership is None:
             return []
-        return self._membership.dismiss(ranks, reason) + self._let_in()
+        return self._membership.dismiss(ranks, reason) + self._ask_to_let_in()
 
     def _detach(self, rank: int, reason: str, before_init: str) -> Outgoing:
         """Remove ``rank`` from its world, or from the world for which it waits in ``init``.
@@ -188,9 +188,9 @@ class Sessions:
             return [(rank, Refused(_other_version(rank, message.version, message.protocol)))]
         reason = message.reason or "it has left for the next world"
         self._lost.pop(rank, None)  # it lives; who waited for it has been told
-        return self._detach(rank, reason, reason) + self._membership.register(rank, message) + self._let_in()
+        return self._detach(rank, reason, reason) + self._membership.register(rank, message) + self._ask_to_let_in()
 
-    def _let_in(self) -> Outgoing:
+    def _ask_to_let_in(self) -> Outgoing:
         """Have all members leave the present world of an elastic job, if the members of the next world can be others.
 
         This is so if a process waits to join, or if a member must leave the training. The members leave at a call of
@@ -313,7 +313,7 @@ class Sessions:
         welcome = Welcome(f"world{self._term}{self._made}", report)  # one object, so that it is encoded once
         told: Outgoing = [(rank, welcome) for rank in key[0]]
         again = world.asked(STOP, self._stop_reason) if self._membership is not None and self._stop_reason else []
-        return told + again + self._let_in()
+        return told + again + self._ask_to_let_in()
 
 
 def _other_version(rank: int, version: str, protocol: int) -> str:

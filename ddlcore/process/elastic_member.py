@@ -53,12 +53,12 @@ class ElasticMember:
         """
         while True:
             try:
-                return self._registered(steps, reason, again)
+                return self._register(steps, reason, again)
             except _CoordinatorLost as lost:
                 log.info("elastic: %s; this process registers with its successor", lost)
                 reason = reason or str(lost)
 
-    def _registered(self, steps: int, reason: str, again: int) -> Job | None:
+    def _register(self, steps: int, reason: str, again: int) -> Job | None:
         """Register with the present coordinator; see ``next_job``. Raises _CoordinatorLost if it is lost meanwhile."""
         generation = 0 if self.world is None else self.world.generation
         channel, store = self._network()

@@ -364,7 +364,7 @@ class Job:
         self._leave(reason, self.settings.number("leave_timeout_s"))
 
     def _leave(self, reason: str, patience_s: float) -> None:
-        """Tell the coordinator that this rank leaves, and close all parts of the job; see ``Parts.leave``."""
+        """Leave the world, and close all parts of the job; see ``Parts.leave``."""
         self.closed = True
         for calls in self._counted.values():
             calls.close()

@@ -65,7 +65,7 @@ ABORT_WAIT_S = 2.0
 class Parts:
     """The connected parts of one rank in one world. ``enter`` makes the rank a member, and ``leave`` ends all parts.
 
-    The coordinator's decisions are carried out here (``Work``), and the control thread asks here about the rank
+    The coordinator's decisions are carried out here (``WorkQueue``), and the control thread asks here about the rank
     (``Informed``).
     """
 
@@ -325,7 +325,7 @@ class Parts:
         self.end(lambda during: error)
 
     def leave(self, reason: str, patience_s: float) -> None:
-        """Tell the coordinator that this rank leaves, and close all parts.
+        """Tell the coordinator that this rank leaves, unless the job has failed, and close all parts.
 
         ``patience_s``: how long the engine may take to run the buckets that were already announced, in seconds.
         ``reason``: why this rank leaves, a text for the other ranks.

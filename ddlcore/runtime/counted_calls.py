@@ -21,7 +21,7 @@ _LOOK_S = 0.05  # how often a call that is held back looks whether the job has f
 class CountedCalls:
     """The calls of one kind that one rank of one world has made.
 
-    The user's threads call ``next_is_agreed`` and ``joined``. The control thread calls the other methods.
+    The user's threads call ``called`` and ``joined``. The control thread calls the other methods.
     """
 
     def __init__(self, kind: str, name: str, failure: JobFailure) -> None:
@@ -45,7 +45,7 @@ class CountedCalls:
         self._calls = 0
         self._point: tuple[int, int] | None = None
 
-    def next_is_agreed(self) -> bool:
+    def called(self) -> bool:
         """Count a call. Return whether the ranks act at this call or have acted at an earlier call.
 
         While the ranks agree on the call at which they act, this method waits. That takes a round trip to the

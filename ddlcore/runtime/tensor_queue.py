@@ -289,7 +289,7 @@ class TensorQueue:
             self.wake()
 
     def launch(self, runner: int = 0) -> Launch[Entry] | None:
-        """Launch the next bucket of the schedule and return it. If that is impossible, return None and change nothing.
+        """Launch the next bucket of the schedule and return it. If that is impossible, return None and launch nothing.
 
         The caller holds the lock. ``runner`` is the id of the user thread that will run the bucket, or 0 if the engine
         will run it. A user thread can only run a bucket that is resumable.
@@ -353,7 +353,7 @@ class TensorQueue:
     ) -> Launch[Entry] | None:
         """Start an idle request and launch its bucket in one step, if the request is alone in the next bucket.
 
-        If that is impossible, return None and change nothing. ``alone`` is started on the tensor at ``address``, whose
+        If that is impossible, return None and start nothing. ``alone`` is started on the tensor at ``address``, whose
         memory ``owner`` keeps alive. ``at_ns`` is the present time. For the rest see ``launch``.
         """
         if self.behind:

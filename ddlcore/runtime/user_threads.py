@@ -40,10 +40,10 @@ class UserThreads:
         in_flight: DevicesInFlight,
         meter: Meter,
         ranges: Ranges | None,
-        failed: Callable[[Launch[Entry], BaseException], None],
+        broke: Callable[[Launch[Entry], BaseException], None],
         go_on: Callable[[Launch[Entry]], None],
     ) -> None:
-        """``failed`` fails a bucket whose run has raised an error. ``go_on`` continues an interrupted bucket.
+        """``broke`` ends the job because the run of a bucket has raised an error. ``go_on`` continues an interrupted bucket.
 
         The engine's thread will call ``go_on``. If ``ranges`` is given, every bucket runs within a profiler range.
         """
@@ -54,7 +54,7 @@ class UserThreads:
         self._in_flight = in_flight
         self._meter = meter
         self._ranges = ranges
-        self._failed = failed
+        self._broke = broke
         self._go_on = go_on
         self._events = tensor_queue.events
         self._submission = Submission(tensor_queue)
@@ -163,7 +163,7 @@ class UserThreads:
         try:
             return run.resume(launch, operation) is run.done
         except DdlInternalError as error:
-            self._failed(launch, error)
+            self._broke(launch, error)
             self._tensor_queue.own = None
             return False
 

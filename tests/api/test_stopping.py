@@ -63,7 +63,7 @@ def test_a_request_that_was_not_carried_out_is_made_again_in_the_next_world(how:
         assert before.take_wanted() == "SIGTERM on rank 1" and before.take_wanted() == ""
     if how == "carried out":
         before.agreed(AgreedCall(STOP, 0, 1, "SIGTERM on rank 1"))
-        assert before.next_is_agreed()
+        assert before.called()
     after.go_on_from(before)
     assert after.take_wanted() == ("" if how == "carried out" else "SIGTERM on rank 1")
 

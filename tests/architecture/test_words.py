@@ -145,7 +145,7 @@ FORMER_WORDS = {
     "elsewhere": "remote",
     "adoption": "detection",
     "guest": "external_rank",
-    "witness": "failure_log",
+    "witness": "observed",
     "onlookers": "telemetry",
     "scribe": "trace_writer",
     "courier": "worker",

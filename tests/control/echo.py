@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.server import Server
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import Bye, Hello, Request, ToCoordinator
-from ddlcore.messages.to_rank import Answer, Farewell, FromCoordinator, Lost, Welcome
+from ddlcore.messages.to_rank import Answer, Farewell, FromCoordinator, Lost, Outgoing, Welcome
 
 __all__ = ["PATIENCE_S", "WIRES", "EchoCoordinator", "Net", "greet", "hello", "request"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.post import joined, packed
 from ddlcore.messages.coding import decode_from_coordinator
-from ddlcore.messages.to_rank import Answer, Failure, Farewell, Freeze, FromCoordinator, Lost
+from ddlcore.messages.to_rank import Answer, Failure, Farewell, Freeze, FromCoordinator, Lost, Outgoing
 
 
 def failure(name: str) -> Failure:

@@ -14,7 +14,7 @@ from ddlcore.api.replicas import Verifier, array_replica
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.errors import ReplicasDiffer
-from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.messages.observing import Digests, Sample, Settle
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import Bye, Hello
@@ -48,8 +48,8 @@ print(train(), flush=True)
 
 
 def test_a_difference_is_noted_though_all_ranks_leave_without_an_error() -> None:
-    """FailureLog keeps the text of a difference that is found when all scripts have ended."""
-    log = FailureLog(Sessions(2, ThresholdFusion(), Patience(warning_s=10.0)))
+    """ObservedCoordinator keeps the text of a difference that is found when all scripts have ended."""
+    log = ObservedCoordinator(Sessions(2, ThresholdFusion(), Patience(warning_s=10.0)))
     for rank in range(2):
         log.handle(rank, Hello(rank, (0, 1), 1, PROTOCOL, "0.1.0", 1 << 20))
     for rank in range(2):

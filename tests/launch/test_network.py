@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.control.coordinator_protocol import Outgoing
-from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.messages.elastic import Finished, Register, World, WorldReport
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
-from ddlcore.messages.to_rank import AgreedCall, Welcome
+from ddlcore.messages.to_rank import AgreedCall, Outgoing, Welcome
 from tests.control.echo import EchoCoordinator
 
 
@@ -27,30 +26,30 @@ from tests.control.echo import EchoCoordinator
 def test_a_cause_is_noted(reason: str, cause: bool) -> None:
     """Once a rank, in the order in which they left; all is handed on."""
     coordinator = EchoCoordinator()
-    failure_log = FailureLog(coordinator)
+    observed = ObservedCoordinator(coordinator)
     for rank in (1, 0, 1):
-        failure_log.handle(rank, Bye(reason))
-    assert failure_log.raised == ([1, 0] if cause else [])
+        observed.handle(rank, Bye(reason))
+    assert observed.raised == ([1, 0] if cause else [])
     assert len(coordinator.heard) == 3
 
 
 def test_a_rank_that_goes_on_after_its_failure_is_no_cause() -> None:
-    failure_log = FailureLog(EchoCoordinator())
-    failure_log.handle(1, Bye("init failed: no transport"))
-    failure_log.handle(1, Register(PROTOCOL, "0.1.0", 1, 5, "no transport"))
-    assert failure_log.raised == []
+    observed = ObservedCoordinator(EchoCoordinator())
+    observed.handle(1, Bye("init failed: no transport"))
+    observed.handle(1, Register(PROTOCOL, "0.1.0", 1, 5, "no transport"))
+    assert observed.raised == []
 
 
 def test_a_rank_that_does_not_answer_is_killed_once_and_not_before_ranks_run() -> None:
     """When a stall has ended the job without it, which shows where time passes."""
     dead: dict[int, str] = {}
     killed: list[tuple[int, str]] = []
-    failure_log = FailureLog(EchoCoordinator(), lambda: dead)
+    observed = ObservedCoordinator(EchoCoordinator(), lambda: dead)
     dead[3] = "rank 3 does not answer"
-    failure_log.overdue(0.0)
-    failure_log.kill = lambda rank, why: killed.append((rank, why))
+    observed.overdue(0.0)
+    observed.kill = lambda rank, why: killed.append((rank, why))
     for second in range(3):
-        failure_log.overdue(float(second))
+        observed.overdue(float(second))
     assert killed == [(3, "rank 3 does not answer")]
 
 
@@ -69,7 +68,7 @@ def test_agents_are_told_whatever_a_successor_must_know() -> None:
     """That a world opens, that all its members are there, that it is to stop, and that its training is complete."""
     coordinator = Telling()
     told: list[str] = []
-    failure_log = FailureLog(coordinator, opened=told.append)
+    observed = ObservedCoordinator(coordinator, opened=told.append)
     report = WorldReport(1, 2)
     steps: list[tuple[ToCoordinator, Outgoing]] = [
         (Register(PROTOCOL, "0.1.0", 0, -1, ""), [(rank, World(1, (0, 1), (0, 0), 0, 0)) for rank in (0, 1)]),
@@ -81,6 +80,6 @@ def test_agents_are_told_whatever_a_successor_must_know() -> None:
     for message, answer in steps:
         coordinator.answer = answer
         before = len(told)
-        failure_log.handle(0, message)
+        observed.handle(0, message)
         assert len(told) - before <= 1, "once, and not for each member"
     assert told == ["", "", "SIGTERM", "SIGTERM"]

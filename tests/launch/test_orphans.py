@@ -8,7 +8,6 @@ from collections.abc import Collection
 import pytest
 
 from ddlcore.contracts.launcher import AgentPlace
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.server import Server
 from ddlcore.launch.agents.agent_record import Agent
 from ddlcore.launch.agents.orphans import OrphanedAgents
@@ -23,6 +22,7 @@ from ddlcore.launch.agents.wire import (
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages.elastic import Opened
+from ddlcore.messages.to_rank import Outgoing
 from tests.control.echo import EchoCoordinator
 
 

@@ -9,13 +9,13 @@ import pytest
 from ddlcore.config.loading import Settings, load_settings
 from ddlcore.config.setting import Setting
 from ddlcore.config.table import SETTINGS
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.hooks import WatchProvider
 from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob, Watches, check_watches, watching
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End, NotStarted
 from ddlcore.messages.observing import Profile, Pulse
 from ddlcore.messages.to_coordinator import Bye, ToCoordinator
+from ddlcore.messages.to_rank import Outgoing
 from ddlcore.plug.registry import Distribution, Registry
 
 RUNNING = RunningRanks(lambda: None, lambda rank: "here", lambda: "")

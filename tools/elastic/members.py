@@ -18,7 +18,6 @@ from typing import cast
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.builtin.ssh import SshLauncher
 from ddlcore.contracts.launcher import AgentPlace
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.post import packed
 from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import Coordinating, ElasticMembership, MemberPatience
@@ -29,13 +28,13 @@ from ddlcore.launch.agents.wire import Adopt, Look, decode_from_agent
 from ddlcore.launch.agents.wire import encode as encode_for_launcher
 from ddlcore.launch.job.handover import tell_of_world
 from ddlcore.launch.job.history import History
-from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.coding import decode_from_coordinator, decode_to_coordinator, encode
 from ddlcore.messages.elastic import Register, World
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import COMMIT, Bye, CallCount, Done, Hello, ToCoordinator
-from ddlcore.messages.to_rank import AgreedCall, CountCalls, Farewell, FromCoordinator
+from ddlcore.messages.to_rank import AgreedCall, CountCalls, Farewell, FromCoordinator, Outgoing
 from ddlcore.version import VERSION
 
 FUSION_BYTES = 64 << 20
@@ -103,7 +102,7 @@ class Members:
         for member in pool.members:
             member.here = True
         opened = partial(tell_of_world, pool, self.membership, self.history)
-        self.coordinator = FailureLog(sessions, sessions.dead, history=self.history, opened=opened)
+        self.coordinator = ObservedCoordinator(sessions, sessions.dead, history=self.history, opened=opened)
 
     def say(self, messages: Mapping[int, ToCoordinator]) -> WorldCost:
         """Send ``messages``, each from its place. Returns the cost until all have been answered."""

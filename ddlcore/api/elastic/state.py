@@ -65,7 +65,7 @@ class State(ABC):
         if failure is not None:  # a loop without collectives would not notice it
             self.is_between_steps = True
             raise failure
-        if job.commit_calls.next_is_agreed():
+        if job.commit_calls.called():
             self.save()  # all ranks are at the same call, so they go on with the present values
             raise HostsUpdatedInterrupt("ranks join: all ranks leave this world at the same call")
 

@@ -10,7 +10,6 @@ from functools import partial
 from msgspec.structs import replace
 
 from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.launch.agents.agent_ranks import AgentRanks
@@ -41,6 +40,7 @@ from ddlcore.launch.agents.wire import (
 )
 from ddlcore.launch.ranks.supervisor import LOST
 from ddlcore.messages.elastic import Opened
+from ddlcore.messages.to_rank import Outgoing
 
 _SLICE_S = 0.1
 _CLEARED_S = 4.0  # time from the end of an agent's ranks to its AgentFinished: processes that ranks left behind get 2 s

@@ -25,7 +25,7 @@ from ddlcore.launch.job.arguments import (
 from ddlcore.launch.job.growth import BeginHere, Growth, growth_of, host_table_of
 from ddlcore.launch.job.launcher import prepare_directory
 from ddlcore.launch.job.local_ranks import LateEnvironment, begin_all, chosen_port, local_environments
-from ddlcore.launch.job.network import FailureLog, open_network
+from ddlcore.launch.job.network import ObservedCoordinator, open_network
 from ddlcore.launch.job.placement import Placed
 from ddlcore.launch.job.running import RunningJob
 from ddlcore.launch.job.watch import WatchedJob, Watches, watching
@@ -175,7 +175,7 @@ def run_placed(
         membership = build_membership(placed.layout.ranks, settings, placed.places, placed.most)
         table = host_table_of(placed, settings)
         network = (placed.places, settings, registry, say, remote, None)
-        server, failure_log = open_network(*network, membership, watches, table)
+        server, observed = open_network(*network, membership, watches, table)
         stack.callback(server.close)
         stack.callback(watches.drained)
         if remote is not None:
@@ -194,14 +194,12 @@ def run_placed(
         processes = _begin(environments, files, output)
         again = _again(environments, late, files, output)
         growth = growth_of(table, settings, membership, again, server, remote, say)
-        ends = _supervised(
-            processes, placed, settings, server, failure_log, output, remote, environ, say, watches, growth
-        )
+        ends = _supervised(processes, placed, settings, server, observed, output, remote, environ, say, watches, growth)
         members = range(size) if membership is None or not membership.complete else membership.world.members
         outcomes = _outcomes(placed.places, files, remote)
-    results = _results(ends, outcomes, failure_log.raised, output, members)
-    if failure_log.differ:  # parameters are compared after the ranks have returned
-        raise ReplicasDiffer(failure_log.differ)
+    results = _results(ends, outcomes, observed.raised, output, members)
+    if observed.differ:  # parameters are compared after the ranks have returned
+        raise ReplicasDiffer(observed.differ)
     return results
 
 
@@ -265,7 +263,7 @@ def _supervised(
     placed: Placed,
     settings: Settings,
     server: Server,
-    failure_log: FailureLog,
+    observed: ObservedCoordinator,
     output: Output,
     remote: RemoteLaunch | None,
     environ: Mapping[str, str],
@@ -279,7 +277,7 @@ def _supervised(
     raised again.
     """
     agents = None if remote is None else remote.agents
-    job = RunningJob(processes, settings, server, failure_log, say, agents, growth, watches)
+    job = RunningJob(processes, settings, server, observed, say, agents, growth, watches)
     try:
         output.start()
         if remote is None:

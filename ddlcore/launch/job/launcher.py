@@ -22,7 +22,7 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.launch.job.growth import BeginHere, HandOver, growth_of, host_table_of, no_successor
 from ddlcore.launch.job.handover import HandingOver, directory_of_successors
 from ddlcore.launch.job.local_ranks import begin_all, local_environments
-from ddlcore.launch.job.network import FailureLog, open_network
+from ddlcore.launch.job.network import ObservedCoordinator, open_network
 from ddlcore.launch.job.running import RunningJob
 from ddlcore.launch.job.signals import SignalTrap
 from ddlcore.launch.job.timeline import Gathering
@@ -198,7 +198,7 @@ def _run(launch: JobDescription, watches: Watches) -> int:
         membership = build_membership(launch.layout.ranks, launch.settings, *places, quorum, home)
         remote = _remote_launch(launch, membership, say)
         table = host_table_of(launch.placed, launch.settings)
-        server, failure_log = _open(launch, remote, membership, table, say, watches)
+        server, observed = _open(launch, remote, membership, table, say, watches)
         stack.callback(server.close)
         stack.callback(watches.drained)
         # The trap must be entered before the first rank or agent starts: otherwise a Ctrl-C during the start would end
@@ -215,7 +215,7 @@ def _run(launch: JobDescription, watches: Watches) -> int:
         parts = (begin_here, server, remote, say, _handing_over(launch, remote, quorum))
         growth = growth_of(table, launch.settings, membership, *parts)
         agents = None if remote is None else remote.agents
-        job = RunningJob(processes, launch.settings, server, failure_log, say, agents, growth, watches)
+        job = RunningJob(processes, launch.settings, server, observed, say, agents, growth, watches)
         supervisor = job.supervisor
         trap.forward(supervisor.deliver, say)
         if launch.end is not None:
@@ -229,8 +229,8 @@ def _run(launch: JobDescription, watches: Watches) -> int:
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
             gathering.finish(screens[1].say, launch.size)
-    _conclude(launch, host_of, ends, failure_log, output, screens[1], supervisor, begun_s)
-    return failure_log.exit_code(ends, supervisor.killed)
+    _conclude(launch, host_of, ends, observed, output, screens[1], supervisor, begun_s)
+    return observed.exit_code(ends, supervisor.killed)
 
 
 def _gathering(settings: Settings) -> Gathering | None:
@@ -258,7 +258,7 @@ def _open(
     table: HostTable | None,
     say: Callable[[str], None],
     watches: Watches,
-) -> tuple[Server, FailureLog]:
+) -> tuple[Server, ObservedCoordinator]:
     """Open the control network, and return its server, and the failure log."""
 
     def told_stop(reason: str) -> None:
@@ -425,23 +425,23 @@ def _conclude(
     launch: JobDescription,
     host_of: Callable[[int], str],
     ends: Sequence[End],
-    failure_log: FailureLog,
+    observed: ObservedCoordinator,
     output: Output,
     screen: Screen,
     supervisor: Supervisor,
     begun_s: float,
 ) -> None:
-    history = failure_log.history.summary() if failure_log.history is not None else ""
+    history = observed.history.summary() if observed.history is not None else ""
     if history:
         screen.say(history)
-    first = first_failure(ends, failure_log.raised)
+    first = first_failure(ends, observed.raised)
     interrupted_s = supervisor.interrupted_s
     if interrupted_s is not None and (first is None or first.at_s >= interrupted_s):  # else a rank had failed before
         screen.say(f"interrupted after {interrupted_s - begun_s:.1f} s{' and killed' if supervisor.killed else ''}")
         return
     if first is None:
-        if failure_log.differ:  # parameters are compared after the ranks have ended their scripts
-            screen.say(failure_log.differ)
+        if observed.differ:  # parameters are compared after the ranks have ended their scripts
+            screen.say(observed.differ)
         return
     lines = output.last_lines(first.rank)
     text = summary(ends, first, host_of(first.rank), lines, first.at_s - begun_s, output.wrote(first.rank))

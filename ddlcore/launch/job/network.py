@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddlcore.config.loading import Settings
-from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol
 from ddlcore.control.server import Server
 from ddlcore.coordinator.membership import ElasticMembership
 from ddlcore.coordinator.tuning import SearchDriver
@@ -20,7 +20,7 @@ from ddlcore.launch.ranks.exit_status import End, exit_code
 from ddlcore.messages.elastic import Ballot, Finished, Register, World, WorldReport
 from ddlcore.messages.observing import Differ, Profile, Pulse
 from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
-from ddlcore.messages.to_rank import AgreedCall, FromCoordinator, Refused, Welcome
+from ddlcore.messages.to_rank import AgreedCall, FromCoordinator, Outgoing, Refused, Welcome
 from ddlcore.plug.registry import Registry
 from ddlcore.process.build import build_sessions
 from ddlcore.process.job import log_at
@@ -32,7 +32,7 @@ log = logging.getLogger("ddl")
 _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because another rank failed
 
 
-class FailureLog:
+class ObservedCoordinator:
     """A wrapper around a coordinator. The wrapper records which ranks leave because of an exception.
 
     The wrapper passes all calls on to the coordinator, except pulses and profiles (messages in which a rank reports its
@@ -173,13 +173,13 @@ def open_network(
     watches: Watches | None = None,
     table: HostTable | None = None,
     told_stop: Callable[[str], None] = lambda reason: None,
-) -> tuple[Server, FailureLog]:
+) -> tuple[Server, ObservedCoordinator]:
     """Create the control server of one launch for ranks 0 to ``size`` - 1, and the failure log around its coordinator.
 
     After this call the job file exists, but the server's thread is not yet started. ``remote`` is the remote launch,
     or None if the job has no agents. ``driver`` searches for better settings while the job runs; None means no search.
     ``membership`` decides about the worlds of an elastic job, and ``table`` has its hosts; None means that the job is not
-    elastic. ``watches`` observe the job. ``say`` is called with lines for the user. ``told_stop``: see FailureLog. Raises
+    elastic. ``watches`` observe the job. ``say`` is called with lines for the user. ``told_stop``: see ObservedCoordinator. Raises
     ValueError for a malformed setting ``control_address``, and DdlInternalError if this address is in use or if this
     process may not open enough files.
     """
@@ -188,13 +188,13 @@ def open_network(
     sessions = build_sessions(size, settings, registry, driver, membership=membership)
     if remote is None:
         history = None if membership is None else History(say)
-        failure_log = FailureLog(sessions, sessions.dead, watches, history, told_stop=told_stop)
-        return Server(size, failure_log, settings.text("control_address"), report=say), failure_log
+        observed = ObservedCoordinator(sessions, sessions.dead, watches, history, told_stop=told_stop)
+        return Server(size, observed, settings.text("control_address"), report=say), observed
     address, silence_s = remote.remote_plan.reach.bind, settings.number("silence_s")
     if membership is None or table is None:
-        failure_log = FailureLog(sessions, sessions.dead, watches, told_stop=told_stop)
-        return Server(size, failure_log, address, say, agents=remote.agents, silence_s=silence_s), failure_log
+        observed = ObservedCoordinator(sessions, sessions.dead, watches, told_stop=told_stop)
+        return Server(size, observed, address, say, agents=remote.agents, silence_s=silence_s), observed
     history = History(say, table.name_of)
     opened = partial(tell_of_world, remote.agents, membership, history)
-    failure_log = FailureLog(sessions, sessions.dead, watches, history, opened, told_stop)
-    return Server(size, failure_log, address, say, agents=remote.agents, silence_s=silence_s), failure_log
+    observed = ObservedCoordinator(sessions, sessions.dead, watches, history, opened, told_stop)
+    return Server(size, observed, address, say, agents=remote.agents, silence_s=silence_s), observed

@@ -9,7 +9,7 @@ from ddlcore.config.loading import Settings
 from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.control.server import Server
 from ddlcore.launch.job.growth import Growth
-from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.launch.job.watch import RunningRanks, Watches
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.supervisor import Supervisor, Watched
@@ -26,7 +26,7 @@ class RunningJob:
         processes: Sequence[Watched],
         settings: Settings,
         server: Server,
-        failure_log: FailureLog,
+        observed: ObservedCoordinator,
         say: Callable[[str], None],
         agents: AgentPool | None,
         growth: Growth | None,
@@ -38,7 +38,7 @@ class RunningJob:
         ``say`` shows a line to the user.
         """
         self._server = server
-        self._failure_log = failure_log
+        self._failure_log = observed
         self._growth = growth
         self._watches = watches
         self.supervisor = Supervisor(
@@ -51,7 +51,7 @@ class RunningJob:
         )
         if agents is not None:
             agents.ranks.attach(self.supervisor)
-        failure_log.kill = self.supervisor.kill_silent
+        observed.kill = self.supervisor.kill_silent
 
     def run(self, host_of: Callable[[int], str], discovery: HostDiscovery | None = None) -> list[End]:
         """Watch the ranks until all have ended, and return the ends that determine the job's exit code.

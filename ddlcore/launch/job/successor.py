@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from ddlcore.config.loading import Settings
 from ddlcore.contracts.launcher import AgentPlace, HostSlots
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.credentials import KeyPair
 from ddlcore.control.server import PreparedListener, Server
 from ddlcore.coordinator.membership import Coordinating, ElasticMembership
@@ -35,7 +34,7 @@ from ddlcore.launch.job.growth import Growth, revival_of
 from ddlcore.launch.job.handover import HandingOver, tell_of_world
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.host_table import HostTable, cooldown_range
-from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.launch.job.running import RunningJob
 from ddlcore.launch.job.watch import Watches
 from ddlcore.launch.output.output import Output
@@ -44,6 +43,7 @@ from ddlcore.launch.ranks.environment import HostPlace, late_environment
 from ddlcore.launch.ranks.exit_status import End, first_failure, summary
 from ddlcore.launch.ranks.supervisor import Supervisor, Watched
 from ddlcore.messages.elastic import Opened, Process
+from ddlcore.messages.to_rank import Outgoing
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_membership, build_sessions
 from ddlcore.process.job import log_at
@@ -208,7 +208,7 @@ class _Successor:
         self._hosts: HostTable | None = None  # of the agents that have come
         self._history = History(self._say, self._host_of)
         opened = partial(tell_of_world, self._agents, self._membership, self._history)
-        self._failure_log = FailureLog(sessions, sessions.dead, history=self._history, opened=opened)
+        self._failure_log = ObservedCoordinator(sessions, sessions.dead, history=self._history, opened=opened)
         keys = KeyPair(task.server_public, task.server_secret)
         self._server = Server(
             handover.places,
@@ -330,18 +330,18 @@ class _Successor:
 
     def _conclude(self, ends: Sequence[End], supervisor: Supervisor, growth: Growth) -> int:
         """Say how the job has ended, and return its exit code."""
-        failure_log = self._failure_log
+        observed = self._failure_log
         history = self._history.summary()
-        first = first_failure(ends, failure_log.raised)
+        first = first_failure(ends, observed.raised)
         if history:
             self._screen.say(history)
         if first is not None:
             lines, after_s = self._output.last_lines(first.rank), first.at_s - self._begun_s
             wrote = self._output.wrote(first.rank)
             self._screen.say(summary(ends, first, growth.host_name(first.rank), lines, after_s, wrote))
-        elif failure_log.differ:
-            self._screen.say(failure_log.differ)
-        return failure_log.exit_code(ends, supervisor.killed) or int(not ends)
+        elif observed.differ:
+            self._screen.say(observed.differ)
+        return observed.exit_code(ends, supervisor.killed) or int(not ends)
 
 
 def _starts_nothing(rank: int, hosts: Sequence[int]) -> Watched:

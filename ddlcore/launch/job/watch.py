@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ddlcore.config.loading import Settings
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.errors import PluginError
 from ddlcore.hooks import WatchProvider
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End, NotStarted
 from ddlcore.messages.observing import Profile, Pulse
 from ddlcore.messages.to_coordinator import ToCoordinator
+from ddlcore.messages.to_rank import Outgoing
 from ddlcore.plug.finding import raised_at
 from ddlcore.plug.registry import Registry
 

@@ -13,7 +13,7 @@ from ddlcore import api
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import Closed
 from ddlcore.launch.job.history import History
-from ddlcore.launch.job.network import FailureLog
+from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.elastic import World
 from ddlcore.plug.settings import settings_of
@@ -53,7 +53,7 @@ class ElasticThreads:
         sessions = build_sessions(size, self.settings, self._registry, membership=self.membership)
         self.said: list[str] = []  # what the user is told about worlds
         self.history = History(self.said.append)
-        log = FailureLog(sessions, sessions.dead, history=self.history)
+        log = ObservedCoordinator(sessions, sessions.dead, history=self.history)
         self.network = LocalNetwork(size, log)
         self._run = run
         self._lock = threading.Lock()

@@ -20,14 +20,13 @@ from ddl_dashboard import records
 from ddl_dashboard.place import chart_library, listen, place_of, url_of
 from ddl_dashboard.records import Begin, Event, Heard, Over, Record, State, World, encoded
 from ddlcore.config.loading import Settings
-from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob
 from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.elastic import WorldReport
 from ddlcore.messages.observing import Profile, Pulse
 from ddlcore.messages.to_coordinator import Bye, Hello, Leave, ToCoordinator
-from ddlcore.messages.to_rank import Answer, Resume, Welcome
+from ddlcore.messages.to_rank import Answer, Outgoing, Resume, Welcome
 from ddlcore.text.installing import pip_install
 from ddlcore.version import VERSION
 
