@@ -1,4 +1,4 @@
-"""Records how far the worlds of an elastic job have trained, and says which processes cannot go on from there."""
+"""Records how many steps the worlds of an elastic job have trained, and decides whether processes may go on from there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddlcore.messages.elastic import Ballot, Register
 
 
 class KnownSteps:
-    """The optimizer steps that no later world of one elastic job may go back behind."""
+    """The steps that one elastic job has trained. A later world must not begin with fewer steps."""
 
     def __init__(self) -> None:
         self.opened_with = -1  # the most steps that a member had applied when the last world opened

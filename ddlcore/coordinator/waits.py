@@ -81,7 +81,7 @@ class WorldWaits:
 
 
 def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
-    """Return a description of the wait for a tensor that some members have not requested."""
+    """Describe the wait for the tensor of ``pending``, which some members have not requested yet."""
 
     def details() -> Details:
         missing = tuple(table.missing(pending))

@@ -359,13 +359,10 @@ class Registry:
             wrong = f"its alias '{min(words)}' is a command already; leave it out"
         elif isinstance(provider, CommandProvider) and provider.name in self._words_of_commands():
             wrong = "its name is an alias of another command; it needs a name of its own"
-        elif isinstance(provider, WatchProvider) and provider.setting not in {
-            *self._rows,
-            *(row.name for row in provider.settings),
-        }:
+        elif isinstance(provider, WatchProvider) and provider.setting not in self._settings_for(provider, origin):
             wrong = (
-                f"a watch is built if its setting asks for it, and '{provider.setting}' is no setting; "
-                "name one in the field `setting`, usually one of its `settings`"
+                f"a watch is built if its setting asks for it, and '{provider.setting}' is no setting of ddlcore or of "
+                "this package; name one in the field `setting`, usually one of its `settings`"
             )
         else:
             table[provider.name] = provider
@@ -374,6 +371,14 @@ class Registry:
             return
         self.problems.append(f"{who} is refused: {wrong}")
         self.refusals.append(Refusal(origin, provider.name, kind.word, wrong))
+
+    def _settings_for(self, provider: Provider, origin: Distribution) -> set[str]:
+        """Return the settings of the core, of ``provider``, and of earlier providers of the same distribution.
+
+        Settings of other distributions are left out: whether they are known already depends on the order of loading.
+        """
+        known = {name for name, (_, owner) in self._rows.items() if owner in ("ddlcore", str(origin))}
+        return known | {row.name for row in provider.settings}
 
     def _words_of_commands(self) -> set[str]:
         return {word for one in self.commands.values() for word in (one.name, *one.aliases)}

@@ -35,7 +35,10 @@ class OnDevices(Protocol):
 
 
 class RunsBuckets(Protocol):
-    """An object that runs buckets. Only the thread that runs buckets uses it."""
+    """What the engine calls to run a bucket: a Dispatcher, or an object around one.
+
+    Only the thread that runs buckets makes these calls.
+    """
 
     def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
         """Run a negotiated bucket; see ``Dispatcher.execute``."""

@@ -40,7 +40,7 @@ class Lookout:
         self._meter = meter
 
     def begin(self) -> None:
-        """Make the calling thread one of ddl's own, none of which may wait for an operation."""
+        """Register the calling thread as one of ddl's own threads. Such a thread must not wait for an operation."""
         self._engine.user_threads.own_threads.add(get_ident())
 
     # --- questions

@@ -136,7 +136,7 @@ def test_a_watch_that_no_setting_asks_for_is_refused(setting: str) -> None:
     registry = Registry()
     registry.offer(WatchProvider("pigeon", "coop:Watch", setting=setting), ORIGIN)
     assert registry.watches == {}
-    assert f"'{setting}' is no setting; name one in the field `setting`" in registry.problems[0]
+    assert f"'{setting}' is no setting of ddlcore or of this package; name one in" in registry.problems[0]
 
 
 @pytest.mark.parametrize(

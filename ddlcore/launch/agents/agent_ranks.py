@@ -94,7 +94,7 @@ class AgentRanks:
         return RemoteRank(rank, tell)
 
     def forget(self, rank: int) -> None:
-        """Record that no agent runs ``rank`` any more."""
+        """Remove ``rank`` from the agent that has run it, because its process has ended there."""
         for member in self._agents:
             if rank in member.ranks:
                 member.ranks.remove(rank)

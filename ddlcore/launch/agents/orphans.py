@@ -93,7 +93,8 @@ class OrphanedAgents(AgentPool):
         member.gone = _GIVEN_UP
         member.adopted = replace(told, running=())  # what it knows of worlds and of deaths counts
         ranks, member.ranks = member.ranks, []
-        # These are no ends of the processes that run at their places now.
+        # Other processes may run under the numbers of these ranks now. So the ends that the agent has reported must not
+        # count as the ends of those processes.
         self.ranks.set_aside(ranks)
         self._disown(member)
         self._lose_ranks(ranks, False)

@@ -1,4 +1,4 @@
-"""Numbers the reductions of each name in a graph while it is traced, so that all ranks give them the same numbers."""
+"""Numbers the reductions in a graph of TensorFlow while the graph is traced. All ranks find the same numbers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BRANCH = re.compile(r"_(true|false|branch\d+|body|cond)_\d+$")
 
 
 def position(name: str) -> str:
-    """Return the position of the next reduction called ``name`` within the function whose graph is current.
+    """Return the position of the next reduction called ``name`` in the graph that is traced now.
 
-    Several reductions of one name may be in flight at once; their positions distinguish them. Positions are counted
-    while the graph is traced, so they are equal on ranks that trace the same code. All branches of one condition share
-    a position, because different ranks may take different branches.
+    Several reductions may have the same name and be in flight at the same time. Their positions distinguish them. The
+    positions are counted while the graph is traced, so ranks that trace the same code find the same positions. All
+    branches of a condition have the same position, because different ranks may take different branches.
     """
     path: list[int] = []
     graph: Any = tf.compat.v1.get_default_graph()

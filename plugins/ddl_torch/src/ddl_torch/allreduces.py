@@ -1,6 +1,8 @@
-"""Offers allreduce for torch tensors in eight forms: of one tensor or a group, new or in place, waiting or started.
+"""The eight functions that make an allreduce of torch tensors.
 
-The names and argument orders are Horovod's. What ops.py says of all collectives is true of these functions, too.
+A function reduces one tensor or a group of tensors; its result is in new tensors or in the given ones; it waits for the
+result or returns a handle. The names of the functions and the order of their arguments are Horovod's. What ops.py says
+about all collectives is also true for these functions.
 """
 
 from __future__ import annotations

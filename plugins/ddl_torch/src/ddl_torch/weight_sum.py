@@ -1,4 +1,7 @@
-"""Reduces the sum of the ranks' weights beside the gradients that it divides, if the weights are not shares."""
+"""Reduces the sum of the ranks' weights together with the gradients, which are then divided by this sum.
+
+If the weights are shares, their sum is known, and nothing is reduced here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class WeightSum:
         self._requests: dict[int, PersistentRequest] = {}  # by the round of a step
 
     def send(self, binding: Binding, process_set: ProcessSet, start: Callable[..., Any]) -> None:
-        """Start to add up over the ranks what the passes of this round count for.
+        """Start to reduce the sum of the ranks' weights in this round.
 
         ``start`` is the job's ``start_request``. An interrupt may come at any call, so this method may be called again
         in the same round.
@@ -64,9 +67,10 @@ class WeightSum:
         self._tensor = None  # what the last job left may still write to its memory
 
     def scale(self, active: bool) -> float | None:
-        """Return ``Weights.scale_of`` for this round. Keep an error for the end of the round, and return 1 then.
+        """Return the factor by which the gradients of this round must be multiplied; see ``Weights.scale_of``.
 
-        ``active`` says whether this rank takes part in the reduction.
+        If there is an error, store it as the failure of the round, and return 1. ``active`` says whether this rank
+        takes part in the reduction.
         """
         weights, round = self.weights, self._round
         if round.failure is not None or not active or not weights.counts:
@@ -79,7 +83,10 @@ class WeightSum:
             return 1.0
 
     def next_exponent(self, active: bool) -> int:
-        """Return the exponent of the weights after this round, which has succeeded. ``active``: see ``scale``."""
+        """Return the exponent that the weights have in the next round. This round must have succeeded.
+
+        ``active`` says whether this rank takes part in the reduction.
+        """
         if self._tensor is not None and active and self.weights.counts:
             return self.weights.next_exponent(self._tensor)
         return self.weights.exponent
