@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pluggy
 
 from ddlcore.config.setting import Setting
-from ddlcore.types import Knob
+from ddlcore.types import Knob, Value
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -28,6 +28,7 @@ __all__ = [
     "Hooks",
     "KernelsProvider",
     "LauncherProvider",
+    "ObserverProvider",
     "Provider",
     "Setting",
     "TransportProvider",
@@ -194,7 +195,19 @@ class WatchProvider(Provider):
     """
 
     setting: str = ""  # the setting that asks for the watch, usually one of ``settings``
-    activity: bool = False  # needs pulses that tell what each rank waits for
+    asks: tuple[tuple[str, Value], ...] = ()  # settings that it needs: the launcher sets those that are empty or 0
+    draws: bool = False  # draws on the terminal, so nothing else may draw there
+
+
+@dataclass(frozen=True)
+class ObserverProvider(Provider):
+    """An observer of a rank. ``target`` names a subclass of ``ddlcore.process.observers.RankObserver``.
+
+    In each rank, the class is built with one argument, an ObservedRank, if the setting ``setting`` is neither empty nor
+    0. An observer uses parts of ddlcore that are not public, so its package must ask for exactly one version of ddlcore.
+    """
+
+    setting: str = ""  # the setting that asks for the observer, usually one of ``settings``
 
 
 class Hooks:
@@ -271,4 +284,9 @@ class Hooks:
     @hookspec
     def ddl_watches(self) -> Sequence[WatchProvider]:
         """Return the descriptions of observers of jobs, which the launchers build and tell what happens."""
+        return ()
+
+    @hookspec
+    def ddl_observers(self) -> Sequence[ObserverProvider]:
+        """Return the descriptions of observers of ranks, which each rank builds when it begins to train."""
         return ()

@@ -186,7 +186,14 @@ def live_page(env: Environment) -> str:
 
 def absent(env: Environment) -> str:
     """Check that `ddl` says how to install the package of a command, or of an option, that is not there."""
-    for words, package in ((("doctor",), "ddl.doctor"), (("run", "-np", "2", "--dashboard", "true"), "ddl.dashboard")):
+    run = ("run", "-np", "2")
+    known = (
+        (("doctor",), "ddl.doctor"),
+        ((*run, "--dashboard", "true"), "ddl.dashboard"),
+        ((*run, "--top", "true"), "ddl.dashboard"),
+        ((*run, "--metrics-port", "9400", "true"), "ddl.prometheus"),
+    )
+    for words, package in known:
         shown = env.ddl(*words, expect=2).strip()
         if not re.search(rf"install it: pip install .*{package}", shown):
             raise Failed(f"`ddl {' '.join(words)}` says:\n{shown}")
@@ -218,6 +225,7 @@ def with_torch(env: Environment) -> Lane:
         "ddl-conform",
         "ddl-dashboard",
         "ddl-doctor",
+        "ddl-prometheus",
         "ddl-torch",
         "ddl-gloo",
         "ddl-nccl",

@@ -412,22 +412,6 @@ SETTINGS: tuple[Setting, ...] = (
         group="faults",
     ),
     Setting(
-        "metrics_port",
-        int,
-        0,
-        "port at which the first rank of each host serves metrics to Prometheus; 0: none",
-        minimum=0,
-        group="output",
-        brief="Serve metrics to Prometheus at this port.",
-    ),
-    Setting(
-        "metrics_address",
-        str,
-        "127.0.0.1",
-        "address at which metrics are served; 0.0.0.0: all addresses of the host, so that other hosts can read them",
-        group="output",
-    ),
-    Setting(
         "pulse_s",
         float,
         0.0,
@@ -441,14 +425,6 @@ SETTINGS: tuple[Setting, ...] = (
         bool,
         False,
         "1: each of these reports also tells what the rank waits for. The launcher sets it for a watch that shows this",
-        group="output",
-    ),
-    Setting(
-        "sample_ms",
-        float,
-        0.0,
-        "how often to sample the stack of a rank's main thread, in ms; 0: never. `ddl doctor -- COMMAND` sets it",
-        minimum=0,
         group="output",
     ),
     Setting(

@@ -37,9 +37,18 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the distribution
     },
     "setting": {
         "dashboard": "ddl-dashboard",
+        "metrics_address": "ddl-prometheus",
+        "metrics_port": "ddl-prometheus",
+        "sample_ms": "ddl-doctor",
+        "top": "ddl-dashboard",
     },
     "watch": {
         "dashboard": "ddl-dashboard",
+        "top": "ddl-dashboard",
+    },
+    "observer": {
+        "metrics": "ddl-prometheus",
+        "samples": "ddl-doctor",
     },
     "bench peer": {
         "gloo": "ddl-torch",

@@ -42,6 +42,7 @@ from ddlcore.hooks import (
     FusionProvider,
     KernelsProvider,
     LauncherProvider,
+    ObserverProvider,
     Provider,
     TransportProvider,
     TunerProvider,
@@ -145,6 +146,7 @@ class Registry:
     bench_peers = PluginKind(BenchPeerProvider, "bench peer", "ddl_bench_peers", BenchPeer)
     commands = PluginKind(CommandProvider, "command", "ddl_cli", "click:Command", is_object=True)
     watches = PluginKind(WatchProvider, "watch", "ddl_watches", "ddlcore.launch.job.watch:Watch")
+    observers = PluginKind(ObserverProvider, "observer", "ddl_observers", "ddlcore.process.observers:RankObserver")
 
     def __init__(self) -> None:
         self._tables: dict[type[Provider], dict[str, Any]] = {kind.provider: {} for kind in self.kinds().values()}
@@ -299,7 +301,7 @@ class Registry:
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
     @overload
-    def load(self, provider: WatchProvider) -> type[Any]: ...
+    def load(self, provider: WatchProvider | ObserverProvider) -> type[Any]: ...
     def load(self, provider: Provider) -> object:
         """Import and return the target of ``provider``.
 
@@ -359,9 +361,11 @@ class Registry:
             wrong = f"its alias '{min(words)}' is a command already; leave it out"
         elif isinstance(provider, CommandProvider) and provider.name in self._words_of_commands():
             wrong = "its name is an alias of another command; it needs a name of its own"
-        elif isinstance(provider, WatchProvider) and provider.setting not in self._settings_for(provider, origin):
+        elif isinstance(provider, (WatchProvider, ObserverProvider)) and (
+            provider.setting not in self._settings_for(provider, origin)
+        ):
             wrong = (
-                f"a watch is built if its setting asks for it, and '{provider.setting}' is no setting of ddlcore or of "
+                f"it is built if its setting asks for it, and '{provider.setting}' is no setting of ddlcore or of "
                 "this package; name one in the field `setting`, usually one of its `settings`"
             )
         else:

@@ -23,8 +23,8 @@ from ddlcore.messages.to_rank import Adjust
 from ddlcore.observe.signals import listen
 from ddlcore.plug.registry import Registry
 from ddlcore.process.compressors import Compressors
+from ddlcore.process.observers import RankObserver, observers
 from ddlcore.process.parts import Parts
-from ddlcore.process.telemetry import Observer, observers
 from ddlcore.process.verification import Verification
 from ddlcore.process.world_place import WorldPlace
 from ddlcore.runtime.companion import Companions
@@ -90,7 +90,7 @@ class Job:
         self._ordinals: Counter[str] = Counter()
         self._started = False
         self._deafen: Callable[[], None] = lambda: None  # stops listening to the signal of the setting flight_signal
-        self._observers: list[Observer] = []
+        self._observers: list[RankObserver] = []
         _jobs.add(self)
 
     # --- begin
@@ -100,8 +100,8 @@ class Job:
 
         Raises PeerLost if a rank dies during the call, DeadlineExceeded if ranks are missing after ``start_timeout_s``
         or the communicator is not open after ``open_timeout_s``, and TransportError if no transport can connect these
-        ranks. Raises ValueError if an observer (metrics, pulses, samples) or the timeline cannot be started; this rank
-        has then left the job.
+        ranks. Raises PluginError or ValueError if an observer of this rank or the timeline cannot be started;
+        this rank has then left the job.
         """
         log_at(self.settings.text("log_level"))
         switch_ms = self.settings.number("switch_interval_ms")
@@ -120,7 +120,7 @@ class Job:
             file = self.settings.text("timeline")
             if file and file.upper() != "DYNAMIC":
                 self.start_timeline(file, bool(self.settings["timeline_mark_cycles"]), self._world_place.timeline_dir)
-            self._observers += observers(self)
+            self._observers += observers(self, os.environ)
         except BaseException as error:
             self._leave(f"init failed: {error}", patience_s=0.0)
             raise

@@ -26,7 +26,8 @@ FOLDERS = {
     "runtime": ({OWN}, {"device"}),
     "builtin": ({OWN}, {"hierarchical", "shm", "tuners"}),
     "process": (
-        {"environment", "world_place", "build", "telemetry", "compressors", "verification", "search"},
+        {"environment", "world_place", "build", "observers", "compressors", "verification", "search"},
+        {"pulses"},
         {"parts"},
         {"job"},
         {"elastic_member"},

@@ -146,7 +146,7 @@ FORMER_WORDS = {
     "adoption": "detection",
     "guest": "external_rank",
     "witness": "observed",
-    "onlookers": "telemetry",
+    "onlookers": "observers",
     "scribe": "trace_writer",
     "courier": "worker",
     "errand": "task",

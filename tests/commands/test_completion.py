@@ -129,8 +129,8 @@ def test_plugins(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of distributions, of which a list has each once; those that are turned off, too."""
     site.install("ddl-pigeon", PLUGIN)
     site.install("ddl-penguin", "@hookimpl\ndef ddl_adapters(): return [AdapterProvider('ice', 'a:B')]")
-    assert completed("run", "--plugins-off", "ddl-p") == ["ddl-penguin", "ddl-pigeon"]
-    assert completed("run", "--plugins", "ddl-pigeon,ddl-p") == ["ddl-pigeon,ddl-penguin"]
+    assert completed("run", "--plugins-off", "ddl-p") == ["ddl-penguin", "ddl-pigeon", "ddl-prometheus"]
+    assert completed("run", "--plugins", "ddl-pigeon,ddl-p") == ["ddl-pigeon,ddl-penguin", "ddl-pigeon,ddl-prometheus"]
     monkeypatch.setenv("DDL_PLUGINS_OFF", "ddl-penguin")
     assert completed("run", "--plugins", "ddl-pen") == ["ddl-penguin"]
     assert "ddlcore" not in completed("run", "--plugins", "")

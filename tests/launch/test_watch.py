@@ -10,13 +10,14 @@ from ddlcore.config.loading import Settings, load_settings
 from ddlcore.config.setting import Setting
 from ddlcore.config.table import SETTINGS
 from ddlcore.hooks import WatchProvider
-from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob, Watches, check_watches, watching
+from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob, Watches, check_watches, draws, watching
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End, NotStarted
 from ddlcore.messages.observing import Profile, Pulse
 from ddlcore.messages.to_coordinator import Bye, ToCoordinator
 from ddlcore.messages.to_rank import Outgoing
 from ddlcore.plug.registry import Distribution, Registry
+from ddlcore.types import Value
 
 RUNNING = RunningRanks(lambda: None, lambda rank: "here", lambda: "")
 WATCHED = Setting("watched", str, "", "what is asked of the watch")
@@ -95,10 +96,13 @@ def job_of(watched: str, **flags: object) -> WatchedJob:
     return WatchedJob(settings, "python train.py", ("node1", "node2"))
 
 
-def registry_with(target: str = "Noting", activity: bool = True) -> Registry:
+ASKS: tuple[tuple[str, Value], ...] = (("activity", True), ("pulse_s", 1.0))
+
+
+def registry_with(target: str = "Noting", asks: tuple[tuple[str, Value], ...] = ASKS, draws: bool = False) -> Registry:
     registry = Registry()
     provider = WatchProvider(
-        "noting", f"{__name__}:{target}", settings=(WATCHED,), setting="watched", activity=activity
+        "noting", f"{__name__}:{target}", settings=(WATCHED,), setting="watched", asks=asks, draws=draws
     )
     registry.offer(provider, Distribution("ddl-noting", "1.0"))
     assert registry.problems == []
@@ -141,19 +145,24 @@ def test_a_watch_is_told_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("watched", "flags", "activity", "pulse_s", "ranks"),
+    ("watched", "flags", "asks", "pulse_s", "ranks"),
     [
-        ("here", {}, True, 1.0, {"activity": "flag", "pulse_s": "flag"}),
-        ("here", {"pulse_s": 0.25}, True, 0.25, {"activity": "flag", "pulse_s": "flag"}),
-        ("here", {}, False, 0.0, {"activity": "default", "pulse_s": "default"}),
-        ("", {}, True, 0.0, {"activity": "default", "pulse_s": "default"}),
+        ("here", {}, ASKS, 1.0, {"activity": "flag", "pulse_s": "flag"}),
+        ("here", {"pulse_s": 0.25}, ASKS, 0.25, {"activity": "flag", "pulse_s": "flag"}),
+        ("here", {}, ASKS[1:], 1.0, {"activity": "default", "pulse_s": "flag"}),
+        ("here", {}, (), 0.0, {"activity": "default", "pulse_s": "default"}),
+        ("", {}, ASKS, 0.0, {"activity": "default", "pulse_s": "default"}),
     ],
 )
 def test_the_ranks_report_what_a_watch_needs(
-    watched: str, flags: dict[str, object], activity: bool, pulse_s: float, ranks: dict[str, str]
+    watched: str,
+    flags: dict[str, object],
+    asks: tuple[tuple[str, Value], ...],
+    pulse_s: float,
+    ranks: dict[str, str],
 ) -> None:
     """Only for a watch that needs it and is asked for; a user's own interval is kept."""
-    with watching(job_of(watched, **flags), registry_with(activity=activity)) as watches:
+    with watching(job_of(watched, **flags), registry_with(asks=asks)) as watches:
         assert watches.settings["pulse_s"] == pulse_s
         assert {name: watches.settings.source(name) for name in ranks} == ranks
     assert ("closed" in told) == bool(watched)
@@ -196,6 +205,23 @@ def test_a_watch_that_cannot_be_built(watched: str, target: str, words: str) -> 
     with pytest.raises(NotStarted) as caught, watching(job_of(watched), registry_with(target)):
         pass
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("sample_ms", "install it: pip install"), ("sampled", "no installed plugin has it")]
+)
+def test_a_watch_that_needs_what_nobody_has(name: str, words: str) -> None:
+    with pytest.raises(NotStarted) as caught, watching(job_of("here"), registry_with(asks=((name, 1.0),))):
+        pass
+    assert f"the watch 'noting' needs the setting {name}; {words}" in str(caught.value)
+    assert told == []
+
+
+def test_only_one_draws() -> None:
+    """A progress line is left out while a watch draws on the terminal."""
+    assert draws(job_of("here").settings, registry_with(draws=True))
+    assert not draws(job_of("here").settings, registry_with())
+    assert not draws(job_of("").settings, registry_with(draws=True))
 
 
 def test_what_is_checked_before_anything_is_started() -> None:

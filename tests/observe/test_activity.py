@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ddlcore.contracts.interfaces import interface_addresses
 from ddlcore.messages.coding import decode_to_coordinator, encode
 from ddlcore.messages.observing import Pulse
 from ddlcore.observe.activity import MOST_NAMES, ActivityMeter
-from ddlcore.observe.sampler import InputClock, Stacks
+from ddlcore.observe.input_clock import InputClock, WhoWaits
 from ddlcore.observe.traffic import TrafficMeter
 from ddlcore.process.job import Job
 
@@ -99,6 +100,10 @@ def wait(look):
 """
 
 
+class Tensor:
+    """What a local variable holds."""
+
+
 def ours(look: Any) -> None:
     """Call ``look`` from a frame of a module of ddl."""
     module = types.ModuleType("ddl_pretended")
@@ -111,11 +116,12 @@ def test_input_is_recognized_without_keeping_frames() -> None:
 
     Before training code was seen, the answer is unknown. No frames are kept.
     """
-    stacks = Stacks()
+    who = WhoWaits()
     seen: list[tuple[str, bool | None]] = []
+    tensors: list[weakref.ref[Tensor]] = []
 
     def look(where: str) -> None:
-        seen.append((where, stacks.is_input(sys._getframe(1))))
+        seen.append((where, who.is_input(sys._getframe(1))))
 
     def batches() -> Iterator[int]:
         for number in range(3):
@@ -123,7 +129,8 @@ def test_input_is_recognized_without_keeping_frames() -> None:
             yield number
 
     def compute() -> None:
-        sum(i for i in range(3))
+        tensor = Tensor()
+        tensors.append(weakref.ref(tensor))
         look("compute")
 
     def train() -> None:
@@ -135,7 +142,7 @@ def test_input_is_recognized_without_keeping_frames() -> None:
     assert seen[0] == ("batches", None)
     later = seen[3:]
     assert dict(later) == {"batches": True, "compute": False, "ddl": False}
-    assert stacks._stack == [] and stacks._loops == {}
+    assert [one() for one in tensors] == [None] * 3
 
 
 def test_the_clock_counts_only_what_it_knows() -> None:

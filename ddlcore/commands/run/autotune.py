@@ -9,6 +9,7 @@ from functools import partial
 from ddlcore.commands.search_bar import Bar
 from ddlcore.commands.search_lines import SearchLines
 from ddlcore.launch.job.launcher import JobDescription
+from ddlcore.launch.job.watch import draws
 from ddlcore.process.search import build_search_driver
 from ddlcore.tune.driver import SearchDriver, SearchWatcher
 from ddlcore.tune.session import Phase
@@ -38,10 +39,10 @@ def while_training(launch: JobDescription) -> JobDescription:
 
     Raises the exceptions of ``build_search_driver``.
     """
-    bar = Bar() if os.isatty(2) and not launch.watches else None  # the table of --top must have the screen to itself
+    bar = Bar() if os.isatty(2) and not draws(launch.settings, launch.registry) else None
     watchers: list[SearchWatcher] = [
         SearchLines(partial(_say, bar=bar), samples=bar is None),
         *([bar] if bar is not None else []),
     ]
     driver = build_search_driver(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers)
-    return replace(launch, driver=driver, watches=launch.watches if bar is None else (bar,))
+    return replace(launch, driver=driver, watches=() if bar is None else (bar,))

@@ -13,24 +13,20 @@ from ddlcore.commands.completion import directories, files, script
 from ddlcore.commands.help import CORE, HELP, Option, examples, option
 from ddlcore.commands.options import SettingsCommand, setting_options
 from ddlcore.commands.run.horovod import answers_of, horovod_options
-from ddlcore.commands.run.top import Top
 from ddlcore.config.file import read_toml
 from ddlcore.config.loading import Settings
 from ddlcore.config.setting import GROUPS
-from ddlcore.control.ports import is_free
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.launch.job.horovod import Answers, log_level, read_variables
 from ddlcore.launch.job.launcher import JobDescription, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
 from ddlcore.launch.job.placement import check_elastic, find_discovery, place
-from ddlcore.launch.job.watch import PULSE_S, check_watches
+from ddlcore.launch.job.watch import check_watches
 from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
 from ddlcore.launch.ranks.exit_status import NotStarted
-from ddlcore.launch.ranks.hosts import Layout
-from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
-from ddlcore.text.installing import pip_install
+from ddlcore.process.observers import check_observers
 from ddlcore.version import VERSION
 
 
@@ -184,7 +180,7 @@ _OPTIONS: tuple[_Decorator, ...] = (
         ("ddl run -np 4 python train.py", "4 ranks on this host"),
         ("ddl run -H node1:4,node2:4 python train.py", "8 ranks on two hosts"),
         ("ddl run -np 4 --dry-run python train.py", "what would be started"),
-        ("ddl run -np 4 --top -m package.train", "a module, and a live table"),
+        ("ddl run -np 4 -m package.train", "a module"),
     ),
 )
 @job_options()
@@ -194,13 +190,6 @@ _OPTIONS: tuple[_Decorator, ...] = (
     group=_JOB,
     brief="Show what would be started, and start nothing.",
     help="Show ranks, environment and commands, and start nothing.",
-)
-@option(
-    "--top",
-    is_flag=True,
-    group=_OUTPUT,
-    brief="Show a live table of all ranks.",
-    help="Show a live table of all ranks; without a terminal, lines every 10 s.",
 )
 @option("--check-build", "-cb", is_flag=True, group=HELP, help="Show `ddl info` and exit.")
 @option("-v", "--version", is_flag=True, group=HELP, help="Show the version and exit.")
@@ -258,20 +247,17 @@ def prepare(
     stamped: bool,
     verbose: bool,
     command: tuple[str, ...],
-    top: bool = False,
     dry_run: bool = False,
     **flags: object,
 ) -> tuple[JobDescription, list[str]]:
     """Check the values of the options. Return the description of the launch, and notes to show to the user.
 
-    The parameters are the options of ``job_options``; ``top`` and ``dry_run`` are options of ``ddl run`` alone. Raises
-    ValueError, PluginError, DdlInternalError or OSError, with a message of one line, if the launch cannot work.
+    The parameters are the options of ``job_options``; ``dry_run`` is an option of ``ddl run`` alone. Raises ValueError,
+    PluginError, DdlInternalError or OSError, with a message of one line, if the launch cannot work.
     """
     given = _answers(ctx)
     environ = {**os.environ, **given.environ}
     settings, registry = _settings(flags, given, config)
-    if top and settings.source("pulse_s") == "default":
-        settings, registry = _settings({**flags, "pulse_s": PULSE_S}, given, config)
     discovery = find_discovery(settings, registry, environ)
     placed = place(num_proc, hosts, hostfile, settings, registry, environ, discovery)
     launch = JobDescription(
@@ -285,12 +271,11 @@ def prepare(
         output_dir=Path(output_dir) if output_dir else None,
         stamped=stamped,
         verbose=verbose,
-        watches=(_top(placed.layout, settings),) if top else (),
     )
     route = check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
     check_elastic(settings, launch.size, route)
     check_watches(settings, registry)
-    _check_metrics(settings, placed.layout.here >= 0 and not dry_run)
+    check_observers(settings, registry, placed.layout.here >= 0 and not dry_run)
     registry.load(registry.named(Registry.fusion_policies, settings.text("fusion_policy")))
     registry.named(Registry.compressors, settings.text("compression"))
     if settings.text("tuner") != "auto":
@@ -323,21 +308,3 @@ def _settings(flags: Mapping[str, object], given: Answers, config: str | None) -
         own["log_level"] = log_level(str(own["log_level"]))
     foreign = {name: value for name, value in given.settings.items() if f"DDL_{name.upper()}" not in os.environ}
     return settings_of(os.environ, {**foreign, **own}, read_toml(config) if config else None)
-
-
-def _top(layout: Layout, settings: Settings) -> Top:
-    if not settings.number("pulse_s"):
-        raise ValueError("--top needs the pulses that ranks send; --pulse-s must be above 0")
-    return Top.of_terminal([layout.hosts[host] for host in layout.ranks])
-
-
-def _check_metrics(settings: Settings, here: bool) -> None:
-    port = settings.whole("metrics_port")
-    if port and find("prometheus_client") is None:
-        raise ValueError(
-            f"--metrics-port {port}: prometheus-client is not installed; {pip_install('ddlcore[metrics]')}"
-        )
-    if port > 65535 or (port and here and not is_free(port)):
-        raise ValueError(
-            f"--metrics-port {port}: {'that is no port number' if port > 65535 else 'it is taken'}; choose another"
-        )

@@ -24,6 +24,7 @@ from ddlcore.config.setting import GROUPS
 from ddlcore.contracts.tuner import Value
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.launch.job.launcher import EndEarly, JobDescription, prepare_directory, run_job
+from ddlcore.launch.job.watch import draws
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.process.search import build_search_driver, chosen_tuner
 from ddlcore.tune.driver import SearchDriver, SearchWatcher
@@ -162,7 +163,7 @@ def _say(text: str, bar: Bar | None = None) -> None:
 
 
 def _search(launch: JobDescription, warm_start: Sequence[Path], goal: _Goal) -> _Search:
-    bar = Bar() if os.isatty(2) else None
+    bar = Bar() if os.isatty(2) and not draws(launch.settings, launch.registry) else None
     watchers: list[SearchWatcher] = [
         SearchLines(partial(_say, bar=bar), samples=bar is None),
         *([bar] if bar is not None else []),

@@ -1,7 +1,7 @@
 """Define the base class of an observer of a job, and pass the events of the job on to every observer.
 
-The table of ``ddl run --top``, the progress line of a search and the watches of plugins, such as the live page, are all
-of this kind. None of them decides about the job. If a watch raises an exception, it gets no further events, and the job goes on.
+The progress line of a search and the watches of plugins, such as the live page, are all of this kind. None of them
+decides about the job. If a watch raises an exception, it gets no further events, and the job goes on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from ddlcore.messages.to_coordinator import ToCoordinator
 from ddlcore.messages.to_rank import Outgoing
 from ddlcore.plug.finding import raised_at
 from ddlcore.plug.registry import Registry
-
-PULSE_S = 1.0  # interval of the pulses for a watch that needs them, unless pulse_s sets another
+from ddlcore.plug.settings import absent_setting
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Watches:
     """
 
     def __init__(self, settings: Settings, watches: Sequence[Watch] = ()) -> None:
-        self.settings = settings  # for the ranks: those of the job, and those by which the watches get their pulses
+        self.settings = settings  # for the ranks: those of the job, and those that the watches ask for
         self._all = tuple(watches)
         self._present = self._all
         self._say: Callable[[str], None] = lambda text: None
@@ -165,6 +164,11 @@ class Watches:
                 self._say(f"{type(watch).__name__} has failed, the job goes on: {type(error).__name__}: {error}")
 
 
+def draws(settings: Settings, registry: Registry) -> bool:
+    """Return whether a watch that ``settings`` ask for draws on the terminal, so that nothing else may draw there."""
+    return any(provider.draws for provider in _wanted(settings, registry))
+
+
 def check_watches(settings: Settings, registry: Registry) -> None:
     """Check that the watches which ``settings`` ask for can observe a job, before anything of it is started.
 
@@ -185,12 +189,10 @@ def watching(job: WatchedJob, registry: Registry, own: Sequence[Watch] = ()) -> 
     built.
     """
     wanted = _wanted(job.settings, registry)
-    if any(provider.activity for provider in wanted):
-        pulse_s = job.settings.number("pulse_s") or PULSE_S
-        job = replace(job, settings=job.settings.changed({"activity": True, "pulse_s": pulse_s}, "flag"))
     built: list[Watch] = []
     try:
         check_watches(job.settings, registry)
+        job = replace(job, settings=_with_asked(wanted, registry, job.settings))
         for provider in wanted:
             built.append(_built(provider, registry, job))
     except Exception as error:  # a plugin's watch may raise anything
@@ -209,6 +211,21 @@ def watching(job: WatchedJob, registry: Registry, own: Sequence[Watch] = ()) -> 
 
 def _wanted(settings: Settings, registry: Registry) -> list[WatchProvider]:
     return [one for one in registry.watches.values() if settings.get(one.setting)]
+
+
+def _with_asked(wanted: Sequence[WatchProvider], registry: Registry, settings: Settings) -> Settings:
+    """Return ``settings`` with those that the ``wanted`` watches ask for, which the user has not set.
+
+    Raises ValueError, with a message of one line, if there is no such setting.
+    """
+    for provider in wanted:
+        for name, value in provider.asks:
+            if name not in settings:
+                why = absent_setting(name, registry) or "no installed plugin has it"
+                raise ValueError(f"the watch '{provider.name}' needs the setting {name}; {why}")
+            if not settings[name]:
+                settings = settings.changed({name: value}, "flag")
+    return settings
 
 
 def _built(provider: WatchProvider, registry: Registry, job: WatchedJob) -> Watch:

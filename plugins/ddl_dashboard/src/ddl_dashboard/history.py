@@ -16,9 +16,9 @@ from msgspec.structs import asdict as fields_of
 
 from ddl_dashboard import records
 from ddl_dashboard.rank_history import LinkRate, RankHistory
+from ddl_dashboard.rank_statistics import RankFigures, rows_of
 from ddl_dashboard.records import Begin, Event, Heard, Over, Record, State, World
 from ddl_dashboard.waits import Told, Wait, waits_of
-from ddlcore.observe.rank_statistics import RankFigures, rows_of
 from ddlcore.text.numbers import UNKNOWN
 from ddlcore.text.plain import plain
 from ddlcore.text.ranks import span

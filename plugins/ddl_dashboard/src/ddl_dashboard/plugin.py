@@ -1,4 +1,4 @@
-"""Declare to the core what ddl_dashboard adds, as plain data: a watch, and the setting that asks for it."""
+"""Declare to the core what ddl_dashboard adds, as plain data: two watches, and the settings that ask for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FORM = r"(?:(?P<host>\[[0-9a-fA-F:.]+(?:%\w+)?\]|[\w.-]+):)?(?P<port>\d{1,6})"  
 
 @hookimpl
 def ddl_watches() -> list[WatchProvider]:
-    """Return the provider of the live page."""
+    """Return the providers of the live page, and of the table of ``ddl run --top``."""
     dashboard = Setting(
         "dashboard",
         str,
@@ -22,7 +22,19 @@ def ddl_watches() -> list[WatchProvider]:
         bare="auto",
         form=FORM,
     )
+    top = Setting(
+        "top", bool, False, "1: show a live table of all ranks; without a terminal, lines every 10 s", group="output"
+    )
     return [
+        WatchProvider(
+            "top",
+            "ddl_dashboard.top:Top",
+            settings=(top,),
+            setting="top",
+            asks=(("pulse_s", 1.0),),
+            draws=True,
+            doc="a table of the ranks of a job while they train",
+        ),
         WatchProvider(
             "dashboard",
             "ddl_dashboard.job_page:JobPage",
@@ -30,7 +42,7 @@ def ddl_watches() -> list[WatchProvider]:
             install="pip install ddl-dashboard",
             settings=(dashboard,),
             setting="dashboard",
-            activity=True,
+            asks=(("pulse_s", 1.0), ("activity", True)),
             doc="a web page that shows the ranks of a job while they train",
-        )
+        ),
     ]

@@ -1,8 +1,8 @@
-"""Declare to the core what ddl_doctor adds, as plain data: three commands, and the checks of one of them."""
+"""Declare to the core what ddl_doctor adds, as plain data: three commands, the checks of one of them, and its samples."""
 
 from __future__ import annotations
 
-from ddlcore.hooks import CheckProvider, CommandProvider, hookimpl
+from ddlcore.hooks import CheckProvider, CommandProvider, ObserverProvider, Setting, hookimpl
 
 
 @hookimpl
@@ -31,3 +31,25 @@ def ddl_checks() -> list[CheckProvider]:
         ("gpu-links", "gpus:GpuLinksCheck", "the GPUs of a host reach each other's memory"),
     )
     return [CheckProvider(name, f"ddl_doctor.checks.{target}", doc=doc) for name, target, doc in known]
+
+
+@hookimpl
+def ddl_observers() -> list[ObserverProvider]:
+    """Return the provider of the samples by which `ddl doctor -- COMMAND` sees how long a step waits for input."""
+    sample_ms = Setting(
+        "sample_ms",
+        float,
+        0.0,
+        "how often to sample the stack of a rank's main thread, in ms; 0: never. `ddl doctor -- COMMAND` sets it",
+        minimum=0,
+        group="output",
+    )
+    return [
+        ObserverProvider(
+            "samples",
+            "ddl_doctor.doctor.samples:Samples",
+            settings=(sample_ms,),
+            setting="sample_ms",
+            doc="tells the launcher on which lines of the script the time of a step is spent",
+        )
+    ]

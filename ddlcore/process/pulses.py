@@ -1,4 +1,4 @@
-"""Measure the load and progress of this rank. The rank sends them at intervals, in messages that are called pulses."""
+"""Send the load and progress of a rank to the launcher at intervals, in messages that are called pulses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,57 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ddlcore.builtin.nvml import use_of
 from ddlcore.messages.observing import Activity, Pulse
+from ddlcore.observe.activity import ActivityMeter
+from ddlcore.observe.input_clock import InputClock
+from ddlcore.observe.traffic import TrafficMeter
+from ddlcore.process.observers import ObservedRank, RankObserver, loaders, main_thread
+from ddlcore.runtime.meter import Stats
 from ddlcore.threads import OwnThread
 
 _STATM = Path("/proc/self/statm")
+_INPUT_S = 0.05  # mean interval of the samples that tell whether the main thread waits for input
+_INPUT_SPREAD = 0.5
+
+
+class Pulses(RankObserver):
+    """Sends pulses of a rank, with its present activity if the setting ``activity`` asks for it."""
+
+    def __init__(self, rank: ObservedRank) -> None:
+        self._tickers: list[Ticker] = []
+        activity: Callable[[Stats], Activity | None] = _no_activity
+        if rank.settings["activity"]:
+            clock = InputClock(main_thread(), loaders(rank.registry))
+            self._tickers.append(Ticker(_INPUT_S, clock.sample, f"ddl-input-{rank.rank}", _INPUT_SPREAD))
+            activity = _activity(rank, clock)
+        gpu = use_of(os.environ, rank.launched.local_rank)
+
+        def tick() -> None:
+            stats = rank.stats_of_world()
+            rank.tell(make_pulse(stats["steps"], stats["seconds"]["user"], gpu(), activity(stats)))
+
+        self._tickers.append(Ticker(rank.settings.number("pulse_s"), tick, f"ddl-pulse-{rank.rank}"))
+
+    def close(self) -> None:
+        for ticker in reversed(self._tickers):
+            ticker.close()
+
+
+def _no_activity(stats: Stats) -> None:
+    """Return None, for pulses that do not tell what the rank waits for."""
+
+
+def _activity(rank: ObservedRank, clock: InputClock) -> Callable[[Stats], Activity]:
+    meter = ActivityMeter(rank.launched_members)
+    counts = bool(rank.address) and rank.launched.local_rank == 0  # there are other hosts; one rank counts for all
+    traffic = TrafficMeter(rank.address) if counts else None
+
+    def read(stats: Stats) -> Activity:
+        sent = traffic.read() if traffic is not None else ()
+        return meter.read(stats, rank.doing(), rank.lookout.pending_in_sets(), clock.input_s, clock.sampled_s, sent)
+
+    return read
 
 
 class Ticker:
@@ -72,27 +119,3 @@ def resident_bytes() -> int:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-class Pace:
-    """A meter that computes the duration of a step from the number of steps at successive calls.
-
-    Only one thread at a time may call its method.
-    """
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._at_s = time.monotonic()
-        self._step_s = 0.0
-
-    def step_s(self, steps: int) -> float:
-        """Return the mean duration in seconds of the latest steps, or 0 before the first step.
-
-        ``steps`` is the number of steps so far. The latest steps are those since the previous call with a new number.
-        """
-        now_s = time.monotonic()
-        if steps > self._steps:
-            self._step_s = (now_s - self._at_s) / (steps - self._steps)
-        if steps != self._steps or not self._step_s:
-            self._steps, self._at_s = steps, now_s
-        return self._step_s

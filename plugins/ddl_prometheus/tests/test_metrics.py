@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 import urllib.request
@@ -17,20 +16,17 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from ddl_conform.world import World
+from ddl_prometheus.bounded_server import MOST_AT_ONCE, bounded_server, end_server
+from ddl_prometheus.exporter import Exporter, Family, Pace, PatientExporter
 
 import ddlcore as ddl
 from ddlcore.api.elastic import ObjectState, run
 from ddlcore.commands.cli import main
 from ddlcore.control.ports import free_ports
-from ddlcore.observe.http import MOST_AT_ONCE, bounded_server, end_server
-from ddlcore.observe.metrics import Exporter, Family, PatientExporter
-from ddlcore.observe.pulse import Pace
 from ddlcore.process.job import Job
-from ddlcore.text.installing import pip_install
 from tests.api.elastic.threads import ElasticThreads, Killed
 
 T = TypeVar("T")
-pytest.importorskip("prometheus_client", reason="prometheus-client serves the metrics")
 
 
 def scrape(port: int) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -256,7 +252,7 @@ def test_only_where_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("port", "there", "words"),
     [
-        ("free", False, f"prometheus-client is not installed; {pip_install('ddlcore[metrics]')}"),
+        ("free", False, "prometheus_client not installed; pip install prometheus-client"),
         ("taken", True, "it is taken"),
         ("66000", True, "no port"),
     ],
@@ -266,24 +262,17 @@ def test_what_is_refused_before_anything_starts(
 ) -> None:
     """In one line, with exit code 2."""
     if not there:
-        monkeypatch.setattr("ddlcore.commands.run.command.find", lambda name: None)
+        monkeypatch.setattr("ddlcore.plug.registry.find", lambda name: None)
     number = {"free": str(free_ports(1)[0]), "taken": str(taken)}.get(port, port)
     assert main(["run", "-np", "2", "--metrics-port", number, "true"]) == 2
     err = capsys.readouterr().err
     assert words in err and len(err.splitlines()) == 1
 
 
-def test_a_rank_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Says what to install."""
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ValueError, match=r"metrics need prometheus-client; pip install .*\[metrics\]"):
-        Exporter(lambda: [], {}).open("127.0.0.1", 0)
-
-
 def test_the_pace_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Since the last look that saw a new step."""
     now = [100.0]
-    monkeypatch.setattr("ddlcore.observe.pulse.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ddl_prometheus.exporter.time.monotonic", lambda: now[0])
     pace = Pace()
     for at, steps, expected in ((101.0, 0, 0.0), (103.0, 4, 0.5), (104.0, 4, 0.5), (105.0, 8, 0.5)):
         now[0] = at

@@ -12,39 +12,50 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddlcore.launch.job.watch import PULSE_S, RunningRanks, Watch
+from ddl_dashboard.rank_statistics import HEADINGS, LEFT, RankFigures, cells, known_columns, rows_of, table_lines
+from ddlcore.config.loading import Settings
+from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages.observing import Profile, Pulse
-from ddlcore.observe.rank_statistics import HEADINGS, LEFT, RankFigures, cells, known_columns, rows_of, table_lines
 from ddlcore.text.numbers import UNKNOWN
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+LIVE_S = 1.0  # interval at which the table on a terminal is updated
 PLAIN_S = 10.0  # interval of the table's lines without a terminal
 _MOST_ROWS = 40  # on a terminal
 _KEPT = 60  # the last so many pulses of each rank are stored: a minute, if one pulse is sent in each second
 
 
+def console_of_terminal() -> Any:
+    """Return a ``rich.console.Console`` on stderr if that is a terminal, otherwise on stdout if that is one, or None."""
+    for fd in (2, 1):
+        if os.isatty(fd) and os.environ.get("TERM", "") != "dumb":
+            from rich.console import Console
+
+            return Console(stderr=fd == 2)
+    return None
+
+
 class Top(Watch):
     """Observes a job through the launcher, which calls the methods, and shows a table of all ranks.
 
-    ``console`` is a ``rich.console.Console`` of a terminal. If ``console`` is None, the table is printed as plain lines
-    every ``plain_s`` seconds.
+    The table is on the terminal, or printed as plain lines every ``plain_s`` seconds if there is none.
     """
 
     def __init__(
         self,
-        hosts: Sequence[str],
-        console: Any = None,
+        job: WatchedJob,
+        terminal: Callable[[], Any] = console_of_terminal,
         plain_s: float = PLAIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the table. ``hosts`` holds the host name of each rank. ``clock`` returns monotonic seconds."""
+        """Create the table. ``terminal`` returns a console of rich or None. ``clock`` returns monotonic seconds."""
         self._clock = clock
         self._heard_s: dict[int, float] = {}  # by rank: when its last pulse arrived
-        self._hosts = hosts
-        self._console = console
+        self._hosts = job.hosts
+        self._console = console = terminal()
         self._plain_s = plain_s
         self._lock = threading.Lock()
         self._pulses: dict[int, deque[Pulse]] = {}
@@ -61,17 +72,9 @@ class Top(Watch):
             self._live = Live(console=console, auto_refresh=False, transient=True)
 
     @classmethod
-    def of_terminal(cls, hosts: Sequence[str]) -> Top:
-        """Create a table on stderr if stderr is a terminal, otherwise on stdout if stdout is a terminal.
-
-        If neither is a terminal, the table is printed as plain lines. ``hosts`` holds the host name of each rank.
-        """
-        for fd in (2, 1):
-            if os.isatty(fd) and os.environ.get("TERM", "") != "dumb":
-                from rich.console import Console
-
-                return cls(hosts, Console(stderr=fd == 2))
-        return cls(hosts)
+    def check(cls, settings: Settings) -> None:
+        if settings.source("pulse_s") != "default" and not settings.number("pulse_s"):
+            raise ValueError("--top needs the pulses that ranks send; --pulse-s must be above 0")
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
         """Return the screens for the job's output, in place of ``screens`` (for stdout and stderr).
@@ -137,7 +140,7 @@ class Top(Watch):
         return [*table_lines(self.rows()), *([status] if status else [])]
 
     def _run(self) -> None:
-        while not self._over.wait(PULSE_S if self._live is not None else self._plain_s):
+        while not self._over.wait(LIVE_S if self._live is not None else self._plain_s):
             if self._live is not None:
                 self._live.update(drawn(self.rows(), self._status()), refresh=True)
             elif self._pulses:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from ddl_doctor.doctor.samples import Stacks
 
 from ddlcore.messages.observing import Profile
-from ddlcore.observe.sampler import Stacks
 
 STEPS = 12
 
@@ -99,7 +99,7 @@ def test_a_third_of_a_step(loop: Callable[[Probe, Any], None], make: Callable[[P
     """5 of 15 ms, however the loop comes by its data; the rest is not input, though it iterates too."""
     probe = Probe()
     profile = epochs(probe, loop, make)
-    assert profile.loop == f"{loop.__name__} in test_sampler.py"
+    assert profile.loop == f"{loop.__name__} in test_samples.py"
     assert profile.input_s / profile.seconds == pytest.approx(1 / 3, abs=0.02)
     assert profile.seconds / profile.steps == pytest.approx(0.015, abs=0.001)
     assert sum(seconds for _, _, seconds, _ in profile.lines) == pytest.approx(profile.seconds)

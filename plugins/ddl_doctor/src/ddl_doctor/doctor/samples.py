@@ -6,27 +6,24 @@ loop iterates.
 
 from __future__ import annotations
 
-import dis
-import inspect
 import linecache
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 from ddlcore.messages.observing import Profile
+from ddlcore.observe.input_clock import WhoWaits, outermost_first
+from ddlcore.process.observers import ObservedRank, RankObserver, loaders, main_thread
 from ddlcore.threads import OwnThread
 
 WARM_STEPS = 3  # compilation, first page faults and negotiation distort the first steps
 LEAST_STEPS = 2  # a frame can be the frame of the loop only if at least so many steps are done while it exists
 _MOST_OF = 0.6  # and only if at least this share of all steps is done while it exists
 _LINES = 8  # at most so many lines of the loop are reported
-_FOR_ITER = dis.opmap["FOR_ITER"]
-_CACHE = dis.opmap.get("CACHE", -1)
-_OURS = "ddl"  # prefix of the names of ddl's modules
 
 
 @dataclass
@@ -65,7 +62,7 @@ class _Loop:
         return _Loop(self.code, self.depth, self.steps, {line: list(one) for line, one in self.lines.items()})
 
 
-class Stacks:
+class Stacks(WhoWaits):
     """The totals over the samples of one thread's stack.
 
     ``loaders`` holds prefixes of the names of framework modules. While the thread runs code of such a module, it counts
@@ -73,11 +70,9 @@ class Stacks:
     """
 
     def __init__(self, loaders: Sequence[str] = ()) -> None:
-        self._loaders = tuple(loaders)
+        super().__init__(loaders)
         self._stack: list[_Node] = []
         self._loops: dict[CodeType, _Loop] = {}
-        self._codes: dict[CodeType, bytes] = {}
-        self._trains: set[CodeType] = set()  # code that has called a function of ddl, directly or not
         self._first_step = self._steps = -1
 
     def take(self, frame: FrameType | None, steps: int, seconds: float) -> None:
@@ -86,18 +81,18 @@ class Stacks:
         ``frame`` is the innermost frame of the thread's stack, or None. ``steps`` is the number of steps done so far,
         and ``seconds`` is the time since the last sample.
         """
-        frames = _outermost_first(frame)
+        frames = outermost_first(frame)
         if self._first_step < 0:
             self._first_step = steps
         self._steps = steps
-        self._note_ours(frames)
+        self.note_ours(frames)
         same = 0
         while same < min(len(frames), len(self._stack)) and self._stack[same].frame is frames[same]:
             same += 1
         for node in self._stack[same:]:
             _join(self._loops, node)
         del self._stack[same:]
-        within, waiting = False, self._waits(frames)
+        within, waiting = False, self.waits(frames)
         for depth, one in enumerate(frames):
             if depth >= same:
                 self._stack.append(_Node(one, depth, steps, within))
@@ -107,22 +102,7 @@ class Stacks:
             line[0] += seconds
             if waiting[depth]:
                 line[1] += seconds
-            within = within or (waiting[depth] and not self._calls_what_trains(frames, depth))
-
-    def is_input(self, frame: FrameType | None) -> bool | None:
-        """Return whether the thread waits for input in one sample. The sample is not added to the totals.
-
-        ``frame`` is the innermost frame of the thread's stack, or None. The result is None if no code in the stack is
-        known to call ddl. Unlike ``take``, this method stores no frame, because a stored frame keeps the tensors in its
-        local variables alive. Without stored frames, the training loop cannot be recognized. Instead, the method looks
-        at the innermost code in the stack that is known to call ddl.
-        """
-        frames = _outermost_first(frame)
-        self._note_ours(frames)
-        if not any(one.f_code in self._trains for one in frames):
-            return None
-        waiting = self._waits(frames)
-        return next(waits for one, waits in zip(reversed(frames), reversed(waiting)) if one.f_code in self._trains)
+            within = within or (waiting[depth] and not self.calls_what_trains(frames, depth))
 
     def clear(self) -> None:
         """Forget all samples."""
@@ -159,124 +139,30 @@ class Stacks:
         fitting = [loop for loop in loops.values() if loop.steps >= max(LEAST_STEPS, _MOST_OF * all_steps)]
         return max(fitting, key=lambda loop: loop.depth, default=None)
 
-    def _note_ours(self, frames: Sequence[FrameType]) -> None:
-        ours = next((i for i, one in enumerate(frames) if _module(one).startswith(_OURS)), len(frames))
-        if ours < len(frames):
-            self._trains.update(one.f_code for one in frames[:ours])
-
-    def _waits(self, frames: Sequence[FrameType]) -> list[bool]:
-        """Return for each frame whether the frame waits for input at the time of the sample.
-
-        Training code is code that has called ddl in some sample. There are three cases:
-
-        * A frame that calls ddl does not wait.
-        * A frame that calls training code waits if the called frame waits.
-        * Any other frame waits if it gets the next element of an iteration, or if a frame inside of it runs code of a
-          module in ``loaders``.
-        """
-        found = [False] * len(frames)
-        loading = False
-        for depth in range(len(frames) - 1, -1, -1):
-            one, below = frames[depth], frames[depth + 1] if depth + 1 < len(frames) else None
-            if below is not None and _module(below).startswith(_OURS):
-                loading = False
-            elif below is not None and below.f_code in self._trains:
-                found[depth] = found[depth + 1]
-            else:
-                gives = below is not None and (
-                    below.f_code.co_flags & inspect.CO_GENERATOR or below.f_code.co_name == "__next__"
-                )
-                found[depth] = loading or bool(gives) or self._instruction(one) == _FOR_ITER
-            loading = loading or (bool(self._loaders) and _module(one).startswith(self._loaders))
-        return found
-
-    def _calls_what_trains(self, frames: Sequence[FrameType], depth: int) -> bool:
-        return depth + 1 < len(frames) and frames[depth + 1].f_code in self._trains
-
-    def _instruction(self, frame: FrameType) -> int:
-        code = self._codes.get(frame.f_code)
-        if code is None:
-            code = self._codes[frame.f_code] = frame.f_code.co_code  # this attribute makes a copy
-        at = frame.f_lasti
-        while at > 0 and code[at] == _CACHE:  # f_lasti may be the index of a cache entry after the instruction
-            at -= 2
-        return code[at] if 0 <= at < len(code) else -1
-
 
 def _join(loops: dict[CodeType, _Loop], node: _Node) -> None:
     if node.steps >= LEAST_STEPS and not node.within_input:
         loops.setdefault(node.frame.f_code, _Loop(node.frame.f_code, node.depth)).add(node)
 
 
-def _outermost_first(frame: FrameType | None) -> list[FrameType]:
-    def outward() -> Iterator[FrameType]:
-        one = frame
-        while one is not None:
-            yield one
-            one = one.f_back
+class Samples(RankObserver):
+    """A thread that samples the stack of a rank's main thread every ``sample_ms`` milliseconds.
 
-    return list(outward())[::-1]
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-class InputClock:
-    """A clock that measures how long the thread ``ident`` has waited for input.
-
-    The time is estimated by calls of ``sample`` at short intervals. The estimate is accurate enough for the live page,
-    and cheap enough to run all the time. ``loaders`` holds prefixes of the names of framework modules; a thread that
-    runs code of these modules waits for input.
+    The first steps do not count. After them, the thread sends the profile to the launcher once a second.
     """
 
-    def __init__(self, ident: int, loaders: Sequence[str]) -> None:
-        self._ident = ident
-        self._stacks = Stacks(loaders)
-        self._last_s = time.perf_counter()
-        self.input_s = 0.0
-        self.sampled_s = 0.0  # the time of the samples in which the stack contained training code
-
-    def sample(self) -> None:
-        """Sample the thread's stack, and add the time since the last call to the totals.
-
-        Only one thread may call this method.
-        """
-        waits = self._stacks.is_input(sys._current_frames().get(self._ident))
-        now_s = time.perf_counter()
-        if waits is not None:
-            self.sampled_s += now_s - self._last_s
-            self.input_s += now_s - self._last_s if waits else 0.0
-        self._last_s = now_s
-
-
-class Sampler:
-    """A thread that samples the stack of the thread ``ident`` every ``interval_s`` seconds.
-
-    ``steps`` returns the number of steps done so far. The first steps do not count. After them, ``tell`` is called with
-    the profile once a second. ``loaders`` is passed to ``Stacks``, and ``name`` is the name of the thread.
-    """
-
-    def __init__(
-        self,
-        ident: int,
-        interval_s: float,
-        steps: Callable[[], int],
-        loaders: Sequence[str],
-        tell: Callable[[Profile], None],
-        name: str,
-    ) -> None:
-        self._ident = ident
-        self._interval_s = interval_s
-        self._steps = steps
-        self._stacks = Stacks(loaders)
-        self._tell = tell
+    def __init__(self, rank: ObservedRank) -> None:
+        self._ident = main_thread()
+        self._interval_s = rank.settings.number("sample_ms") / 1000
+        self._steps = rank.tensor_queue.steps
+        self._stacks = Stacks(loaders(rank.registry))
+        self._tell = rank.tell
         self._end = threading.Event()
-        self._thread = OwnThread(target=self._run, name=name)
+        self._thread = OwnThread(target=self._run, name=f"ddl-sampler-{rank.rank}")
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, and wait up to 2 s for its end. The thread calls ``tell`` once more before it ends.
+        """Stop the thread, and wait up to 2 s for its end. The thread sends the profile once more before it ends.
 
         Any thread except the sampler's own thread may call this method, also more than once.
         """

@@ -7,18 +7,25 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from ddl_dashboard.rank_statistics import rows_of, table_lines
+from ddl_dashboard.top import Top, drawn
 
-from ddlcore.commands.run.top import Top, drawn
-from ddlcore.launch.job.watch import RunningRanks
+from ddlcore.launch.job.watch import RunningRanks, WatchedJob
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages.observing import Pulse
-from ddlcore.observe.rank_statistics import rows_of, table_lines
+from ddlcore.plug.settings import settings_of
 from tests.launch.starting import DDL
 
 HOSTS = ("node1", "node1", "node2")
+
+
+def table(*hosts: str, console: Any = None, **given: Any) -> Top:
+    """Return a table of ranks on ``hosts``, on ``console`` or as lines."""
+    return Top(WatchedJob(settings_of({})[0], "python train.py", hosts), lambda: console, **given)
 
 
 def pulses(user_s: float, steps: int = 50, gib: float = 1.0, gpu: float = -1.0) -> tuple[Pulse, Pulse]:
@@ -51,7 +58,7 @@ def test_uneven_ranks_are_marked() -> None:
 @pytest.mark.parametrize("step_s", [0.3, 0.4, 1.7, 3.0])
 def test_steps_that_take_as_long_as_the_time_between_pulses(step_s: float) -> None:
     """When pulses came makes no rank slow, and no step quicker than it is."""
-    top = Top(("node1", "node1"))
+    top = table("node1", "node1")
     for second in range(45):
         for rank, later_s in ((0, 0.0), (1, 0.3)):
             at_s = second + later_s
@@ -64,7 +71,7 @@ def test_steps_that_take_as_long_as_the_time_between_pulses(step_s: float) -> No
 def test_a_rank_that_says_nothing_any_more_is_marked() -> None:
     """Its figures are of the past: it is called silent, not slow, and nobody is held against it."""
     now_s = 0.0
-    top = Top(("node1", "node1", "node2"), clock=lambda: now_s)
+    top = table("node1", "node1", "node2", clock=lambda: now_s)
     for rank, waited_s in ((0, 6.0), (1, 1.0), (2, 6.0)):
         for pulse in pulses(waited_s):
             top.heard(rank, pulse)
@@ -82,7 +89,7 @@ def test_a_rank_that_says_nothing_any_more_is_marked() -> None:
 
 def test_a_rank_that_was_started_again_begins_anew() -> None:
     """The totals of its new process begin at 0: no figure is computed across the two processes."""
-    top = Top(("node1",))
+    top = table("node1")
     for pulse in pulses(6.0):
         top.heard(0, pulse)
     top.heard(0, Pulse(120.0, 0, 0.0, 1.0, 1 << 30))
@@ -93,7 +100,7 @@ def test_a_rank_that_was_started_again_begins_anew() -> None:
 
 def test_ranks_that_join_later_have_rows() -> None:
     """Also those for which there was no place at the start."""
-    top = Top(("node1", "node1"))
+    top = table("node1", "node1")
     for pulse in pulses(6.0):
         top.heard(3, pulse)
     assert [(row.rank, row.steps) for row in top.rows()] == [(0, 0), (1, 0), (2, 0), (3, 60)]
@@ -101,7 +108,7 @@ def test_ranks_that_join_later_have_rows() -> None:
 
 def test_the_world_of_an_elastic_job_stands_below_the_table() -> None:
     (out, _), (err, shown) = written(), written()
-    top = Top(HOSTS[:1])
+    top = table("node1")
     top.screens((out, err))
     top.begin(RunningRanks(lambda: None, str, lambda: "world 3: 1 rank"))
     for pulse in pulses(6.0):
@@ -153,13 +160,13 @@ def test_on_a_terminal() -> None:
     from rich.console import Console
 
     file = io.StringIO()
-    top = Top(HOSTS, Console(file=file, force_terminal=True, width=120, color_system="standard"))
+    top = table(*HOSTS, console=Console(file=file, force_terminal=True, width=120, color_system="standard"))
     top.screens((written()[0], written()[0]))
     top.begin(RUNNING)
     for rank, waited in ((0, 6.0), (1, 1.0)):
         for pulse in pulses(waited):
             top.heard(rank, pulse)
-    from ddlcore.commands.run.top import _Above
+    from ddl_dashboard.top import _Above
 
     writer = _Above(top._console)
     writer.write(b"[0] half a ")
@@ -174,7 +181,7 @@ def test_on_a_terminal() -> None:
 def test_without_a_terminal() -> None:
     """Plain lines, now and then and at the end; the screens stay what they are."""
     (out, _), (err, shown) = written(), written()
-    top = Top(HOSTS[:1], plain_s=0.01)
+    top = table("node1", plain_s=0.01)
     assert top.screens((out, err)) == (out, err)
     said: list[str] = []
     for pulse in pulses(6.0):

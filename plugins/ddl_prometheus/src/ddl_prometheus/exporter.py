@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddlcore.text.installing import pip_install
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from ddl_prometheus.bounded_server import bounded_server, end_server
+from ddlcore.config.loading import Settings
+from ddlcore.control.ports import is_free
+from ddlcore.process.observers import ObservedRank, RankObserver
 from ddlcore.threads import OwnThread
 
 log = logging.getLogger("ddl")
@@ -104,6 +111,45 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
     ]
 
 
+class Metrics(RankObserver):
+    """Serves the metrics of the first rank of each host. On other ranks it does nothing."""
+
+    @classmethod
+    def check(cls, settings: Settings, here: bool) -> None:
+        port = settings.whole("metrics_port")
+        if port > 65535 or (here and not is_free(port)):
+            raise ValueError(
+                f"--metrics-port {port}: {'that is no port number' if port > 65535 else 'it is taken'}; choose another"
+            )
+
+    def __init__(self, rank: ObservedRank) -> None:
+        self._exporter: Exporter | PatientExporter | None = None
+        place = rank.settings.text("metrics_address"), rank.settings.whole("metrics_port")
+        # In an elastic job the metrics must not tell the size or the number within the world: these change from world to
+        # world, and a series of Prometheus whose labels change ends.
+        if rank.report is not None and rank.local_rank == 0:  # the host's first rank may be lost or not here yet
+            exporter = Exporter(_reader(rank), {"rank": str(rank.launched.rank)})
+            self._exporter = PatientExporter(exporter, *place)
+        elif rank.report is None and rank.launched.local_rank == 0:
+            exporter = Exporter(_reader(rank), {"rank": str(rank.rank), "size": str(rank.size)})
+            exporter.open(*place)
+            self._exporter = exporter
+
+    def close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
+
+
+def _reader(rank: ObservedRank) -> Callable[[], list[Family]]:
+    pace, lock = Pace(), threading.Lock()
+
+    def read() -> list[Family]:
+        with lock:  # two clients may scrape at the same time
+            return families(rank.stats(), pace.step_s(rank.stats_of_world()["steps"]))
+
+    return read
+
+
 class Exporter:
     """An HTTP server for the metrics that ``read`` returns.
 
@@ -121,18 +167,11 @@ class Exporter:
     def open(self, address: str, port: int) -> int:
         """Listen at ``address`` and ``port``, and return the port. If ``port`` is 0, the system chooses the port.
 
-        Raises ValueError, with a message of one line, if prometheus-client is missing, or if the address or the port
-        cannot be used.
+        Raises ValueError, with a message of one line, if the address or the port cannot be used.
         """
-        try:
-            from prometheus_client import CollectorRegistry, make_wsgi_app
-        except ImportError:
-            raise ValueError(f"metrics need prometheus-client; {pip_install('ddlcore[metrics]')}") from None
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
-            from ddlcore.observe.http import bounded_server  # imports ssl, which costs each rank 40 ms
-
             self._server = bounded_server(address, port, make_wsgi_app(registry))
         except OSError as error:
             raise ValueError(
@@ -153,15 +192,11 @@ class Exporter:
         """
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
-            from ddlcore.observe.http import end_server
-
             end_server(server)
             self._thread.join(2.0)
 
     def collect(self) -> Iterable[Any]:
         """Yield the metrics as objects of the library prometheus_client. The library calls this at each request."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         own = list(self._labels)
         for family in self._read():
             kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
@@ -204,3 +239,27 @@ class PatientExporter:
             with contextlib.suppress(ValueError):
                 self._exporter.open(*self._place)
                 return
+
+
+class Pace:
+    """A meter that computes the duration of a step from the number of steps at successive calls.
+
+    Only one thread at a time may call its method.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._at_s = time.monotonic()
+        self._step_s = 0.0
+
+    def step_s(self, steps: int) -> float:
+        """Return the mean duration in seconds of the latest steps, or 0 before the first step.
+
+        ``steps`` is the number of steps so far. The latest steps are those since the previous call with a new number.
+        """
+        now_s = time.monotonic()
+        if steps > self._steps:
+            self._step_s = (now_s - self._at_s) / (steps - self._steps)
+        if steps != self._steps or not self._step_s:
+            self._steps, self._at_s = steps, now_s
+        return self._step_s

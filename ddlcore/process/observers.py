@@ -1,0 +1,130 @@
+"""Start what observes a rank while it trains, such as the metrics of the package ddl-prometheus.
+
+The hook ``ddl_observers`` names the observers. None of them takes part in a training step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+from ddlcore.config.loading import Settings
+from ddlcore.hooks import ObserverProvider
+from ddlcore.messages.elastic import WorldReport
+from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.plug.aliases import ALIASES
+from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import absent_setting
+from ddlcore.runtime.lookout import Lookout
+from ddlcore.runtime.meter import Stats
+from ddlcore.runtime.tensor_queue import TensorQueue
+from ddlcore.types import Placement
+
+log = logging.getLogger("ddl")
+
+
+class ObservedRank(Protocol):
+    """The rank that is observed. A started Job implements this protocol. Any thread may call its methods."""
+
+    rank: int
+    size: int
+    launched: Placement
+    settings: Settings
+    registry: Registry
+    tensor_queue: TensorQueue
+    lookout: Lookout
+    address: str
+
+    def doing(self) -> str: ...
+
+    def launched_members(self, set_id: int) -> tuple[int, ...]: ...
+
+    @property
+    def local_rank(self) -> int: ...
+
+    @property
+    def report(self) -> WorldReport | None: ...
+
+    def stats(self) -> Stats: ...
+
+    def stats_of_world(self) -> Stats: ...
+
+    def tell(self, message: Pulse | Profile) -> None: ...
+
+
+class RankObserver:
+    """The base class of an observer of one rank. It observes in threads of its own, from its creation to ``close``.
+
+    The thread that calls ``init`` creates it, once for each world of an elastic job, and the thread that leaves the
+    world closes it.
+    """
+
+    @classmethod
+    def check(cls, settings: Settings, here: bool) -> None:
+        """Raise ValueError, with a message of one line, if no rank can be observed as ``settings`` ask for.
+
+        The launcher calls this before it starts anything. ``here`` is true if ranks will be started on its own host.
+        """
+
+    def __init__(self, rank: ObservedRank) -> None:
+        """Begin to observe ``rank``. Raises ValueError, with a message of one line, if that is not possible."""
+
+    def close(self) -> None:
+        """Stop observing. A second call has no effect."""
+
+
+def check_observers(settings: Settings, registry: Registry, here: bool) -> None:
+    """Check that ranks can be observed as ``settings`` ask for, before anything is started.
+
+    ``here`` is true if ranks will be started on this host. Raises PluginError if an observer cannot be used here, and
+    ValueError if it cannot observe as the settings ask for. The messages have one line.
+    """
+    for provider in _wanted(settings, registry):
+        observer: type[RankObserver] = registry.load(provider)
+        observer.check(settings, here)
+
+
+def observers(rank: ObservedRank, environ: Mapping[str, str]) -> list[RankObserver]:
+    """Start and return all observers that the settings of ``rank`` ask for.
+
+    Raises PluginError or ValueError, with a message of one line, if an observer cannot be started. In this case the
+    observers that were started before are closed. ``environ`` is the environment of this process.
+    """
+    if rank.launched.local_rank == 0:
+        _warn_of_absent(rank.registry, environ)
+    made: list[RankObserver] = []
+    try:
+        for provider in _wanted(rank.settings, rank.registry):
+            made.append(rank.registry.load(provider)(rank))
+    except BaseException:
+        for one in made:
+            one.close()
+        raise
+    return made
+
+
+def main_thread() -> int:
+    """Return the number of the process's main thread, as ``threading.get_ident`` does in that thread."""
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return ident
+
+
+def loaders(registry: Registry) -> list[str]:
+    """Return prefixes of the names of those modules of frameworks in which a thread waits for input."""
+    return [module for provider in registry.adapters.values() for module in provider.loaders]
+
+
+def _warn_of_absent(registry: Registry, environ: Mapping[str, str]) -> None:
+    """Warn of each variable that would have effect if its package were installed here, as it is on the launching host."""
+    packages = set(ALIASES["observer"].values())
+    for name in (name for name, package in ALIASES["setting"].items() if package in packages):
+        why = absent_setting(name, registry)
+        if why and environ.get(f"DDL_{name.upper()}"):
+            log.warning("DDL_%s has no effect on this host; %s", name.upper(), why)
+
+
+def _wanted(settings: Settings, registry: Registry) -> list[ObserverProvider]:
+    return [one for one in registry.observers.values() if settings.get(one.setting)]
