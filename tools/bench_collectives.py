@@ -28,10 +28,10 @@ from ddl_doctor.bench.pipe import told
 from ddl_doctor.bench.plan import SIZES, BenchPlan, parse_sizes
 from ddl_doctor.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
 from ddl_doctor.bench.timing import Together
+from ddl_doctor.sizes import exact_size
 
 from ddlcore.contracts.transport import Plan
 from ddlcore.plug.registry import Registry
-from ddlcore.text.numbers import exact_size
 from ddlcore.types import Sum
 from tools.bench_verdicts import LITTLE_ROOM, Judged, concluded, machine_words, markdown, put, table
 from tools.mpi_world import run_under_mpiexec, what_is_missing

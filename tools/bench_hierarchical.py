@@ -22,9 +22,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
 from ddl_doctor.bench.results import Ratio, Row, interval_words, median_interval, ratio
+from ddl_doctor.sizes import exact_size
 
 from ddlcore.plug.settings import settings_of
-from ddlcore.text.numbers import exact_size
 from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
 from tools.crossing.rank import Contender, Spec
 from tools.test_cluster import TestCluster, why_no_cluster

@@ -124,10 +124,10 @@ def printer() -> Callable[[Table], None]:
 
 def measured(asked: argparse.Namespace) -> Iterator[Measured]:
     """Yield the measurements of every model on every number of ranks, each in a job of its own."""
+    from ddl_doctor.timeline.reading import read_trace
     from ddl_doctor.timeline.summary import summarise
 
     from ddlcore import run
-    from ddlcore.observe.merge import read_trace
 
     if asked.timeline is not None:
         asked.timeline.mkdir(parents=True, exist_ok=True)

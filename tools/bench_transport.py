@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own p
 from ddl_doctor.bench.pipe import told
 from ddl_doctor.bench.plan import BenchPlan, parse_dtype, parse_operations, parse_sizes
 from ddl_doctor.bench.results import TRANSPORT, Row, interval_words, ratio
+from ddl_doctor.sizes import exact_size
 
 from ddlcore.contracts.bench import BenchPeer
 from ddlcore.plug.registry import Registry
-from ddlcore.text.numbers import exact_size
 from tools.bench_verdicts import Judged, concluded, machine_words, table
 from tools.mpi_world import run_under_mpiexec
 

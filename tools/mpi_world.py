@@ -10,7 +10,14 @@ from ddl_mpi.library import find_library
 
 from ddlcore.errors import PluginError
 from ddlcore.launch.job.network import open_network
-from ddlcore.launch.ranks.environment import master_port, rank_environments, thread_variables, usable_cores
+from ddlcore.launch.ranks.environment import (
+    HostPlace,
+    master_port,
+    own_environments,
+    shared_environment,
+    thread_variables,
+    usable_cores,
+)
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.plug.settings import settings_of
 
@@ -35,8 +42,9 @@ def run_under_mpiexec(size: int, command: Sequence[str], environ: Mapping[str, s
     compile_kernels(lambda text: print(text, file=sys.stderr), settings.text("cache_dir"))
     server, _ = open_network(size, settings, registry, lambda text: print(text, file=sys.stderr))
     try:
-        added = thread_variables(environ, usable_cores(), size)
-        environments = rank_environments(environ, (0,) * size, server.job_file, added, master_port(environ))
+        shared = shared_environment(environ, thread_variables(environ, usable_cores(), size))
+        own = own_environments((0,) * size, (HostPlace(server.job_file),), master_port(environ))
+        environments = [{**shared, **one} for one in own]
         server.start()
         return subprocess.run(
             mpi_words(find_library().mpiexec, command, environ, environments), env=dict(environ)

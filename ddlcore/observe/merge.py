@@ -69,7 +69,7 @@ def read_part(path: Path) -> Part:
     """
     data = path.read_bytes()
     try:
-        events: list[Event] = _decoded(data)
+        events: list[Event] = decoded(data)
     except ValueError:
         events = _mended(data.decode("utf-8", "replace"))
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
@@ -84,7 +84,7 @@ def read_part(path: Path) -> Part:
     return Part(pid, events, facts, clocks)
 
 
-def _decoded(data: bytes) -> Any:
+def decoded(data: bytes) -> Any:
     """Parse the JSON text ``data`` and return its value. Raises ValueError if ``data`` is not JSON.
 
     Texts that are not valid Unicode are accepted, because Python's json module also writes such texts.
@@ -188,7 +188,8 @@ def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
             rows[first].append({**mark, **place, "args": {"ready": at["args"]["bucket"], "at": round(ready, 3)}})
 
 
-def _metadata(parts: Sequence[Part]) -> Event:
+def metadata_of(parts: Sequence[Part]) -> Event:
+    """Return the metadata of the trace into which ``parts`` are merged."""
     ranks = [
         {
             **part.facts,
@@ -205,7 +206,7 @@ def _metadata(parts: Sequence[Part]) -> Event:
 def _write_json(path: Path, parts: Sequence[Part], rows: Iterable[Sequence[Event]]) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","metadata":')
-        file.write(json.dumps(_metadata(parts)))
+        file.write(json.dumps(metadata_of(parts)))
         file.write(',\n"traceEvents":[\n')
         separator = ""
         for events in rows:
@@ -228,33 +229,5 @@ def _write_zip(path: Path, parts: Sequence[Part], rows: Sequence[Sequence[Event]
             name = f"rank{part.pid}.{count}.json" if count else f"rank{part.pid}.json"
             archive.writestr(name, json.dumps(events, separators=(",", ":")))
             files.append({"path": name, "machine": {"name": str(part.facts.get("host", ""))}})
-        manifest = {"version": 1, "files": files, "attributes": {"ddl": json.dumps(_metadata(parts))}}
+        manifest = {"version": 1, "files": files, "attributes": {"ddl": json.dumps(metadata_of(parts))}}
         archive.writestr("perfetto_manifest.json", json.dumps({"perfetto_manifest": manifest}, indent=1))
-
-
-def read_trace(path: Path) -> tuple[Event, list[Event]]:
-    """Read a trace: a merged JSON file, a zip archive of parts, or the part of one rank. Return (metadata, events).
-
-    Raises ValueError, with a message of one line, if the file is not a trace, and OSError if it cannot be read.
-    """
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            if "perfetto_manifest.json" not in names:
-                raise ValueError(f"{path} is a zip without a perfetto_manifest.json; give a file that ddl wrote")
-            manifest = json.loads(archive.read("perfetto_manifest.json"))["perfetto_manifest"]
-            events = [event for one in manifest["files"] for event in json.loads(archive.read(one["path"]))]
-            return json.loads(manifest["attributes"]["ddl"]), events
-    data = path.read_bytes()
-    try:
-        found = _decoded(data)
-    except ValueError as error:
-        if data.startswith(b"[") and (part := read_part(path)).facts:  # a part whose last write was cut short
-            return _metadata([part]), part.events
-        raise ValueError(f"{path} is no JSON ({error}); give a file that --timeline has written") from None
-    if isinstance(found, dict) and isinstance(found.get("traceEvents"), list):
-        return found.get("metadata", {}), found["traceEvents"]
-    if isinstance(found, list) and all(isinstance(event, dict) for event in found):
-        part = read_part(path)
-        return _metadata([part]), part.events
-    raise ValueError(f"{path} holds no trace; give a file that --timeline has written")

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from ddl_doctor.timeline.reading import read_trace
 from ddl_doctor.timeline.summary import worlds_of
 
 from ddlcore.config.table import CHILD_MARK
-from ddlcore.observe.merge import read_trace
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 
 ROOT = Path(__file__).parents[2]

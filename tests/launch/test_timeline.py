@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from ddl_doctor.timeline.reading import read_trace
 from ddl_doctor.timeline.summary import runs_of, summarise, worlds_of
 from msgspec.structs import asdict
 
@@ -20,7 +21,7 @@ from ddlcore.messages.coding import encode
 from ddlcore.messages.elastic import WorldReport
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket, Planned
-from ddlcore.observe.merge import merge, parts_in, read_trace
+from ddlcore.observe.merge import merge, parts_in
 from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
 from ddlcore.observe.timeline import TraceFile, make_directory
 from ddlcore.observe.trace_writer import TraceWriter

@@ -13,10 +13,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ddl_doctor.timeline.reading import read_trace
 
 from ddlcore.messages.to_rank import Bucket
 from ddlcore.observe.clock import Reading, compare
-from ddlcore.observe.merge import merge, parts_in, read_part, read_trace
+from ddlcore.observe.merge import merge, parts_in, read_part
 from ddlcore.observe.readiness import Readiness
 from ddlcore.observe.ring_buffer import RecordKind, RingBuffer
 from ddlcore.observe.timeline import Timeline, TraceFile, part_of

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_doctor.timeline.reading import read_trace
 from ddl_doctor.timeline.summary import runs_of, summarise
 
 import ddlcore as ddl
-from ddlcore.observe.merge import read_trace
 from ddlcore.process.job import Job
 from ddlcore.testing import World
 from tests.observe.agreement import ahead_us, ends_apart

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from ddl_doctor.timeline.reading import read_trace
 from ddl_doctor.timeline.summary import summarise
 
-from ddlcore.observe.merge import read_trace
 from tools.bench_training import options
 from tools.training.on_torch.models import WORKLOADS
 

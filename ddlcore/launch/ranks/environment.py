@@ -178,19 +178,3 @@ def _workers(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str)
         free = next(ports[host]) if places[host].ports else next(found)
         workers.append(f"[{address}]:{free}" if ":" in address else f"{address}:{free}")
     return workers
-
-
-def rank_environments(
-    environ: Mapping[str, str],
-    hosts: Sequence[int],
-    job_file: str,
-    added: Mapping[str, str],
-    port: int,
-) -> list[dict[str, str]]:
-    """Return the complete environment of each rank of a job in which all ranks run on this host.
-
-    ``environ`` is the environment of this process, ``hosts`` has the host index of each rank, ``added`` has variables
-    that take precedence over ``environ``, and ``port`` is the value of MASTER_PORT.
-    """
-    shared = shared_environment(environ, added)
-    return [{**shared, **own} for own in own_environments(hosts, (HostPlace(job_file),), port)]

@@ -11,8 +11,7 @@ from ddl_doctor.bench.plan import (
     parse_operations,
     parse_sizes,
 )
-
-from ddlcore.text.numbers import exact_size
+from ddl_doctor.sizes import exact_size
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row
-from ddlcore.text.numbers import exact_size
-from ddlcore.text.ticks import log_ticks, spread
+from ddl_doctor.sizes import exact_size
+from ddl_doctor.ticks import log_ticks, spread
 
 _COLUMNS = 3  # operations side by side; with more, the chart is wider than a screen
 _GAPS = 6  # between the labels on the axis of sizes, at most

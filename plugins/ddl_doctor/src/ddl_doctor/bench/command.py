@@ -24,6 +24,7 @@ from ddl_doctor.bench.plan import (
 )
 from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row, ratio
 from ddl_doctor.bench.tables import closing, heading, line, ranks_and_hosts
+from ddl_doctor.sizes import exact_size
 from ddlcore.commands.completion import files, providers, words
 from ddlcore.commands.help import CORE, Group, examples, option
 from ddlcore.commands.info.facts import machine_facts
@@ -36,7 +37,6 @@ from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
-from ddlcore.text.numbers import exact_size
 
 _MEASURED = Group("Benchmark", "what is measured, and where the times are written")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddlcore.text.numbers import three_digits
+from ddl_doctor.sizes import three_digits
 
 TRANSPORT = "transport"  # the open communicator alone, called as the engine calls it
 WHOLE = "ddl"  # ddl's whole call, from the user's array to the user's array

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ddl_doctor.bench.plan import BenchPlan
 from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row, interval_words, ratio
-from ddlcore.text.numbers import UNKNOWN, exact_size
+from ddl_doctor.sizes import exact_size
+from ddlcore.text.numbers import UNKNOWN
 
 _RATIO = 21  # width, enough for 1234 [1234, 1234]
 

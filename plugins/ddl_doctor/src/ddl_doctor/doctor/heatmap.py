@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ddl_doctor.doctor.report import figure
+from ddl_doctor.ticks import log_ticks
 from ddlcore.contracts.check import Matrix
-from ddlcore.text.ticks import log_ticks
 
 MOST_IN_BARS = 3  # members; between them are 6 links, and 6 lengths are easier to compare than 6 colours
 SPAN = 5.0  # the colours of a heat map cover at least this ratio, so that differences by noise have nearly one colour

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ddl_doctor.sizes import three_digits
 from ddlcore.contracts.check import Check, Finding, Matrix, Seen
 from ddlcore.text.columns import aligned, indented, padded
-from ddlcore.text.numbers import UNKNOWN, three_digits
+from ddlcore.text.numbers import UNKNOWN
 
 _WIDTH = 110
 _STATES = {"ok": "green", "found": "red", "not looked at": "yellow"}

@@ -10,12 +10,12 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ddl_doctor.sizes import short_size
+from ddl_doctor.ticks import linear_ticks
 from ddl_doctor.timeline.summary import Run, Summary, runs_of, waits_of
 from ddl_doctor.timeline.typical import ALIKE, TypicalStep, typical_step
 from ddlcore.text import html
-from ddlcore.text.numbers import short_size
 from ddlcore.text.plain import plain
-from ddlcore.text.ticks import linear_ticks
 
 Event = dict[str, Any]
 

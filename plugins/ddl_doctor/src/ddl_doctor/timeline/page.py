@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddl_doctor.sizes import short_size
 from ddl_doctor.timeline.charts import STYLE, charts
 from ddl_doctor.timeline.summary import Summary, WorldRow
 from ddlcore.text import html
-from ddlcore.text.numbers import short_size
 from ddlcore.text.plain import plain
 from ddlcore.text.ranks import span
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from ddl_doctor.ticks import linear_ticks, log_ticks, spread
 from hypothesis import given
 from hypothesis import strategies as st
-
-from ddlcore.text.ticks import linear_ticks, log_ticks, spread
 
 
 @pytest.mark.parametrize(
