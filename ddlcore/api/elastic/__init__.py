@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddlcore.api.elastic.global_batches import GlobalBatchSampler
 from ddlcore.api.elastic.loop import run
-from ddlcore.api.elastic.sampler import Positions
-from ddlcore.api.elastic.state import ObjectState, State
+from ddlcore.api.elastic.sampler import ElasticSampler
+from ddlcore.api.elastic.state import ObjectState, State, StepState
 from ddlcore.errors import HostsUpdatedInterrupt
 
-__all__ = ["GlobalBatchSampler", "HostsUpdatedInterrupt", "ObjectState", "Positions", "State", "run"]
+__all__ = ["ElasticSampler", "GlobalBatchSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "StepState", "run"]

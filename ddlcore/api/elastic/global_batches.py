@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 
-from ddlcore.api.elastic.sampler import Positions
+from ddlcore.api.elastic.sampler import EpochSampler
 from ddlcore.api.weights import Share
 from ddlcore.api.world import rank, size
 from ddlcore.errors import InvalidArgument
@@ -17,7 +17,7 @@ def rows_of_ranks(rows: int, ranks: int) -> list[int]:
     return [rows // ranks + (one < rows % ranks) for one in range(ranks)]
 
 
-class GlobalBatchSampler:
+class GlobalBatchSampler(EpochSampler):
     """A batch sampler that deals each global batch of an epoch to the present ranks, unevenly if it must.
 
     A *global batch* is the ``global_batch`` next positions of the epoch's order, which depends on ``seed`` and the epoch
@@ -43,7 +43,7 @@ class GlobalBatchSampler:
                 f"GlobalBatchSampler: global_batch={global_batch!r}; pass how many samples all ranks together use in a step"
             )
         length = len(dataset) if isinstance(dataset, Sized) else dataset
-        self._positions = Positions(length, shuffle, seed)
+        super().__init__(length, shuffle, seed)
         self._end = length - length % global_batch if drop_last else length
         if not self._end:
             raise InvalidArgument(
@@ -52,19 +52,9 @@ class GlobalBatchSampler:
         self.global_batch = global_batch
         self.drop_last = drop_last
 
-    @property
-    def epoch(self) -> int:
-        """The number of the present epoch."""
-        return self._positions.epoch
-
-    @property
-    def processed_num(self) -> int:
-        """How many samples of this epoch all ranks together have processed, in steps that were recorded."""
-        return self._positions.processed
-
     def _rows(self, ahead: int) -> int:
         """Return the size of the global batch that comes ``ahead`` batches after the next one; 0 if there is none."""
-        return max(0, min(self.global_batch, self._end - self._positions.processed - ahead * self.global_batch))
+        return max(0, min(self.global_batch, self._end - self._processed - ahead * self.global_batch))
 
     def share(self, ahead: int = 0) -> Share:
         """Return how much of the next global batch this rank has: the weight of its values in an average over samples.
@@ -90,23 +80,11 @@ class GlobalBatchSampler:
                 f"GlobalBatchSampler.record_batch({batches}): {len(self)} batches of epoch {self.epoch} are not recorded; "
                 "call it once for each step, and set_epoch() at the end of an epoch"
             )
-        self._positions.processed = min(self._positions.processed + batches * self.global_batch, self._end)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin epoch number ``epoch`` with all samples; to be called at the end of the epoch before."""
-        self._positions.epoch, self._positions.processed = epoch, 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch and how many of its samples were processed."""
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state`` was returned by ``state_dict``."""
-        self._positions.epoch, self._positions.processed = state["epoch"], state["processed_num"]
+        self._processed = min(self._processed + batches * self.global_batch, self._end)
 
     def __iter__(self) -> Iterator[list[int]]:
         me, ranks = rank(), size()
-        rest = self._positions.remaining()[: self._end - self._positions.processed]
+        rest = self._remaining()[: self._end - self._processed]
         for begin in range(0, len(rest), self.global_batch):
             batch = rest[begin : begin + self.global_batch]
             rows = rows_of_ranks(len(batch), ranks)
@@ -115,4 +93,4 @@ class GlobalBatchSampler:
 
     def __len__(self) -> int:
         """Return how many batches of this epoch are not recorded, which is how many iterating yields."""
-        return -(-(self._end - self._positions.processed) // self.global_batch)
+        return -(-(self._end - self._processed) // self.global_batch)

@@ -3,49 +3,84 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping, Sized
+from itertools import cycle, islice
 
+from ddlcore.api.world import rank, size
 from ddlcore.errors import InvalidArgument
 
-__all__ = ["Positions"]
+__all__ = ["ElasticSampler", "EpochSampler"]
 
 
-class Positions:
-    """The order in which the ranks use the ``length`` samples of a dataset in each epoch.
+class EpochSampler:
+    """The base class of elastic samplers: the order of each epoch, and how far all ranks together have come in it.
 
-    A position is the index of a sample in the dataset. The order of an epoch depends only on ``seed`` and ``epoch``; if
-    ``shuffle`` is false, it is always 0, 1, 2, …. ``processed`` is how many positions of the epoch all ranks together
-    have used. ``deal`` distributes the remaining positions among the ranks.
+    A position is the index of one of the ``length`` samples of a dataset. The order of an epoch depends only on ``seed``
+    and the epoch; if ``shuffle`` is false, it is always 0, 1, 2, ….
     """
 
-    def __init__(self, length: int, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(self, length: int, shuffle: bool, seed: int) -> None:
         if length < 1:
             raise InvalidArgument("an elastic sampler needs a dataset with samples; this one has none")
-        self.length = length
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = 0
-        self.processed = 0
+        self._length, self._shuffle, self._seed = length, shuffle, seed
+        self._epoch = self._processed = 0
 
-    def remaining(self) -> list[int]:
+    @property
+    def epoch(self) -> int:
+        """The number of the present epoch."""
+        return self._epoch
+
+    @property
+    def processed_num(self) -> int:
+        """How many samples of this epoch all ranks together have processed, in steps that were recorded."""
+        return self._processed
+
+    def _remaining(self) -> list[int]:
         """Return the positions that no rank has used in this epoch, in the order of the epoch."""
-        order = list(range(self.length))
-        if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(order)
-        return order[self.processed :]
+        order = list(range(self._length))
+        if self._shuffle:
+            random.Random(self._seed + self._epoch).shuffle(order)
+        return order[self._processed :]
 
-    def each(self, size: int) -> int:
-        """Return how many of the remaining positions each rank gets in a world of ``size`` ranks, rounded up."""
-        return -(-(self.length - self.processed) // size)
+    def reset(self) -> None:
+        """Deal the remaining samples to the present ranks. Does nothing if they are only dealt in each iteration."""
 
-    def deal(self, rank: int, size: int) -> list[int]:
-        """Return the remaining positions that ``rank`` must use in a world of ``size`` ranks.
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch number ``epoch`` with all samples; to be called at the end of the epoch before."""
+        self._epoch, self._processed = epoch, 0
+        self.reset()
 
-        All ranks get equally many positions. If the remaining positions cannot be divided evenly, some positions are
-        given to more than one rank. The result is empty if no positions remain.
-        """
-        rest = self.remaining()
-        if not rest:
-            return []
-        total = self.each(size) * size
-        padded = (rest * -(-total // len(rest)))[:total]
-        return padded[rank:total:size]
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and how many of its samples were processed."""
+        return {"epoch": self._epoch, "processed_num": self._processed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where ``state`` was returned by ``state_dict``."""
+        self._epoch, self._processed = state["epoch"], state["processed_num"]
+        self.reset()
+
+
+class ElasticSampler(EpochSampler):
+    """A sampler that deals each rank equally many of the samples of an epoch. Frameworks make it one of their samplers.
+
+    If the remaining samples cannot be divided evenly, some are given to more than one rank.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        super().__init__(len(dataset), shuffle, seed)
+        self.dataset = dataset
+        self.reset()
+
+    def reset(self) -> None:
+        """Divide the remaining samples of this epoch among the present ranks."""
+        self._rank, self._size = rank(), size()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Record that every rank has processed one batch of ``batch_size`` samples. ``batch_idx`` is not used."""
+        self._processed = min(self._processed + batch_size * self._size, self._length)
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(cycle(self._remaining()), self._rank, len(self) * self._size, self._size)
+
+    def __len__(self) -> int:
+        return -(-(self._length - self._processed) // self._size)

@@ -6,13 +6,14 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlcore.api.objects import broadcast_object
-from ddlcore.api.world import current_job, elastic_member, size
+from ddlcore.api.elastic.sampler import EpochSampler
+from ddlcore.api.objects import allgather_object, broadcast_object
+from ddlcore.api.world import current_job, elastic_member, rank, size
 from ddlcore.errors import HostsUpdatedInterrupt, InvalidArgument
 
-__all__ = ["ObjectState", "State"]
+__all__ = ["ObjectState", "State", "StepState"]
 
 
 class State(ABC):
@@ -124,6 +125,9 @@ class ObjectState(State):
     with Horovod and are not used.
     """
 
+    # Whether a subclass copies the states of objects with ``state_dict`` and ``load_state_dict``, and not the objects.
+    _handles_objects: ClassVar[bool] = False
+
     def __init__(
         self,
         bcast_object: Callable[..., Any] | None = None,
@@ -134,7 +138,12 @@ class ObjectState(State):
         taken = sorted(name for name in kwargs if hasattr(type(self), name) or name in self.__dict__)
         if taken:
             raise InvalidArgument(f"{type(self).__name__}: {', '.join(taken)} is a name of the state itself")
-        self._names = tuple(kwargs)
+        self._handled = {
+            name: value
+            for name, value in kwargs.items()
+            if self._handles_objects and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+        }
+        self._names = tuple(name for name in kwargs if name not in self._handled)
         for name, value in kwargs.items():
             setattr(self, name, value)
         self._saved = self.values()
@@ -142,6 +151,7 @@ class ObjectState(State):
     if TYPE_CHECKING:  # the attributes are those that the user names
 
         def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def values(self) -> dict[str, Any]:
         """Return copies of the attributes that were passed as keyword arguments, by their names."""
@@ -173,3 +183,57 @@ def _copied(name: str, value: Any) -> Any:
             f"the attribute {name} of the elastic state cannot be copied ({type(error).__name__}: {error}); keep only "
             "values in it that can be copied and pickled"
         ) from error
+
+
+class StepState(ObjectState):
+    """The base class of the elastic states of frameworks, which keep everything in each step, or in each commit.
+
+    If ``_by_step``, the subclass counts the applied steps, and keeps after each what the next one might change.
+    """
+
+    _by_step = False  # until all parts are known
+
+    def _is_by_step(self, rollback: str) -> bool:
+        """Return whether ``rollback`` is "step", and not "commit". Raises InvalidArgument for anything else."""
+        if rollback not in ("step", "commit"):
+            raise InvalidArgument(f"{type(self).__name__}: rollback={rollback!r} is none of step, commit")
+        return rollback == "step"
+
+    @abstractmethod
+    def _keep_all(self) -> None:
+        """Keep what ``restore`` needs besides the plain values."""
+
+    def _head(self) -> Any:
+        """Return what the root sends to all ranks besides the plain values, even if they have its steps."""
+
+    @abstractmethod
+    def _take_root(self, head: Any, is_behind: bool) -> None:
+        """Take over ``head``, and the root's whole state if ``is_behind``: some rank lacks steps, the same on all ranks.
+
+        This method must not wait for another rank after its first change.
+        """
+
+    def commit(self) -> None:
+        if self._by_step:
+            State.commit(self)
+        else:
+            super().commit()
+
+    def save(self) -> None:
+        super().save()
+        if not self._by_step:
+            self._keep_all()
+
+    def reset(self) -> None:
+        for value in self._handled.values():
+            if isinstance(value, EpochSampler):
+                value.reset()
+
+    def sync(self) -> None:
+        mine = (self.steps, self._saved, self._head()) if rank() == self.root else None
+        steps, saved, head = broadcast_object(mine, self.root)
+        self._take_root(head, any(allgather_object(not self._entered or self.steps != steps)))
+        self._saved = saved
+        ObjectState.restore(self)
+        self.steps = steps
+        self._keep_all()

@@ -193,12 +193,16 @@ class TestSampler:
     @pytest.mark.parametrize(("length", "processed", "size"), [(1, 0, 4), (7, 6, 3), (10, 3, 4), (5, 5, 2)])
     def test_padding(self, length: int, processed: int, size: int) -> None:
         """All ranks get equally many, even if fewer samples than ranks are left."""
-        from ddlcore.api.elastic import Positions
 
-        positions = Positions(length, shuffle=False)
-        positions.processed = processed
-        dealt = [positions.deal(rank, size) for rank in range(size)]
-        assert {len(one) for one in dealt} == {positions.each(size)}
+        def play(place: int) -> tuple[int, list[int]]:
+            sampler = elastic.ElasticSampler(range(length), shuffle=False)
+            sampler.load_state_dict({"epoch": 0, "processed_num": processed})
+            return len(sampler), list(sampler)
+
+        shares = ElasticThreads(size, play).play().values()
+        dealt = [one for _, one in shares]
+        assert {len(one) for one in dealt} == {each for each, _ in shares}
+        assert len({each for each, _ in shares}) == 1
         assert {one for each in dealt for one in each} == set(range(processed, length))
 
     def test_an_empty_dataset_is_refused(self) -> None:

@@ -12,19 +12,17 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon.parameter import ParameterDict
 
-from ddl_mxnet.elastic.sampler import ElasticSampler
 from ddl_mxnet.trainer import DistributedTrainer
-from ddlcore.api import allgather_object, broadcast_object, rank
-from ddlcore.api.elastic import ObjectState, State
+from ddlcore.api import broadcast_object, rank
+from ddlcore.api.elastic import StepState
 from ddlcore.errors import InvalidArgument
 
-ROLLBACKS = ("step", "commit")
 # Attributes of an optimizer that are not copied between ranks: ``param_dict`` belongs to this process, and
 # Trainer.step computes ``rescale_grad`` each time.
 OWN = ("param_dict", "rescale_grad")
 
 
-class MXNetState(ObjectState):
+class MXNetState(StepState):
     """The state of an elastic training with Gluon: parameters, a DistributedTrainer, samplers, and plain values.
 
     ``net`` is a Block, or the ParameterDict that ``collect_params()`` returns. ``net``, ``trainer`` and each keyword
@@ -47,9 +45,10 @@ class MXNetState(ObjectState):
     values on the rank whose state is copied to the other ranks.
     """
 
+    _handles_objects = True
+
     def __init__(self, net: Any = None, trainer: Any = None, *, rollback: str = "step", **kwargs: Any) -> None:
-        if rollback not in ROLLBACKS:
-            raise InvalidArgument(f"MXNetState: rollback={rollback!r} is none of {', '.join(ROLLBACKS)}")
+        by_step = self._is_by_step(rollback)
         params = net.collect_params() if isinstance(net, mx.gluon.Block) else net
         if params is not None and not isinstance(params, Mapping | ParameterDict):
             raise InvalidArgument(
@@ -64,19 +63,13 @@ class MXNetState(ObjectState):
         for name, value in kwargs.items():
             if isinstance(value, mx.gluon.Block | mx.gluon.Trainer | mx.optimizer.Optimizer | ParameterDict):
                 raise InvalidArgument(f"MXNetState: {name}= is a {type(value).__name__}; pass it as net or as trainer")
-        self._by_step = rollback == "step" and trainer is not None
         self._params: list[Any] = [] if params is None else list(params.values())
         self.net: Any = net
         self.trainer: Any = trainer
-        self._handled = {name: value for name, value in kwargs.items() if _has_state(value)}
-        super().__init__(**{name: value for name, value in kwargs.items() if name not in self._handled})
-        taken = [name for name in self._handled if hasattr(self, name)]
-        if taken:
-            raise InvalidArgument(f"MXNetState: {', '.join(taken)} is a name of the state itself")
-        for name, value in self._handled.items():
-            setattr(self, name, value)
+        super().__init__(**kwargs)
         self._statistics: dict[int, Any] = {}  # by the place of a parameter: its running statistics at the last step
-        if self._by_step and trainer is not None:
+        if by_step and trainer is not None:
+            self._by_step = True
             trainer.after_update.append(self._stepped)
         self._keep_all()
 
@@ -109,17 +102,6 @@ class MXNetState(ObjectState):
         self._keep_local()
         self._kept = None if self._by_step else self._whole()
 
-    def commit(self) -> None:
-        if self._by_step:
-            State.commit(self)
-        else:
-            super().commit()
-
-    def save(self) -> None:
-        super().save()
-        if not self._by_step:
-            self._keep_all()
-
     def restore(self) -> None:
         super().restore()
         if self._kept is not None:
@@ -133,11 +115,6 @@ class MXNetState(ObjectState):
                     array._fresh_grad = False
         random.setstate(self._generators[0])
         np.random.set_state(self._generators[1])
-
-    def reset(self) -> None:
-        for value in self._handled.values():
-            if isinstance(value, ElasticSampler):
-                value.reset()
 
     # --- all of the state
 
@@ -189,34 +166,25 @@ class MXNetState(ObjectState):
                     f"MXNetState: {param.name} has shape {param.shape} here and {value.shape} on rank {self.root}"
                 )
 
-    def sync(self) -> None:
-        is_root = rank() == self.root
-        unready = [param.name for param in self._params if param._data is None] if is_root else []
-        others = {name: value.state_dict() for name, value in self._handled.items()}
-        head = (self.steps, self._saved, others, unready) if is_root else None
-        steps, saved, others, unready = broadcast_object(head, self.root)
+    def _head(self) -> tuple[dict[str, Any], list[str]]:
+        unready = [param.name for param in self._params if param._data is None]
+        return {name: value.state_dict() for name, value in self._handled.items()}, unready
+
+    def _take_root(self, head: tuple[dict[str, Any], list[str]], is_behind: bool) -> None:
+        others, unready = head
         if unready:
             raise InvalidArgument(
                 f"MXNetState: {', '.join(unready)} has no values yet; call initialize() and run one forward pass before "
                 "the function that elastic.run decorates, or give its input size (in_units, in_channels)"
             )
-        behind = any(allgather_object(not self._entered or self.steps != steps))
+        is_root = rank() == self.root
         large: tuple[Any, Any] = (None, None)
-        if behind:
+        if is_behind:
             large = broadcast_object(self._whole()[:2] if is_root else None, self.root)
         # From here on, this rank waits for no other rank. So if another rank fails, this rank gets the whole state of
         # the root or no part of it.
         if not is_root:
             self._take(*large, others)
-        self._saved = saved
-        ObjectState.restore(self)
-        self.steps = steps
-        self._keep_all()
-
-
-def _has_state(value: object) -> bool:
-    """Return whether ``value`` has the methods ``state_dict`` and ``load_state_dict``, as an ElasticSampler has."""
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _update_settings(optimizer: Any, settings: dict[str, Any]) -> None:

@@ -6,17 +6,16 @@ After a failure, the state goes back to the last commit.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from ddl_tf.broadcast import broadcast_variables
-from ddlcore.api import allgather_object, broadcast_object, rank
-from ddlcore.api.elastic import ObjectState
+from ddlcore.api.elastic import StepState
 from ddlcore.errors import InvalidArgument
 
 
-class TensorFlowState(ObjectState):
+class TensorFlowState(StepState):
     """The elastic state of a TensorFlow training: variables and plain values.
 
     ``commit()`` keeps a copy of ``variables`` and of the values, and after a failure all ranks go back to the newest
@@ -42,12 +41,7 @@ class TensorFlowState(ObjectState):
         if session is None and not tf.executing_eagerly():
             raise InvalidArgument("TensorFlowState: in a graph, pass the session in which the variables are")
         super().__init__(**kwargs)
-        self._kept = self._values()
-
-    if TYPE_CHECKING:  # the keywords become attributes
-
-        def __getattr__(self, name: str) -> Any: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
+        self._keep_all()
 
     def _values(self) -> list[Any]:
         if self.session is not None:
@@ -62,24 +56,18 @@ class TensorFlowState(ObjectState):
             else:
                 variable.load(value, self.session)
 
-    def save(self) -> None:
-        super().save()
+    def _keep_all(self) -> None:
         self._kept = self._values()
 
     def restore(self) -> None:
         super().restore()
         self._assign(self._kept)
 
-    def sync(self) -> None:
-        is_root = rank() == self.root
-        in_session = self.session is not None
-        head = (self.steps, self._saved, self._values() if in_session else None) if is_root else None
-        steps, saved, values = broadcast_object(head, self.root)
-        if in_session:
-            self._assign(values)
-        elif any(allgather_object(not self._entered or self.steps != steps)):
+    def _head(self) -> list[Any] | None:
+        return None if self.session is None else self._values()
+
+    def _take_root(self, head: list[Any] | None, is_behind: bool) -> None:
+        if head is not None:
+            self._assign(head)
+        elif is_behind:
             broadcast_variables(self.variables, self.root)  # it assigns when all values have arrived, and not before
-        self._saved = saved
-        ObjectState.restore(self)
-        self.steps = steps
-        self._kept = self._values()

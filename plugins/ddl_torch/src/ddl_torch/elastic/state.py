@@ -8,15 +8,14 @@ from typing import Any
 import torch
 
 from ddl_torch.broadcast import copy_of_root
-from ddl_torch.elastic.sampler import ElasticSampler
-from ddlcore.api import allgather_object, broadcast_object, rank
-from ddlcore.api.elastic import ObjectState, State
+from ddlcore.api import rank
+from ddlcore.api.elastic import StepState
 from ddlcore.errors import InvalidArgument
 
-ROLLBACKS = ("step", "commit")
+LARGE = (torch.nn.Module, torch.optim.Optimizer)  # their tensors are sent only if a rank needs them
 
 
-class TorchState(ObjectState):
+class TorchState(StepState):
     """The elastic state of a PyTorch training: modules, optimizers, samplers, and plain values.
 
     ``model``, ``optimizer`` and every other keyword argument become attributes. Objects with ``state_dict`` and
@@ -35,6 +34,8 @@ class TorchState(ObjectState):
     parameters several times within a step.
     """
 
+    _handles_objects = True
+
     def __init__(
         self,
         model: torch.nn.Module | None = None,
@@ -43,25 +44,18 @@ class TorchState(ObjectState):
         rollback: str = "step",
         **kwargs: Any,
     ) -> None:
-        if rollback not in ROLLBACKS:
-            raise InvalidArgument(f"TorchState: rollback={rollback!r} is none of {', '.join(ROLLBACKS)}")
+        by_step = self._is_by_step(rollback)
         given = {"model": model, "optimizer": optimizer}
         every = {**kwargs, **{name: value for name, value in given.items() if value is not None}}
-        self._handled: dict[str, Any] = {}
-        self._by_step = False  # not before all parts are known
-        super().__init__(**{name: value for name, value in every.items() if not _has_state(value)})
-        self._handled = {name: value for name, value in every.items() if _has_state(value)}
-        for name, value in self._handled.items():
-            object.__setattr__(self, name, value)
-        self._by_step = rollback == "step"
+        super().__init__(**every)
         for optimizer in self._optimizers():
-            if self._by_step and isinstance(optimizer, torch.optim.LBFGS):
+            if by_step and isinstance(optimizer, torch.optim.LBFGS):
                 raise InvalidArgument(
                     "TorchState: L-BFGS changes parameters several times within a step, so a rank that is lost may leave a "
                     'part of a step; use rollback="commit"'
                 )
             optimizer.register_step_post_hook(self._stepped)
-        self._by_step = self._by_step and bool(self._optimizers())
+        self._by_step = by_step and bool(self._optimizers())
         self._keep_all()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -105,17 +99,6 @@ class TorchState(ObjectState):
         self._keep_local()
         self._kept = {} if self._by_step else self._states()
 
-    def commit(self) -> None:
-        if self._by_step:
-            State.commit(self)
-        else:
-            super().commit()
-
-    def save(self) -> None:
-        super().save()
-        if not self._by_step:
-            self._keep_all()
-
     def _states(self) -> dict[str, Any]:
         return {name: copy.deepcopy(value.state_dict()) for name, value in self._handled.items()}
 
@@ -133,28 +116,18 @@ class TorchState(ObjectState):
             torch._foreach_copy_(self._buffers, self._buffer_values)
         torch.set_rng_state(self._generator)
 
-    def reset(self) -> None:
-        for value in self._handled.values():
-            if isinstance(value, ElasticSampler):
-                value.reset()
+    def _head(self) -> dict[str, Any]:
+        return {name: value.state_dict() for name, value in self._handled.items() if not isinstance(value, LARGE)}
 
-    def sync(self) -> None:
-        is_root = rank() == self.root
-        large = (torch.nn.Module, torch.optim.Optimizer)  # their tensors are sent only to who needs them
-        tensors = {name: value.state_dict() for name, value in self._handled.items() if isinstance(value, large)}
-        others = {name: value.state_dict() for name, value in self._handled.items() if name not in tensors}
-        head = (self.steps, self._saved, others) if is_root else None
-        steps, saved, others = broadcast_object(head, self.root)
-        behind = any(allgather_object(not self._entered or self.steps != steps))
-        taken = copy_of_root(tensors, self.root) if behind else {}
+    def _take_root(self, head: dict[str, Any], is_behind: bool) -> None:
+        taken: dict[str, Any] = {}
+        if is_behind:
+            tensors = {name: value.state_dict() for name, value in self._handled.items() if isinstance(value, LARGE)}
+            taken = copy_of_root(tensors, self.root)
         # From here on nothing waits for another rank, so a failure leaves all of root's state here or nothing of it.
-        if not is_root:
-            for name, state in {**taken, **others}.items():
+        if rank() != self.root:
+            for name, state in {**taken, **head}.items():
                 self._handled[name].load_state_dict(state)
-        self._saved = saved
-        ObjectState.restore(self)
-        self.steps = steps
-        self._keep_all()
 
 
 def _forget_step(scaler: torch.amp.GradScaler) -> None:
@@ -167,11 +140,3 @@ def _forget_step(scaler: torch.amp.GradScaler) -> None:
     """
     if scaler.is_enabled() and scaler._scale is not None:
         scaler.update(scaler.get_scale())
-
-
-def _has_state(value: object) -> bool:
-    """Return whether ``value`` has the methods ``state_dict`` and ``load_state_dict``.
-
-    Modules, optimizers, schedulers and samplers have them.
-    """
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")

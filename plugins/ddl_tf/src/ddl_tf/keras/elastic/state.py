@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,14 +13,11 @@ from ddl_tf.keras.families import Family, family_of
 from ddl_tf.keras.optimizer import variables_of
 from ddl_tf.keras.seams import step_of
 from ddl_tf.local import identity, variable_of
-from ddlcore.api import allgather_object, broadcast_object, rank
-from ddlcore.api.elastic import ObjectState, State
+from ddlcore.api.elastic import StepState
 from ddlcore.errors import InvalidArgument
 
-ROLLBACKS = ("step", "commit")
 
-
-class TensorFlowKerasState(ObjectState):
+class TensorFlowKerasState(StepState):
     """The elastic state of a Keras training: a model, its optimizer, and plain values, which become attributes.
 
     ``model`` must be built. ``optimizer`` defaults to the optimizer of the compiled model. Create the state after the
@@ -39,13 +36,10 @@ class TensorFlowKerasState(ObjectState):
     Keras optimizer, and for a keyword that is the name of an attribute or method of the state itself.
     """
 
-    _by_step = False  # until all parts are known
-
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, *, rollback: str = "step", **kwargs: Any
     ) -> None:
-        if rollback not in ROLLBACKS:
-            raise InvalidArgument(f"{type(self).__name__}: rollback={rollback!r} is none of {', '.join(ROLLBACKS)}")
+        by_step = self._is_by_step(rollback)
         if not model.built or not model.weights:
             raise InvalidArgument(
                 f"{type(self).__name__}: model {model.name!r} is not built yet; give it an Input, or call it on a "
@@ -59,18 +53,13 @@ class TensorFlowKerasState(ObjectState):
             _build(self.optimizer, model.trainable_variables)
         self._local = [variable_of(one) for one in model.variables if not one.trainable]
         self._local_values = [tf.Variable(one, trainable=False, name="ddl_kept") for one in self._local]
-        self._by_step = rollback == "step" and self.optimizer is not None
+        self._by_step = by_step and self.optimizer is not None
         if self._by_step:
             self._keep_with_steps()
             if hasattr(model, "train_function"):
                 model.train_function = None  # a training step that was traced before would not keep anything
         self._kept: list[Any] = []
         self._keep_all()
-
-    if TYPE_CHECKING:  # the keywords become attributes
-
-        def __getattr__(self, name: str) -> Any: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
 
     # --- steps
 
@@ -126,17 +115,6 @@ class TensorFlowKerasState(ObjectState):
 
     # --- what elastic.run calls
 
-    def commit(self) -> None:
-        if self._by_step:
-            State.commit(self)
-        else:
-            super().commit()
-
-    def save(self) -> None:
-        super().save()
-        if not self._by_step:
-            self._keep_all()
-
     def restore(self) -> None:
         super().restore()
         if not self._by_step:
@@ -145,18 +123,12 @@ class TensorFlowKerasState(ObjectState):
         for variable, kept in zip(self._local, self._local_values, strict=True):
             variable.assign(kept)
 
-    def sync(self) -> None:
-        head = (self.steps, self._saved) if rank() == self.root else None
-        steps, saved = broadcast_object(head, self.root)
-        if any(allgather_object(not self._entered or self.steps != steps)):
+    def _take_root(self, head: None, is_behind: bool) -> None:
+        if is_behind:
             broadcast_variables(self._shared(), self.root)  # it assigns when all values have arrived, and not before
         step = step_of(self.optimizer)
         if step is not None:
             step.forget_passes()  # ranks that join have none
-        self._saved = saved
-        ObjectState.restore(self)
-        self.steps = steps
-        self._keep_all()
 
     def _shared(self) -> list[Any]:
         """Return the variables that are equal on all ranks: those of the model and those of the optimizer."""
