@@ -23,7 +23,7 @@ from ddlcore.api.reductions import Membership, check_predivide, find_process_set
 from ddlcore.api.replicas import Replica, Verifier, array_replica, named, verify, verify_replicas
 from ddlcore.api.stopping import request_stop, should_stop
 from ddlcore.api.transports import built, built_version, enabled, threads_supported
-from ddlcore.api.weighted import Arithmetic, Weighed, weigh
+from ddlcore.api.weighted import Arithmetic, Weighed, weigh, weighted_average_async
 from ddlcore.api.weights import Share, Weight, average_by, check_weighted, checked_weight, reciprocal_of
 from ddlcore.api.world import (
     cross_rank,
@@ -118,5 +118,6 @@ __all__ = [
     "visible_gpus",
     "wait_for_all",
     "weigh",
+    "weighted_average_async",
     "wire_compression",
 ]

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ddlcore.api.operations import Operations
 from ddlcore.api.process_set import ProcessSet, global_process_set
-from ddlcore.api.weighted import weigh
-from ddlcore.api.weights import check_weighted, checked_weight
-from ddlcore.api.world import current_job
+from ddlcore.api.weighted import weighted_average_async
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.runtime.handle import Handle
-from ddlcore.types import Average, ReduceOp, Sum
+from ddlcore.types import Average, ReduceOp
 
 __all__ = [
     "allgather",
@@ -91,46 +90,7 @@ class _Arithmetic:
         return (total * total.dtype.type(factor)).astype(like.dtype, copy=False)
 
 
-def _weighted(
-    tensors: Sequence[Array],
-    outputs: Sequence[Array] | None,
-    single: bool,
-    name: str | None,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    compression: str,
-    weight: Any,
-) -> Handle:
-    """Start a weighted average, and return its handle.
-
-    The result of the handle is a list of arrays; if ``single`` is true, it is the one array. The average is written to
-    ``outputs``, or to new arrays if ``outputs`` is None.
-    """
-    check_weighted(op, prescale_factor, postscale_factor)
-    job = current_job()
-    given = checked_weight(weight, len(process_set.resolve(job)[1]))
-    for output in outputs or ():
-        _ops.adapter.require_writable(output)
-    mine = weigh(tensors, given, compression, _ops.adapter, _Arithmetic())
-
-    def placed(sums: list[Array]) -> Any:
-        results = mine.results(sums)
-        if outputs is not None:
-            for output, result in zip(outputs, results):
-                output[...] = result
-            results = list(outputs)
-        return results[0] if single else results
-
-    how: Any = {
-        "name": name,
-        "process_set": process_set,
-        "compression": compression,
-        "part_of": mine.part_of,
-        "job": job,
-    }
-    return _ops.grouped_allreduce_async(mine.sent, op=Sum, then=placed, **how)
+_weighted = partial(weighted_average_async, _ops, _Arithmetic(), np.copyto)
 
 
 def allreduce_async(
@@ -152,9 +112,8 @@ def allreduce_async(
     weight together with another op, with factors, or with arrays that are not of floating point.
     """
     if weight is not None:
-        return _weighted(
-            [tensor], None, True, name, op, prescale_factor, postscale_factor, process_set, compression, weight
-        )
+        how = (name, op, prescale_factor, postscale_factor, process_set, compression)
+        return _weighted([tensor], None, True, weight, *how)
     return _start(tensor, None, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
@@ -173,10 +132,8 @@ def allreduce_async_(
     With a ``weight``, ``tensor`` has the result when ``synchronize`` has returned.
     """
     if weight is not None:
-        into = [tensor]
-        return _weighted(
-            into, into, True, name, op, prescale_factor, postscale_factor, process_set, compression, weight
-        )
+        how = (name, op, prescale_factor, postscale_factor, process_set, compression)
+        return _weighted([tensor], [tensor], True, weight, *how)
     return _start(tensor, tensor, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
@@ -205,9 +162,8 @@ def _reduce_in_place(
     weight: Any = None,
 ) -> None:
     if weight is not None:
-        into = [tensor]
-        how = (name, op, prescale_factor, postscale_factor, process_set, compression, weight)
-        _weighted(into, into, True, *how).wait()
+        how = (name, op, prescale_factor, postscale_factor, process_set, compression)
+        _weighted([tensor], [tensor], True, weight, *how).wait()
         return
     _ops.allreduce_in_place(
         tensor,
@@ -235,8 +191,8 @@ def grouped_allreduce_async(
     The result of the handle is a list of new arrays. ``weight``: see ``allreduce_async``.
     """
     if weight is not None:
-        how = (name, op, prescale_factor, postscale_factor, process_set, compression, weight)
-        return _weighted(tensors, None, False, *how)
+        how = (name, op, prescale_factor, postscale_factor, process_set, compression)
+        return _weighted(tensors, None, False, weight, *how)
     return _ops.grouped_allreduce_async(
         tensors,
         name=name,
@@ -263,8 +219,8 @@ def grouped_allreduce_async_(
     No array is reduced before all are ready. ``weight``: see ``allreduce_async``.
     """
     if weight is not None:
-        how = (name, op, prescale_factor, postscale_factor, process_set, compression, weight)
-        return _weighted(tensors, tensors, False, *how)
+        how = (name, op, prescale_factor, postscale_factor, process_set, compression)
+        return _weighted(tensors, tensors, False, weight, *how)
     return _ops.grouped_allreduce_async(
         tensors,
         outputs=tensors,

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ddlcore.api.weights import Share, Weight, average_by, reciprocal_of
+from ddlcore.api.operations import Operations
+from ddlcore.api.process_set import ProcessSet
+from ddlcore.api.weights import Share, Weight, average_by, check_weighted, checked_weight, reciprocal_of
+from ddlcore.api.world import current_job
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.errors import InvalidArgument
+from ddlcore.runtime.handle import Handle
+from ddlcore.types import ReduceOp, Sum
 
-__all__ = ["Arithmetic", "Weighed", "weigh"]
+__all__ = ["Arithmetic", "Weighed", "weigh", "weighted_average_async"]
 
 
 class Arithmetic(Protocol):
@@ -73,3 +78,42 @@ def weigh(
         return [arithmetic.result(total, factor, tensor) for total, tensor in zip(sums[:-1], tensors)]
 
     return Weighed([*sent, arithmetic.number(weight, tensors[0])], average_by(False), divided)
+
+
+def weighted_average_async(
+    operations: Operations,
+    arithmetic: Arithmetic,
+    place: Callable[[Any, Any], object],
+    tensors: Sequence[Any],
+    outputs: Sequence[Any] | None,
+    single: bool,
+    weight: Any,
+    name: str | None,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    compression: str = "none",
+) -> Handle:
+    """Start the average of ``tensors`` with this rank's ``weight``, and return its handle.
+
+    The result of the handle is a list of tensors, or if ``single``, the only tensor: new ones, or ``outputs``, into each
+    of which its ``wait`` writes the average by ``place(output, average)``. Raises InvalidArgument for what has no average.
+    """
+    check_weighted(op, prescale_factor, postscale_factor)
+    job = current_job()
+    given = checked_weight(weight, len(process_set.resolve(job)[1]))
+    for output in outputs or ():
+        operations.adapter.require_writable(output)
+    mine = weigh(tensors, given, compression, operations.adapter, arithmetic)
+
+    def placed(sums: Sequence[Any]) -> Any:
+        results = mine.results(sums)
+        if outputs is not None:
+            for output, result in zip(outputs, results, strict=True):
+                place(output, result)
+            results = [*outputs]
+        return results[0] if single else results
+
+    how: Any = {"name": name, "process_set": process_set, "compression": compression, "job": job}
+    return operations.grouped_allreduce_async(mine.sent, op=Sum, then=placed, part_of=mine.part_of, **how)

@@ -10,8 +10,8 @@ import torch
 
 from ddl_torch import autograd
 from ddl_torch.autograd import ADAPTER, OPERATIONS, Call
-from ddlcore.api import ProcessSet, UserCompressor, Waitable, check_weighted, checked_weight, current_job, weigh
-from ddlcore.types import ReduceOp, Sum
+from ddlcore.api import UserCompressor, Waitable, check_weighted, checked_weight, weigh, weighted_average_async
+from ddlcore.types import Sum
 
 
 class _Arithmetic:
@@ -59,37 +59,13 @@ def _name_of(user: Any) -> str:
 
 
 def weighted(
-    tensors: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor] | None,
-    single: bool,
-    weight: Any,
-    name: str | None,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
+    tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None, single: bool, weight: Any, *how: Any
 ) -> Waitable:
-    """Start the average of ``tensors``, and return its handle. The results are put into ``outputs`` by its ``wait``.
+    """Start the average of ``tensors``, and return its handle; see ``ddlcore.api.weighted_average_async``."""
+    plain = [tensor.detach() for tensor in tensors]
+    return weighted_average_async(OPERATIONS, ARITHMETIC, _place, plain, outputs, single, weight, *how)
 
-    The result of the handle is a list of tensors, or, if ``single``, the only tensor. Raises InvalidArgument as
-    ``weighted_now`` does.
-    """
-    check_weighted(op, prescale_factor, postscale_factor)
-    job = current_job()
-    given = checked_weight(weight, len(process_set.resolve(job)[1]))
-    for output in outputs or ():
-        ADAPTER.require_writable(output)
 
-    mine = weigh([tensor.detach() for tensor in tensors], given, "none", ADAPTER, ARITHMETIC)
-
-    def placed(sums: list[torch.Tensor]) -> Any:
-        results = mine.results(sums)
-        if outputs is not None:
-            with torch.no_grad():
-                for output, result in zip(outputs, results, strict=True):
-                    output.copy_(result)
-            results = [*outputs]
-        return results[0] if single else results
-
-    how: Any = {"name": name, "op": Sum, "process_set": process_set, "part_of": mine.part_of, "job": job}
-    return OPERATIONS.grouped_allreduce_async(mine.sent, then=placed, **how)
+@torch.no_grad()
+def _place(output: torch.Tensor, result: torch.Tensor) -> None:
+    output.copy_(result)
