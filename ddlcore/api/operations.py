@@ -297,28 +297,10 @@ class Operations:
         call = VerbCall(self, name, process_set, job, stage_on_host, single=False)
         return reducescatter(call, tensors, ReduceArguments(op, prescale_factor, postscale_factor, compression))
 
-    # --- objects
+    # --- objects, which are the same for all frameworks
 
-    def broadcast_object(
-        self,
-        obj: Any,
-        root_rank: int = 0,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-        job: JobService | None = None,
-    ) -> Any:
-        """Return the object of ``root_rank`` on every member; see ``ddlcore.api.objects.broadcast_object``."""
-        return broadcast_object(obj, root_rank, name, process_set, job)
-
-    def allgather_object(
-        self,
-        obj: Any,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-        job: JobService | None = None,
-    ) -> list[Any]:
-        """Return the objects of all members, in the order of ranks; see ``ddlcore.api.objects.allgather_object``."""
-        return allgather_object(obj, name, process_set, job)
+    broadcast_object = staticmethod(broadcast_object)
+    allgather_object = staticmethod(allgather_object)
 
     # --- submission
 
