@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,13 +29,12 @@ class LocalVariables:
             raise ValueError(f"a local source is a variable, not a {type(variable).__name__}")
         self._variables.append(variable)
 
-    def register_layers(self, layers: Iterable[Any]) -> None:
-        """Make the variables of ``layers`` local to this rank.
+    def register_layers(self, layers: Any) -> None:
+        """Make the variables of ``layers``, a layer or several or None, local to this rank.
 
-        The layers must be built before the first gradient is reduced. Raises ValueError if an item of ``layers`` is not
-        a layer.
+        The layers must be built before the first gradient is reduced. Raises ValueError for what is not a layer.
         """
-        for layer in layers:
+        for layer in [] if layers is None else listed(layers):
             if not hasattr(layer, "trainable_weights"):
                 raise ValueError(f"local_layers takes layers of Keras, not {type(layer).__name__}")
             self._layers.append(layer)
@@ -83,6 +82,11 @@ class LocalVariables:
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(divided(gradient.values, ranks), gradient.indices, gradient.dense_shape)
         return divided(gradient, ranks)
+
+
+def listed(given: Any) -> list[Any]:
+    """Return ``given``, one object or a collection of several, as a list."""
+    return list(given) if isinstance(given, (list, tuple, set, frozenset)) else [given]
 
 
 def variable_of(source: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -206,14 +206,8 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    tape._local.register_layers(_listed(local_layers))
+    tape._local.register_layers(local_layers)
     return tape
-
-
-def _listed(layers: Any) -> Iterable[Any]:
-    if layers is None:
-        return []
-    return list(layers) if isinstance(layers, (list, tuple, set, frozenset)) else [layers]
 
 
 class _Named:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ddl_tf.broadcast import broadcast_variables
 from ddl_tf.keras.families import Family, family_of, the_keras
 from ddl_tf.keras.values import broadcast_global_variables
-from ddl_tf.local import identity
+from ddl_tf.local import identity, listed
 from ddlcore.api import arrays, rank, should_stop, size
 from ddlcore.types import Average, Min
 
@@ -56,7 +56,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
-        self._local = [] if local_variables is None else _as_list(local_variables)
+        self._local = [] if local_variables is None else listed(local_variables)
         if not all(hasattr(variable, "assign") for variable in self._local):
             raise ValueError("All local variables must be of tf.Variable type.")
 
@@ -359,7 +359,3 @@ def _scale(variable: Any, factor: float) -> None:
 def _gathered(*numbers: float) -> list[tuple[float, ...]]:
     """Return a list of tuples: the ``numbers`` of every rank, in rank order."""
     return [tuple(row) for row in arrays.allgather(np.array([numbers]), "metric_average_callback.names")]
-
-
-def _as_list(variables: Any) -> list[Any]:
-    return list(variables) if isinstance(variables, (list, tuple, set, frozenset)) else [variables]

@@ -120,8 +120,6 @@ def PartialDistributedOptimizer(
     ``scale_local_gradients``, these gradients are divided by the number of ranks. The layers may be built later, but
     not after the first step.
     """
-    layers = [] if local_layers is None else local_layers
-    layers = list(layers) if isinstance(layers, (list, tuple, set, frozenset)) else [layers]
     wrapped = DistributedOptimizer(
         optimizer,
         name=name,
@@ -138,7 +136,7 @@ def PartialDistributedOptimizer(
         scale_local_gradients=scale_local_gradients,
     )
     step: Step = vars(wrapped)["_ddl"]
-    step.local.register_layers(layers)
+    step.local.register_layers(local_layers)
     return wrapped
 
 
