@@ -10,7 +10,7 @@ from ddlcore.api.verb_call import VerbCall
 from ddlcore.api.world import job_of
 from ddlcore.errors import InvalidArgument
 from ddlcore.messages.spec import Spec
-from ddlcore.runtime.device.fenced import FencedPersistentRequest
+from ddlcore.runtime.fenced import FencedPersistentRequest
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.host_reductions import reducescatter_rows
 from ddlcore.runtime.outcome import Outcome

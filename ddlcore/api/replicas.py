@@ -19,7 +19,6 @@ from ddlcore.api.process_set import ProcessSet, global_process_set
 from ddlcore.api.world import current_job
 from ddlcore.contracts.framework import JobService
 from ddlcore.contracts.transport import view
-from ddlcore.coordinator.agreement import differing, wording
 from ddlcore.errors import InvalidArgument, ReplicasDiffer
 from ddlcore.messages.observing import Differ, Digests, Explain, Sample
 from ddlcore.process.job import Job
@@ -208,6 +207,9 @@ def verify_replicas(
     whole = hashlib.blake2b(_digest(names) + digests, digest_size=16).digest()
     if len(set(allgather_object(whole, process_set=process_set, job=job))) == 1:
         return
+    # Imported here: a rank needs the coordinator's module only to describe a difference.
+    from ddlcore.coordinator.agreement import differing, wording
+
     told = dict(zip(ranks, allgather_object((names, digests), process_set=process_set, job=job)))
     every = {rank: names for rank, (names, _) in told.items()}
     index, groups, count = differing(every, {rank: digests for rank, (_, digests) in told.items()})

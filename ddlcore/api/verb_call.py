@@ -13,7 +13,7 @@ from ddlcore.contracts.framework import JobService, TensorEntry
 from ddlcore.errors import InvalidArgument
 from ddlcore.messages.coding import encode
 from ddlcore.messages.spec import Spec
-from ddlcore.runtime.device.fenced import FencedHandle
+from ddlcore.runtime.fenced import FencedHandle
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import ANONYMOUS, Entry

@@ -29,6 +29,11 @@ _END = b"\n]\n"
 Clock = Callable[[], "tuple[int, int] | None"]  # offset and error in ns; None: not available now
 
 
+def parts_beside(file: Path) -> Path:
+    """Return the directory in which the ranks write their parts, before the parts are merged into ``file``."""
+    return file.with_name(file.name + ".ranks")
+
+
 def part_of(directory: Path, rank: int) -> Path:
     """Return the path of a new file for the timeline of ``rank`` in ``directory``.
 

@@ -110,10 +110,3 @@ class TraceHooks:
     def left(self, epoch: int) -> None:
         """Record that this rank has left replay. From now on, every bucket is negotiated."""
         self.ring.put(RecordKind.DISCOVER, perf_counter_ns(), epoch)
-
-    def clock(self, offset_ns: int, error_ns: int) -> None:
-        """Record a comparison of clocks: the coordinator's clock is this process's clock plus ``offset_ns``.
-
-        The error of the offset is at most ``error_ns``.
-        """
-        self.ring.put(RecordKind.CLOCK, perf_counter_ns(), offset_ns, error_ns)

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddlcore.control.channel import Channel
-from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
 from ddlcore.messages.elastic import World
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_sessions
-from ddlcore.process.elastic_member import ElasticMember, JobBeforeWorld
 from ddlcore.process.environment import Environment
 from ddlcore.process.job import Job
 from ddlcore.process.world_place import WorldPlace
@@ -25,6 +23,7 @@ from ddlcore.types import Placement
 
 if TYPE_CHECKING:
     from ddlcore.coordinator.tuning import SearchDriver
+    from ddlcore.process.elastic_member import ElasticMember
 
 
 def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
@@ -49,6 +48,7 @@ def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
     ``environment``: the values that the launcher has passed. The ElasticMember makes this process a member of a world.
     """
     from ddlcore.control.client import connect
+    from ddlcore.process.elastic_member import ElasticMember, JobBeforeWorld  # other jobs do not need this module
 
     settings, registry = settings_of(os.environ)
     launched = environment.placement
@@ -88,6 +88,8 @@ def local_jobs(
     of each rank; None: all ranks count as ranks of one host. ``registry``: see ``lone_job``. ``driver`` searches for
     better settings while the jobs run.
     """
+    from ddlcore.control.local import LocalNetwork  # a rank of a launcher does not need this module
+
     given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
     network = LocalNetwork(size, build_sessions(size, given, registry, driver))
     placed = tuple(hosts) if hosts is not None else (0,) * size

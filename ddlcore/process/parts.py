@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddlcore.builtin.solo import QueuedSolo
 from ddlcore.config.loading import Settings
 from ddlcore.contracts.store import PrefixStore, Store
 from ddlcore.control.channel import Channel
@@ -28,6 +28,7 @@ from ddlcore.messages.to_coordinator import Bye, Done, Hello
 from ddlcore.messages.to_rank import Adjust, Drain, Resume
 from ddlcore.observe.flight import Flight
 from ddlcore.plug.registry import Registry
+from ddlcore.process.accelerators import Accelerators
 from ddlcore.process.build import build_transport, patience_of
 from ddlcore.process.compressors import Compressors
 from ddlcore.process.verification import Verification
@@ -36,7 +37,6 @@ from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.control_thread import ControlThread
 from ddlcore.runtime.counted_calls import CountedCalls
 from ddlcore.runtime.decisions import Decisions
-from ddlcore.runtime.device.accelerators import Accelerators
 from ddlcore.runtime.dispatch import Dispatcher
 from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
 from ddlcore.runtime.epochs import Epochs
@@ -57,6 +57,9 @@ from ddlcore.runtime.timeline_switch import TimelineSwitch
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Member
 from ddlcore.version import VERSION
+
+if TYPE_CHECKING:
+    from ddlcore.runtime.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("ddl")
 ABORT_WAIT_S = 2.0
@@ -103,12 +106,10 @@ class Parts:
         self.standing = Standing(self.end)
         self.outbox = Outbox(channel.wake)
         completion = Completion()
-        self._session_store = session_store = _SessionStore(self.standing, store)
-        self.sets = ProcessSets(self._opener(settings, session_store))
+        self._session_store = _SessionStore(self.standing, store)
+        self.sets = ProcessSets(self._opener(settings, self._session_store))
         facts = {"ddl": VERSION, "fusion_bytes": settings.whole("fusion_bytes")}
-        self.timeline = TimelineSwitch(
-            self.sets, self.meter, session_store, store.clock, world_place.launched, world_place.ranks, facts
-        )
+        self.timeline = TimelineSwitch(partial(self._timeline_recorder, facts))
         self.tensor_queue = TensorQueue(completion, self.outbox, self.flight, self.timeline)
         self.submission = Submission(self.tensor_queue)
         self._epochs = Epochs(self.tensor_queue)
@@ -132,12 +133,19 @@ class Parts:
             patience_of(settings),
         )
 
+    def _timeline_recorder(self, facts: Mapping[str, object]) -> TimelineRecorder:
+        # Imported here: few ranks record a timeline.
+        from ddlcore.runtime.timeline_recorder import TimelineRecorder
+
+        place, store = self._world_place, self._session_store
+        clock = self._store.clock
+        return TimelineRecorder(self.sets, self.meter, store, clock, place.launched, place.ranks, facts)
+
     def _accelerators(self, compressors: Compressors) -> Accelerators:
         return Accelerators(
             self._registry,
             self._settings,
             self.sets,
-            QueuedSolo,
             compressors.make,
             lambda: self._failure.given,
             self.meter,

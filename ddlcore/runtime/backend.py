@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from ddlcore.types import Kind
 
 AUTO = "auto"
+SOLO = "solo"  # for devices: a process set of one rank, which needs no transport but the queue
+STAGED_ON_HOST = "cpu"  # for devices: what the user writes to ask for staging on the host
 ROUTED = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER)
 _KINDS = {kind.name.lower(): kind for kind in ROUTED}
 _FORMS = "auto, NAME, LOCAL+CROSS, or one of them followed by KIND=… such as auto,allgather=NAME"

@@ -5,7 +5,7 @@ An executor runs the collective of a bucket. ProcessSets adds and removes proces
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -64,9 +64,12 @@ class ShownDispatcher:
 
 
 class Dispatcher:
-    """Passes each bucket to the executor that can run it. Only the thread that runs buckets uses this object."""
+    """Passes each bucket to the executor that can run it. Only the thread that runs buckets uses this object.
 
-    def __init__(self, sets: ProcessSets, host: HostExecutor, devices: OnDevices) -> None:
+    ``devices`` returns the executor for tensors on devices; it is called only if there are such tensors.
+    """
+
+    def __init__(self, sets: ProcessSets, host: HostExecutor, devices: Callable[[], OnDevices]) -> None:
         self._sets = sets
         self._host = host
         self._devices = devices
@@ -93,7 +96,7 @@ class Dispatcher:
         if bucket.compressor:
             specs = [msgspec.structs.replace(spec, compressor=bucket.compressor) for spec in specs]
         if specs[0].device != CPU.kind:
-            return self._devices.execute(bucket, entries, specs)
+            return self._devices().execute(bucket, entries, specs)
         return self._host.execute_on_host(bucket, entries, specs)
 
     def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
@@ -121,5 +124,5 @@ class Dispatcher:
         if planned.compressor:
             specs = [msgspec.structs.replace(spec, compressor=planned.compressor) for spec in specs]
         if specs[0].device != CPU.kind:
-            return self._devices.arranged(planned, specs)
+            return self._devices().arranged(planned, specs)
         return self._host.arranged_on_host(planned, specs)

@@ -101,7 +101,7 @@ class Beside(Protocol):
 
     def shut(self) -> Sequence[tuple[int, str]]: ...
 
-    def reopen(self, opener: Opener, routes: Sequence[tuple[int, str]]) -> None: ...
+    def reopen(self, routes: Sequence[tuple[int, str]]) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -138,7 +138,7 @@ class ProcessSets:
 
     def __init__(self, opener: Opener) -> None:
         self.beside: Beside | None = None
-        self.opener = opener
+        self.opener = opener  # only the engine's thread changes this, see ``reopen``
         self._lock = threading.Lock()
         self._members: dict[int, tuple[int, ...]] = {}
         self._open: dict[int, Communicator] = {}
@@ -147,6 +147,21 @@ class ProcessSets:
         self._routes: dict[int, Route] = {}
         self._opening: Transport | None = None
         self._aborted = False
+        self._closed = False
+
+    def use_for_devices(self, beside: Beside) -> None:
+        """Let ``beside`` reduce the tensors on devices from now on. Any thread may call this, before the first of them.
+
+        If the process sets were aborted or closed already, ``beside`` is aborted or closed, too.
+        """
+        # No lock: a signal handler may interrupt this thread here and leave the job, and then the engine would wait for
+        # the lock. ``abort`` and ``close`` set their flag before they read ``beside``. So either this thread sees the
+        # flag, or the other thread sees ``beside``; if both do, the second call has no effect.
+        self.beside = beside
+        if self._aborted:
+            beside.abort()
+        if self._closed:
+            beside.close(0.0)
 
     def add(self, set_id: int, ranks: tuple[int, ...]) -> None:
         """Register process set ``set_id``, and open its communicator if this rank is a member.
@@ -195,7 +210,7 @@ class ProcessSets:
             communicator.transport.close()
             self.add(set_id, communicator.ranks)
         if self.beside is not None:
-            self.beside.reopen(opener, shut)
+            self.beside.reopen(shut)
 
     def members(self, set_id: int) -> tuple[int, ...] | None:
         return self._members.get(set_id)
@@ -270,6 +285,7 @@ class ProcessSets:
 
         Only the engine's thread may call this.
         """
+        self._closed = True
         if self.beside is not None:
             self.beside.close(patience_s)
         with self._lock:

@@ -26,7 +26,7 @@ FOLDERS = {
     "runtime": ({OWN}, {"device"}),
     "builtin": ({OWN}, {"hierarchical", "shm", "tuners"}),
     "process": (
-        {"environment", "world_place", "build", "observers", "compressors", "verification", "search"},
+        {"accelerators", "environment", "world_place", "build", "observers", "compressors", "verification", "search"},
         {"pulses"},
         {"parts"},
         {"job"},

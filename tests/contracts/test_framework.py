@@ -15,7 +15,7 @@ from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.config.loading import Settings
 from ddlcore.contracts import framework
 from ddlcore.process.job import Job
-from ddlcore.runtime.device.fenced import FencedPersistentRequest
+from ddlcore.runtime.fenced import FencedPersistentRequest
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.testing import run_world
 from ddlcore.types import Sum

@@ -87,7 +87,7 @@ def test_clocks_that_had_to_be_measured_are_as_right_as_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no boot says that it is one clock: what is added is within its error of the truth, and so are the buckets' ends."""
-    monkeypatch.setattr("ddlcore.runtime.timeline_switch.boot_id", lambda: "")
+    monkeypatch.setattr("ddlcore.runtime.timeline_recorder.boot_id", lambda: "")
     metadata, events = record(3, tmp_path / "t.json", steps)
     looks = [event["args"] for event in events if event["name"] == "CLOCK"]
     assert len(looks) >= 3, "each rank looks"

@@ -14,8 +14,9 @@ from ddlcore.contracts.device import DeviceRuntime
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
 from ddlcore.hooks import TransportProvider
+from ddlcore.runtime.backend import SOLO
 from ddlcore.runtime.device.devices import Devices, DeviceStream, Pool
-from ddlcore.runtime.device.routes import SOLO, Choice, DeviceRoutes, Fact, choose
+from ddlcore.runtime.device.routes import Choice, DeviceRoutes, Fact, choose
 from ddlcore.runtime.device_labels import ON_HOST, describe_device, kind_of, label_of_stream
 from ddlcore.runtime.meter import Meter
 from ddlcore.types import CPU, Buffer, Device, DType, Member
@@ -134,7 +135,7 @@ def test_queues_that_never_end_are_left_behind_together(
         monkeypatch.setattr(stream.queue, "record", PretendEvent)  # one that never comes
     closed: list[float] = []
     monkeypatch.setattr(DeviceStream, "close", lambda self, timeout_s: closed.append(timeout_s))
-    routes = DeviceRoutes(None, None, None, devices, None)  # type: ignore[arg-type]  # nothing is opened
+    routes = DeviceRoutes(None, None, devices, None)  # type: ignore[arg-type]  # nothing is opened
     begun_s = time.monotonic()
     routes.close(1.5)
     assert 1.5 <= time.monotonic() - begun_s < 2.9  # one after the other they would take 3

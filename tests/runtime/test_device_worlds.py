@@ -30,8 +30,8 @@ from ddlcore.hooks import CompressorProvider, KernelsProvider, TransportProvider
 from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.process.job import Job
 from ddlcore.runtime.device.devices import DeviceStream
-from ddlcore.runtime.device.fenced import FencedPersistentRequest
 from ddlcore.runtime.device.routes import DeviceRoutes
+from ddlcore.runtime.fenced import FencedPersistentRequest
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.testing import World
 from ddlcore.text.installing import pip_install
@@ -190,6 +190,36 @@ def test_a_rank_that_has_joined_stands_in(way: tuple[str, str]) -> None:
 
     with PretendWorld(2, backend=way[0], route=way[1]) as world:
         assert world.on_streams(play) == [1, 0]
+
+
+@pytest.mark.parametrize("backend", ["shm", "threads", "mute"])
+def test_devices_may_appear_after_init(backend: str) -> None:
+    """For ranks with a tensor there, and for one that has joined without; the routes and the end are as usual."""
+    registry = pretend_registry(kernels=False)
+    ours = Distribution("tests", "1")
+    provider = KernelsProvider(name=KIND, target="ddl_conform.pretend:PretendRuntime", device=KIND)
+
+    def play(rank: int, job: Job) -> str:
+        runtime = PretendRuntime()
+        runtime.open(Device(KIND, rank))
+        if rank == 0:
+            with stream(runtime), pytest.raises(PluginError, match="no installed plugin serves it"):
+                PRETEND.allreduce_async(filled(1), name="x")
+            registry.offer(provider, ours)
+        ddl.barrier()
+        if rank == 1:
+            ddl.join()
+        else:
+            with stream(runtime):
+                for _ in range(STEPS):
+                    assert (PRETEND.allreduce_async(filled(1), name="x", op=ddl.Sum).wait().numpy() == 1).all()
+            ddl.join()
+        assert job.device_label(Device(KIND, rank)) == KIND
+        return job.stats()["routes"][0]
+
+    with World(2, backend=backend, registry=registry, settings={"device_dense": KIND}) as world:
+        for text in world.run(play):
+            assert text == f"{backend} (asked for); {KIND}: {KIND} (asked for)"
 
 
 @WAYS

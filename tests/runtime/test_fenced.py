@@ -9,7 +9,7 @@ import pytest
 
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError, PeerLost
-from ddlcore.runtime.device.fenced import FencedHandle
+from ddlcore.runtime.fenced import FencedHandle
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.outcome import Outcome
 from tests.runtime.waiting import waiter_of

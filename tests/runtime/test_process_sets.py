@@ -80,3 +80,27 @@ def test_the_route_is_known_while_a_communicator_is_opened_anew() -> None:
     assert sets.routes() == {}
     with pytest.raises(DdlInternalError, match="process set 0 has no open communicator"):
         sets.transports(0)
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_handles_devices_ends_with_the_job_however_late_it_comes(end: str, late: bool) -> None:
+    """A user's thread may make its first tensor on a device while another thread ends the job."""
+    ended: list[str] = []
+
+    class Devices:
+        def abort(self) -> None:
+            ended.append("abort")
+
+        def close(self, patience_s: float) -> None:
+            ended.append("close")
+
+    devices: Any = Devices()
+    opener: Any = None  # nothing is opened
+    sets = ProcessSets(opener)
+    if not late:
+        sets.use_for_devices(devices)
+    getattr(sets, end)()
+    if late:
+        sets.use_for_devices(devices)
+    assert ended == [end]

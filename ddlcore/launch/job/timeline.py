@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ddlcore.config.loading import Settings
 from ddlcore.observe.merge import merge, parts_in
-from ddlcore.observe.timeline import MADE_HERE, make_directory, remove_directory
-from ddlcore.runtime.timeline_switch import parts_beside
+from ddlcore.observe.timeline import MADE_HERE, make_directory, parts_beside, remove_directory
 
 
 @dataclass(frozen=True)

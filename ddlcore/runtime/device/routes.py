@@ -19,7 +19,7 @@ from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport, view
 from ddlcore.errors import DdlInternalError
 from ddlcore.hooks import TransportProvider
-from ddlcore.runtime.backend import AUTO
+from ddlcore.runtime.backend import AUTO, SOLO, STAGED_ON_HOST
 from ddlcore.runtime.device.devices import Devices, DeviceStream, Pool
 from ddlcore.runtime.device_labels import ON_HOST, describe_device, label_of_stream
 from ddlcore.runtime.meter import Meter, now_ns
@@ -28,8 +28,6 @@ from ddlcore.runtime.transport_calls import Unserved, finish
 from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
 
 log = logging.getLogger("ddl")
-SOLO = "solo"  # a process set of one rank, which needs no transport but the queue
-STAGED_ON_HOST = "cpu"  # what the user writes to ask for staging on the host
 LEAVE_SLICE_S = 0.1
 TELL_S = 5.0  # after so long a wait for a device at the end of the job, a warning is logged
 ABORTED_S = 5.0  # for a queue to end whose collectives were aborted
@@ -256,11 +254,8 @@ class DeviceRoutes:
     Only the engine opens and closes routes. Any thread may call ``abort``.
     """
 
-    def __init__(
-        self, opener: Opener, device_opener: DeviceOpener, sets: ProcessSets, devices: Devices, meter: Meter
-    ) -> None:
+    def __init__(self, device_opener: DeviceOpener, sets: ProcessSets, devices: Devices, meter: Meter) -> None:
         self._meter = meter
-        self._opener = opener
         self._device_opener = device_opener
         self._sets = sets
         self._devices = devices
@@ -288,7 +283,7 @@ class DeviceRoutes:
     def _make(self, set_id: int, label: str) -> OnDevice:
         host = self._sets.communicator(set_id)
         stream = self._devices.stream(label)
-        choice = self._device_opener.choose(self._opener, host, label, stream)
+        choice = self._device_opener.choose(self._sets.opener, host, label, stream)
         if host.rank == 0:
             way = f"transport {choice.name}" if choice.name else f"staged on the host, transport {host.route.name}"
             what = describe_device(label_of_stream(label))
@@ -299,7 +294,8 @@ class DeviceRoutes:
         # dies meanwhile, only ``abort`` can end the wait.
         transport = self._begin(self._device_opener.build(choice.name))
         name = f"process set {set_id} on {describe_device(label)}"
-        context = self._opener.context(host.ranks, self._opener.part(f"set{set_id}.{label}"), name)
+        opener = self._sets.opener
+        context = opener.context(host.ranks, opener.part(f"set{set_id}.{label}"), name)
         try:
             transport.open(replace(context, kernels=stream.kernels, queue=stream.queue))
         except BaseException:
@@ -351,13 +347,12 @@ class DeviceRoutes:
             finally:
                 self._end(route.transport)
 
-    def reopen(self, opener: Opener, routes: Sequence[tuple[int, str]]) -> None:
+    def reopen(self, routes: Sequence[tuple[int, str]]) -> None:
         """Choose and open new routes instead of those that ``shut`` has closed. Only the engine's thread may call this.
 
         ``routes`` is the list that ``shut`` returned. The routes are opened now and not at the first bucket, because
         all ranks call this method at the same time.
         """
-        self._opener = opener
         for set_id, label in routes:
             self.route(set_id, label)
 
