@@ -27,6 +27,7 @@ from ddlcore.control.server import Server
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages.coding import encode
 from ddlcore.messages.observing import Alive, Probe
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL, Ask, Spec
 from ddlcore.messages.to_coordinator import Bye, Done, Hello, Request
 from ddlcore.messages.to_rank import Answer, Bucket, Farewell, FromCoordinator, Welcome
@@ -56,7 +57,7 @@ class Client:
     def begin(self, step: str) -> Hello | Request | Bye:
         """Return the first message that the client sends in ``step``, one of STEPS."""
         if step == STEPS[0]:
-            return Hello(self.rank, tuple(range(self.size)), 1, PROTOCOL, "", 64 << 20)
+            return Hello(LaunchedRank(self.rank), tuple(map(LaunchedRank, range(self.size))), 1, PROTOCOL, "", 64 << 20)
         return self._request() if step == STEPS[1] else Bye("shutdown")
 
     def hear(self, message: FromCoordinator) -> Request | Done | Alive | None:

@@ -31,6 +31,7 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.control.post import packed
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages.coding import decode_from_coordinator, decode_to_coordinator, encode
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL, Ask, Spec
 from ddlcore.messages.to_coordinator import Bye, Frozen, Hello, Leave, Request, ToCoordinator
 from ddlcore.messages.to_rank import Answer, Arranged, Bucket, Drain, Farewell, Freeze, FromCoordinator, Resume, Welcome
@@ -234,7 +235,11 @@ class World:
             self._turn_due = False
             return
         begin_s = time.thread_time()
-        said = [one for rank, data in arrived for one in self.sessions.handle(rank, decode_to_coordinator(data))]
+        said = [
+            one
+            for rank, data in arrived
+            for one in self.sessions.handle(LaunchedRank(rank), decode_to_coordinator(data))
+        ]
         told = packed(said)
         self.cost.cpu_s += time.thread_time() - begin_s
         busy_s = MESSAGE_S * (len(arrived) + len(told))
@@ -255,7 +260,7 @@ def _ask(name: str, shape: tuple[int, ...]) -> Ask:
 def program(world: World, steps: int) -> Iterator[tuple[str, Cost]]:
     """Yield the parts of a job from its first message to its last: the name of each part, and its cost."""
     size = len(world.ranks)
-    ranks = tuple(range(size))
+    ranks = tuple(map(LaunchedRank, range(size)))
     yield "init", world.say({rank: Hello(rank, ranks, 1, PROTOCOL, "", FUSION_BYTES) for rank in ranks})
     yield "discovered, the first", world.step(world.asks)
     yield "discovered, a later one", world.step(world.asks)

@@ -12,6 +12,7 @@ from ddlcore.api.process_set import ProcessSet, add_process_set, global_process_
 from ddlcore.api.threads import before_threads_are_joined
 from ddlcore.api.world import PROCESS, is_initialized
 from ddlcore.errors import DdlInternalError, InvalidArgument
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.detection import detect
@@ -149,10 +150,10 @@ def _make_job(comm: Any) -> Job:
     return job
 
 
-def _ranks_of(comm: Any, launched: Placement | RankInfo) -> tuple[int, ...] | None:
+def _ranks_of(comm: Any, launched: Placement | RankInfo) -> tuple[LaunchedRank, ...] | None:
     if not isinstance(comm, (list, tuple, range)):
         comm = _ranks_of_communicator(comm, launched)
-    ranks = tuple(int(rank) for rank in comm)
+    ranks = tuple(LaunchedRank(int(rank)) for rank in comm)
     if not ranks:
         return None  # as in Horovod, an empty list means all ranks
     if len(set(ranks)) != len(ranks) or any(not 0 <= rank < launched.size for rank in ranks):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from ddlcore.contracts.framework import JobService
 from ddlcore.errors import NotInitialized
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.process.job import Job
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.reentry import Lock
@@ -46,7 +47,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.job: Job | None = None
-        self.ordinals: dict[tuple[int, ...] | None, int] = {}
+        self.ordinals: dict[tuple[LaunchedRank, ...] | None, int] = {}
         self.thread = threading.local()  # .job: in a world of threads, the job of this thread
         self.worlds = False  # whether any thread has ever had its own job
         self.pid = 0

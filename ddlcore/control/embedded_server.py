@@ -28,6 +28,7 @@ from ddlcore.control.server import Server
 from ddlcore.control.surroundings import kin
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DeadlineExceeded
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Arrive
 from ddlcore.messages.to_rank import Outgoing
 from ddlcore.threads import OwnThread
@@ -73,7 +74,7 @@ class EmbeddedServer:
         self._deadline_s = deadline_s
         self._pid = os.getpid()
         self._kin = kin()
-        self._arrivals: deque[tuple[int, Arrive]] = deque()
+        self._arrivals: deque[tuple[LaunchedRank, Arrive]] = deque()
         self._wake = Wake()
         self._idle = threading.Condition()
         self._told = threading.Event()
@@ -131,7 +132,7 @@ class EmbeddedServer:
         with contextlib.suppress(KeyboardInterrupt):
             if patient:
                 self._wait_for_others()
-        self._server.rank_ended(0, reason)
+        self._server.rank_ended(LaunchedRank(0), reason)
         self._told.wait(_TELL_S)
         self._stopping = True
         self._wake.set()
@@ -151,9 +152,9 @@ class EmbeddedServer:
                     who = ", ".join(map(str, sorted(others)))
                     log.info("rank 0 has ended its script and stays: rank %s may still use its coordinator", who)
 
-    def _needing(self) -> frozenset[int]:
+    def _needing(self) -> frozenset[LaunchedRank]:
         """Return all ranks, except rank 0, that use the coordinator now or may still arrive."""
-        coming = self._registration.missing() if time.monotonic() < self._deadline_s else set[int]()
+        coming = self._registration.missing() if time.monotonic() < self._deadline_s else set()
         return (self._registration.active | coming) - {0}
 
     def _is_dead(self, invitation: Invitation) -> bool:
@@ -164,7 +165,7 @@ class EmbeddedServer:
 
     # --- called in the server's thread
 
-    def _arrived(self, rank: int, arrive: Arrive) -> None:
+    def _arrived(self, rank: LaunchedRank, arrive: Arrive) -> None:
         self._arrivals.append((rank, arrive))
         self._wake.set()
 
@@ -181,7 +182,7 @@ class EmbeddedServer:
         """
         poll = select.poll()
         poll.register(self._wake.fileno(), select.POLLIN)
-        watched: dict[int, int] = {}  # by pidfd: rank
+        watched: dict[int, LaunchedRank] = {}  # by pidfd: rank
         missing = set(range(self._size))
         while not self._stopping:
             for fd, _ in poll.poll():
@@ -202,7 +203,7 @@ class EmbeddedServer:
         for fd in watched:
             os.close(fd)
 
-    def _open(self, rank: int, arrive: Arrive) -> int:
+    def _open(self, rank: LaunchedRank, arrive: Arrive) -> int:
         if arrive.kin != self._kin or arrive.pid == self._pid:
             return -1
         try:
@@ -228,7 +229,7 @@ class _Last:
         self.overdue = coordinator.overdue
         self.due = coordinator.due
 
-    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
+    def rank_ended(self, rank: LaunchedRank, reason: str, certain: bool = True) -> Outgoing[LaunchedRank]:
         outgoing = self._coordinator.rank_ended(rank, reason, certain)
         if rank == 0:
             self._told.set()  # the resulting messages are sent in the same turn

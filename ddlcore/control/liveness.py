@@ -10,6 +10,7 @@ import subprocess
 from collections import deque
 
 from ddlcore.control.wake import Wake
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.threads import OwnThread
 
 
@@ -53,11 +54,12 @@ class Watcher:
         self._wake = Wake()
         self._poll = select.poll()
         self._poll.register(self._wake.fileno(), select.POLLIN)
-        self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pidfd: (rank, process)
-        self._ended: deque[tuple[int, subprocess.Popen[bytes], int]] = deque()  # ends that the threads have found
+        self._children: dict[int, tuple[LaunchedRank, subprocess.Popen[bytes]]] = {}  # by pidfd: (rank, process)
+        # Ends that the threads have found.
+        self._ended: deque[tuple[LaunchedRank, subprocess.Popen[bytes], int]] = deque()
         self._forgotten: list[subprocess.Popen[bytes]] = []
 
-    def add(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def add(self, rank: LaunchedRank, process: subprocess.Popen[bytes]) -> None:
         """Watch the child process ``process``, which runs ``rank``. No other code may wait for this child."""
         fd = open_pidfd(process.pid)
         if fd >= 0:
@@ -66,7 +68,7 @@ class Watcher:
         else:
             OwnThread(target=self._wait_for, args=(rank, process), name=f"ddl-watch-{rank}").start()
 
-    def wait(self, timeout_s: float) -> list[tuple[int, int]]:
+    def wait(self, timeout_s: float) -> list[tuple[LaunchedRank, int]]:
         """Wait at most ``timeout_s`` until a process ends, and return (rank, return code) for each ended process.
 
         Each process is returned only once. Returns [] after the timeout, or if another thread called ``wake``.
@@ -106,6 +108,6 @@ class Watcher:
         self._children.clear()
         self._wake.close()
 
-    def _wait_for(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def _wait_for(self, rank: LaunchedRank, process: subprocess.Popen[bytes]) -> None:
         self._ended.append((rank, process, process.wait()))
         self._wake.set()

@@ -16,6 +16,7 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol
 from ddlcore.control.store import CLOSED, JobStore, Shelf
 from ddlcore.errors import Closed
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.store import StoreReply, StoreRequest
 from ddlcore.messages.to_coordinator import Hello, ToCoordinator
 from ddlcore.messages.to_rank import FromCoordinator, Outgoing
@@ -47,17 +48,17 @@ class LocalNetwork:
         self._shelf: Shelf[_Slot[StoreReply]] = Shelf()
         self._tick_s = time.monotonic() + _TICK_S
 
-    def channel(self, rank: int) -> LocalChannel:
+    def channel(self, rank: LaunchedRank) -> LocalChannel:
         """Return a new channel of ``rank``. From now on, the coordinator's messages to ``rank`` go to this channel."""
         channel = LocalChannel(self, rank)
         with self._lock:
             self._channels[rank] = channel
         return channel
 
-    def store(self, rank: int) -> LocalStore:
+    def store(self, rank: LaunchedRank) -> LocalStore:
         return LocalStore(self, rank)
 
-    def rank_ended(self, rank: int, reason: str) -> None:
+    def rank_ended(self, rank: LaunchedRank, reason: str) -> None:
         """Tell the coordinator that the thread of ``rank`` has ended, or must be treated as ended.
 
         ``reason`` says why, in words for the user. Any thread may call this.
@@ -65,7 +66,7 @@ class LocalNetwork:
         with self._lock:
             self._tell(self._coordinator.rank_ended(rank, reason))
 
-    def rank_started(self, rank: int, host: int = -1) -> None:
+    def rank_started(self, rank: LaunchedRank, host: int = -1) -> None:
         """Tell the coordinator that a new thread now runs ``rank``. Any thread may call this.
 
         ``host`` is the index of the rank's host. -1 means the same host as before.
@@ -73,7 +74,7 @@ class LocalNetwork:
         with self._lock:
             self._tell(self._coordinator.rank_started(rank, host))
 
-    def dismiss(self, ranks: Collection[int], reason: str) -> None:
+    def dismiss(self, ranks: Collection[LaunchedRank], reason: str) -> None:
         """Tell the coordinator that ``ranks`` must leave the training. Any thread may call this.
 
         ``reason`` says why, in words for the user.
@@ -83,13 +84,13 @@ class LocalNetwork:
 
     # --- for the channels and stores of this module
 
-    def handle(self, rank: int, message: ToCoordinator) -> None:
+    def handle(self, rank: LaunchedRank, message: ToCoordinator) -> None:
         with self._lock:
             if isinstance(message, Hello):
                 self._shelf.hello(rank)
             self._tell(self._coordinator.handle(rank, message))
 
-    def ask(self, slot: _Slot[StoreReply], rank: int, request: StoreRequest) -> None:
+    def ask(self, slot: _Slot[StoreReply], rank: LaunchedRank, request: StoreRequest) -> None:
         with self._lock:
             self._reply(self._shelf.handle(slot, rank, request, time.monotonic()))
 
@@ -113,7 +114,7 @@ class LocalNetwork:
         for text in texts:
             self._report(text)
 
-    def _tell(self, outgoing: Outgoing) -> None:
+    def _tell(self, outgoing: Outgoing[LaunchedRank]) -> None:
         for rank, message in outgoing:
             if rank in self._channels:
                 self._channels[rank].deliver(message)
@@ -130,7 +131,7 @@ class LocalChannel(Channel):
     The coordinator puts its messages to the rank into a queue, and the rank's control thread takes them out.
     """
 
-    def __init__(self, network: LocalNetwork, rank: int) -> None:
+    def __init__(self, network: LocalNetwork, rank: LaunchedRank) -> None:
         self._network = network
         self._rank = rank
         # The lock of a Condition is reentrant, and this is needed: while this thread has the lock, a finalizer may run
@@ -186,7 +187,7 @@ class LocalChannel(Channel):
 class LocalStore(JobStore):
     """The client of the job's key-value store for a rank that runs in the same process as the store."""
 
-    def __init__(self, network: LocalNetwork, rank: int) -> None:
+    def __init__(self, network: LocalNetwork, rank: LaunchedRank) -> None:
         super().__init__()
         self._network = network
         self._rank = rank

@@ -7,10 +7,11 @@ answers for a rank are joined, one message and one encryption are enough for thi
 from __future__ import annotations
 
 from ddlcore.messages.coding import encode
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_rank import Answer, FromCoordinator, Outgoing
 
 
-def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
+def packed(outgoing: Outgoing[LaunchedRank]) -> list[tuple[LaunchedRank, bytes]]:
     """Join the answers in ``outgoing`` as ``joined`` does, and return each rank's messages as encoded bytes.
 
     A message that many ranks get is encoded only once.
@@ -23,17 +24,17 @@ def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
     return [(rank, once[id(message)]) for rank, message in messages]
 
 
-def joined(outgoing: Outgoing) -> Outgoing:
+def joined(outgoing: Outgoing[LaunchedRank]) -> Outgoing[LaunchedRank]:
     """Return the messages of ``outgoing``, with consecutive answers to the same rank joined into one answer.
 
     The messages to one rank keep their order. Messages to different ranks may change their order. Ranks that shared
     message objects in ``outgoing`` also share them in the result, so that ``packed`` encodes each object only once.
     """
-    said: dict[int, list[FromCoordinator]] = {}
+    said: dict[LaunchedRank, list[FromCoordinator]] = {}
     for rank, message in outgoing:
         said.setdefault(rank, []).append(message)
     made: dict[tuple[int, ...], list[FromCoordinator]] = {}
-    result: Outgoing = []
+    result: Outgoing[LaunchedRank] = []
     for rank, messages in said.items():
         key = tuple(map(id, messages))
         if key not in made:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol
+from ddlcore.messages.ranks import LaunchedRank, WorldRank
 from ddlcore.messages.to_coordinator import Arrive, Done, Hello, ToCoordinator
 from ddlcore.messages.to_rank import Arrivals, Lost, Outgoing, Refused
 
@@ -25,27 +26,28 @@ class Registration:
         self,
         size: int,
         coordinator: CoordinatorProtocol,
-        arrived: Callable[[int, Arrive], None],
+        arrived: Callable[[LaunchedRank, Arrive], None],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.size = size
-        self.active: frozenset[int] = frozenset()  # ranks that have arrived and have neither left nor been lost
+        self.active: frozenset[LaunchedRank] = frozenset()
         self._coordinator = coordinator
         self._tell = arrived
         self._changed = changed
-        self._arrived: dict[int, Arrive] = {}
-        self._gone: dict[int, str] = {}  # ranks whose process has ended, with the reason
-        self._waiting: dict[tuple[int, ...], set[int]] = {}  # by the tuple of ranks that they wait for
-        self._worlds: dict[int, tuple[int, ...]] = {}  # by rank: ranks of the world that it last entered
+        self._arrived: dict[LaunchedRank, Arrive] = {}
+        self._gone: dict[LaunchedRank, str] = {}  # ranks whose process has ended, with the reason
+        self._waiting: dict[tuple[LaunchedRank, ...], set[LaunchedRank]] = {}  # by the ranks that they wait for
+        self._worlds: dict[LaunchedRank, tuple[LaunchedRank, ...]] = {}  # the world that each rank last entered
 
-    def missing(self) -> set[int]:
+    def missing(self) -> set[LaunchedRank]:
         """Return the ranks that have not arrived and have not ended, so that they may still arrive.
 
         Any thread may call this.
         """
-        return {rank for rank in range(self.size) if rank not in self._arrived and rank not in self._gone}
+        everyone = map(LaunchedRank, range(self.size))
+        return {rank for rank in everyone if rank not in self._arrived and rank not in self._gone}
 
-    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+    def handle(self, rank: LaunchedRank, message: ToCoordinator) -> Outgoing[LaunchedRank]:
         """Handle ``message`` from ``rank``, and return the messages to send because of this message.
 
         This class handles Arrive itself, and passes all other messages on to the coordinator. Raises DdlInternalError
@@ -62,7 +64,7 @@ class Registration:
         self._set_active(self.active - {other for other, told in outgoing if isinstance(told, Refused)})
         return outgoing
 
-    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
+    def rank_ended(self, rank: LaunchedRank, reason: str, certain: bool = True) -> Outgoing[LaunchedRank]:
         """Handle the end of a rank, as ``CoordinatorProtocol.rank_ended`` does.
 
         All ranks that wait for the arrival of ``rank`` get a message Lost. The coordinator handles the end, too. The
@@ -71,25 +73,25 @@ class Registration:
         """
         self._set_active(self.active - {rank})
         self._gone.setdefault(rank, reason)
-        outgoing: Outgoing = []
+        outgoing: Outgoing[LaunchedRank] = []
         for ranks in [ranks for ranks in self._waiting if rank in ranks]:
             outgoing += [(other, self._lost(ranks)) for other in sorted(self._waiting.pop(ranks) - {rank})]
         outgoing += self._coordinator.rank_ended(rank, reason, certain)
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
-    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
+    def rank_started(self, rank: LaunchedRank, host: int = -1) -> Outgoing[LaunchedRank]:
         """Tell the coordinator that another process of ``rank`` was started; see ``CoordinatorProtocol``."""
         return self._coordinator.rank_started(rank, host)
 
-    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
+    def dismiss(self, ranks: Collection[LaunchedRank], reason: str) -> Outgoing[LaunchedRank]:
         """Tell the coordinator that ``ranks`` must leave the training; see ``CoordinatorProtocol``."""
         return self._coordinator.dismiss(ranks, reason)
 
-    def lost(self) -> dict[int, str]:
+    def lost(self) -> dict[LaunchedRank, str]:
         """Return the ranks that the coordinator counts as lost, each with the reason; see ``CoordinatorProtocol``."""
         return self._coordinator.lost()
 
-    def due(self) -> Outgoing:
+    def due(self) -> Outgoing[LaunchedRank]:
         """Return the coordinator's messages that are due at this time; see ``CoordinatorProtocol``."""
         return self._coordinator.due()
 
@@ -97,7 +99,7 @@ class Registration:
         """Return the coordinator's lines for the user about long waits; see ``CoordinatorProtocol``."""
         return self._coordinator.overdue(now_s)
 
-    def _arrive(self, rank: int, arrive: Arrive) -> Outgoing:
+    def _arrive(self, rank: LaunchedRank, arrive: Arrive) -> Outgoing[LaunchedRank]:
         first = self._arrived.get(rank)
         if first is not None and first.token != arrive.token:
             return [(rank, Refused(f"rank {rank} is taken by process {first.pid} on {first.host.partition(':')[0]}"))]
@@ -112,29 +114,29 @@ class Registration:
         if self._gone.keys() & set(wanted):
             return [(rank, self._lost(wanted))]
         self._waiting.setdefault(wanted, set()).add(rank)
-        outgoing: Outgoing = []
+        outgoing: Outgoing[LaunchedRank] = []
         for ranks in [ranks for ranks in self._waiting if self._arrived.keys() >= set(ranks)]:
             arrivals = self._arrivals(ranks)
             outgoing += [(other, arrivals) for other in sorted(self._waiting.pop(ranks))]
         return outgoing
 
-    def _arrivals(self, ranks: tuple[int, ...], gave_up_s: float = 0.0) -> Arrivals:
+    def _arrivals(self, ranks: tuple[LaunchedRank, ...], gave_up_s: float = 0.0) -> Arrivals:
         return Arrivals(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived), gave_up_s)
 
-    def _dissolve(self, reason: str) -> Outgoing:
+    def _dissolve(self, reason: str) -> Outgoing[LaunchedRank]:
         """Return one message Lost for each rank whose world (the ranks that it trains with) contains rank 0.
 
         The coordinator runs in the process of rank 0 and ends with this process. ``reason`` says why this process has
         ended.
         """
         worlds = {rank: self._worlds[rank] for rank in sorted(self.active) if 0 in self._worlds.get(rank, ())}
-        return [(rank, Lost((ranks.index(0),), reason)) for rank, ranks in worlds.items()]
+        return [(rank, Lost((WorldRank(ranks.index(LaunchedRank(0))),), reason)) for rank, ranks in worlds.items()]
 
-    def _lost(self, ranks: tuple[int, ...]) -> Lost:
+    def _lost(self, ranks: tuple[LaunchedRank, ...]) -> Lost:
         gone = next(rank for rank in self._gone if rank in ranks)  # the first one that ended is the cause
-        return Lost((ranks.index(gone),), f"{self._gone[gone]}, before init was complete")
+        return Lost((WorldRank(ranks.index(gone)),), f"{self._gone[gone]}, before init was complete")
 
-    def _set_active(self, active: frozenset[int]) -> None:
+    def _set_active(self, active: frozenset[LaunchedRank]) -> None:
         if active != self.active:
             self.active = active
             self._changed()

@@ -33,6 +33,7 @@ from ddlcore.control.store import Shelf
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.coding import decode_store_request, decode_to_coordinator, encode
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.store import StoreReply
 from ddlcore.messages.to_coordinator import Arrive, Hello
 from ddlcore.messages.to_rank import Outgoing, Refused
@@ -119,8 +120,8 @@ class Server:
         self._given_up: set[int] = set()  # lost agents: other processes may run at the places of their ranks now
         self._shelf: Shelf[_Route] = Shelf()
         self._lines: dict[int, _Route] = {}  # by rank: the connection from which it sent last
-        self._said: Outgoing = []  # messages of the coordinator in this turn
-        self._changes: deque[Callable[[], Outgoing]] = deque()  # what other threads tell the coordinator
+        self._said: Outgoing[LaunchedRank] = []  # messages of the coordinator in this turn
+        self._changes: deque[Callable[[], Outgoing[LaunchedRank]]] = deque()  # what other threads tell the coordinator
         self._for_agents: deque[tuple[int, bytes]] = deque()
         self._stopping = False
         self._closed = False
@@ -163,19 +164,19 @@ class Server:
         self._thread = OwnThread(target=self._run, name="ddl-coordinator")
         self._thread.start()
 
-    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> None:
+    def rank_ended(self, rank: LaunchedRank, reason: str, certain: bool = True) -> None:
         """Report that the process of ``rank`` has ended, cleanly or not. Any thread may call this; it returns at once.
 
         ``certain`` is false if its host is only silent, so that the process may live.
         """
         self.do(lambda: self._coordinator.rank_ended(rank, reason, certain))
 
-    def do(self, change: Callable[[], Outgoing]) -> None:
+    def do(self, change: Callable[[], Outgoing[LaunchedRank]]) -> None:
         """Call ``change`` in the server's thread, and send what it returns. Any thread may call this."""
         self._changes.append(change)
         self._wake.set()
 
-    def rank_started(self, rank: int, host: int = -1) -> None:
+    def rank_started(self, rank: LaunchedRank, host: int = -1) -> None:
         """Tell the coordinator that a new process was started for ``rank``, whose earlier process has ended.
 
         ``host`` is the index of the new process's host. -1 means the host of the earlier process. Returns at once. Any
@@ -183,7 +184,7 @@ class Server:
         """
         self.do(lambda: self._coordinator.rank_started(rank, host))
 
-    def dismiss_ranks(self, ranks: Collection[int], reason: str) -> None:
+    def dismiss_ranks(self, ranks: Collection[LaunchedRank], reason: str) -> None:
         """Tell the coordinator that ``ranks`` of an elastic job must leave the training.
 
         ``reason`` says why, in words for the user. The ranks leave at the next call in which all ranks agree on
@@ -291,7 +292,7 @@ class Server:
             if agent in self._given_up:
                 return
         match = _NAME.fullmatch(route[-1])
-        rank = int(match[2]) if match else -1
+        rank = LaunchedRank(int(match[2]) if match else -1)
         if match is None or rank >= self.size or len(route) != (1 if agent < 0 else 2):
             self._drop("from a connection that is no rank's")
         elif data == FLUSHED:
@@ -299,7 +300,7 @@ class Server:
         else:
             self._take_from_rank(match[1], rank, tuple(route), data)
 
-    def _take_from_rank(self, kind: bytes, rank: int, route: _Route, data: bytes) -> None:
+    def _take_from_rank(self, kind: bytes, rank: LaunchedRank, route: _Route, data: bytes) -> None:
         try:
             if kind == b"c":
                 self._to_coordinator(rank, route, data)
@@ -311,7 +312,7 @@ class Server:
         except DdlInternalError as error:
             self._drop(f"from rank {rank} that is out of place ({error})")
 
-    def _to_coordinator(self, rank: int, route: _Route, data: bytes) -> None:
+    def _to_coordinator(self, rank: LaunchedRank, route: _Route, data: bytes) -> None:
         message = decode_to_coordinator(data)
         before = self._lines.get(rank)
         self._lines[rank] = route
@@ -334,7 +335,9 @@ class Server:
         """
         match = _NAME.fullmatch(name)
         if match is not None and match[1] == b"c" and self._lines.get(int(match[2])) == (name,):
-            self._said += self._coordinator.rank_ended(int(match[2]), "its connection to the coordinator ended")
+            self._said += self._coordinator.rank_ended(
+                LaunchedRank(int(match[2])), "its connection to the coordinator ended"
+            )
             self._lose()
 
     # --- agents

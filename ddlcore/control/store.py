@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from ddlcore.contracts.store import Store
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, PeerLost
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.store import StoreAdd, StoreClock, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
 from ddlcore.observe.clock import Reading, boot_id
 
@@ -28,7 +29,7 @@ _TIMEOUT, _LOST, _VALUE = "timeout", "lost: ", "value: "  # prefixes of StoreRep
 @dataclass(frozen=True)
 class _Waiting(Generic[ClientT]):
     client: ClientT
-    rank: int
+    rank: LaunchedRank
     serial: int
     deadline_s: float
 
@@ -45,12 +46,13 @@ class Shelf(Generic[ClientT]):
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[_Waiting[ClientT]]] = {}
-        self._lost: dict[int, str] = {}
-        self._known: dict[int, frozenset[int]] = {}  # by rank: losses that happened before its last Hello
+        self._lost: dict[LaunchedRank, str] = {}
+        # By rank: losses that happened before its last Hello.
+        self._known: dict[LaunchedRank, frozenset[LaunchedRank]] = {}
         self._boot = boot_id().encode()
 
     def handle(
-        self, client: ClientT, rank: int, request: StoreRequest, now_s: float
+        self, client: ClientT, rank: LaunchedRank, request: StoreRequest, now_s: float
     ) -> list[tuple[ClientT, StoreReply]]:
         serial = request.serial
         if isinstance(request, StoreGet):
@@ -70,11 +72,11 @@ class Shelf(Generic[ClientT]):
             return [(client, StoreReply(serial, b"", f"{_VALUE}what stands under {request.key!r} is no whole number"))]
         return [(client, StoreReply(serial, total)), *self._put(request.key, total)]
 
-    def hello(self, rank: int) -> None:
+    def hello(self, rank: LaunchedRank) -> None:
         """Record that ``rank`` calls ``init`` again. Earlier losses no longer make the gets of ``rank`` fail."""
         self._known[rank] = frozenset(self._lost)
 
-    def lose(self, lost: Mapping[int, str]) -> list[tuple[ClientT, StoreReply]]:
+    def lose(self, lost: Mapping[LaunchedRank, str]) -> list[tuple[ClientT, StoreReply]]:
         """Record which ranks are lost now, and return a reply with an error for each waiting get that must fail.
 
         ``lost`` has all lost ranks and the reason of each loss. A rank that was in ``lost`` at the last call but is not
@@ -113,7 +115,7 @@ class Shelf(Generic[ClientT]):
         self._values[key] = value
         return [(waiting.client, StoreReply(waiting.serial, value)) for waiting in self._waiting.pop(key, ())]
 
-    def _loss(self, rank: int) -> str:
+    def _loss(self, rank: LaunchedRank) -> str:
         news = [other for other in self._lost if other not in self._known.get(rank, ())]
         return f"{_LOST}{','.join(map(str, news))}: {self._lost[news[0]]}" if news else ""
 

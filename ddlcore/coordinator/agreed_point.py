@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable
 
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.messages.observing import Notice
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.to_coordinator import COMMIT, STOP, CallCount
 from ddlcore.messages.to_rank import AgreedCall, CountCalls, Outgoing
 
@@ -28,14 +29,14 @@ CALLS = {STOP: "should_stop()", COMMIT: "commit() of the elastic state"}
 class AgreedPoint:
     """The agreement of one world on the call at which its ranks act. All ranks here are ranks of this world."""
 
-    def __init__(self, kind: str, ranks: Iterable[int]) -> None:
+    def __init__(self, kind: str, ranks: Iterable[WorldRank]) -> None:
         self.kind = kind
         self._present = dict.fromkeys(ranks)  # that have not left
         self._reason = ""  # of the first request; "": nobody has asked
-        self._counts: dict[int, CallCount] = {}
+        self._counts: dict[WorldRank, CallCount] = {}
         self._decided = False
 
-    def asked(self, reason: str) -> Outgoing:
+    def asked(self, reason: str) -> Outgoing[WorldRank]:
         """Handle a request to act, and return the messages to send. Only the first request has an effect.
 
         ``reason`` says why, in words for the user.
@@ -46,7 +47,7 @@ class AgreedPoint:
         count = CountCalls(self.kind)  # one object, so that it is encoded once
         return [(rank, count) for rank in self._present]
 
-    def counted(self, rank: int, count: CallCount, joined: Collection[int]) -> Outgoing:
+    def counted(self, rank: WorldRank, count: CallCount, joined: Collection[WorldRank]) -> Outgoing[WorldRank]:
         """Handle the answer of ``rank`` to CountCalls, and return the messages to send.
 
         ``count`` contains the number of calls that ``rank`` has made. ``joined`` are the ranks in ``join()``.
@@ -55,7 +56,7 @@ class AgreedPoint:
             self._counts[rank] = count
         return self._decide(joined)
 
-    def gone(self, rank: int, joined: Collection[int]) -> Outgoing:
+    def gone(self, rank: WorldRank, joined: Collection[WorldRank]) -> Outgoing[WorldRank]:
         """Record that ``rank`` has left or was lost, and return the messages to send.
 
         ``joined`` are the ranks in ``join()``.
@@ -64,7 +65,7 @@ class AgreedPoint:
         self._counts.pop(rank, None)
         return self._decide(joined)
 
-    def awaited(self) -> list[Awaited]:
+    def awaited(self) -> list[Awaited[WorldRank]]:
         """Return the wait for the ranks that have not answered CountCalls, in a list; [] if none is missing."""
         if not self._reason or self._decided:
             return []
@@ -73,14 +74,14 @@ class AgreedPoint:
         wait = Awaited((self.kind,), where, f"{asked} (CountCalls)", lambda: Details(missing))
         return [wait] if missing else []
 
-    def _decide(self, joined: Collection[int]) -> Outgoing:
+    def _decide(self, joined: Collection[WorldRank]) -> Outgoing[WorldRank]:
         if not self._counts or self._decided or len(self._counts) < len(self._present):
             return []
         self._decided = True
         last = max((one.joins, one.calls) for one in self._counts.values())
         joins, call = (last[0] + 1, 1) if any(rank in joined for rank in self._present) else (last[0], last[1] + 1)
         agreed = AgreedCall(self.kind, joins, call, self._reason)
-        outgoing: Outgoing = [(rank, agreed) for rank in self._present]
+        outgoing: Outgoing[WorldRank] = [(rank, agreed) for rank in self._present]
         if last > (0, 1):  # one call is a difference that a rank which is a step ahead may have
             never = [rank for rank, one in self._counts.items() if not one.joins and not one.calls]
             text = (

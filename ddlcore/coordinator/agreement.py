@@ -15,6 +15,7 @@ import msgspec
 
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.observing import Differ, Digests, Explain, Notice, Sample, Settled
+from ddlcore.messages.ranks import AnyRank, WorldRank
 from ddlcore.messages.to_rank import Outgoing
 
 KEPT = 64  # how many steps of one optimizer may wait for reports; of more, the oldest is dropped
@@ -38,7 +39,7 @@ FORMATS = {
 class _Optimizer:
     """The reports of the ranks about the parameters of one optimizer, and the last step at which they were equal."""
 
-    told: dict[int, dict[int, Digests]] = field(default_factory=dict)  # by step, then by rank
+    told: dict[int, dict[WorldRank, Digests]] = field(default_factory=dict)  # by step, then by rank
     agreed: int = -1  # the last step at which all ranks had equal parameters
     descriptions: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
     warned: bool = False
@@ -51,8 +52,8 @@ class _Explaining:
     differ: Differ
     advice: str
     count: int  # the number of tensors that differ
-    asked: tuple[int, ...]
-    samples: dict[int, Sample] = field(default_factory=dict)
+    asked: tuple[WorldRank, ...]
+    samples: dict[WorldRank, Sample] = field(default_factory=dict)
     since_s: float | None = None
 
 
@@ -64,18 +65,18 @@ class Agreement:
     """
 
     def __init__(
-        self, size: int, sets: Mapping[int, tuple[int, ...]], joined: Callable[[], Collection[int]] = tuple
+        self, size: int, sets: Mapping[int, tuple[WorldRank, ...]], joined: Callable[[], Collection[WorldRank]] = tuple
     ) -> None:
         self._size = size
         self._sets = sets
         self._joined = joined
         self._optimizers: dict[tuple[int, str], _Optimizer] = {}
-        self._gone: set[int] = set()
-        self._settling: set[int] = set()
+        self._gone: set[WorldRank] = set()
+        self._settling: set[WorldRank] = set()
         self._explaining: _Explaining | None = None
         self.differ: Differ | None = None  # the difference because of which the job ended
 
-    def hear(self, rank: int, message: Digests) -> Outgoing:
+    def hear(self, rank: WorldRank, message: Digests) -> Outgoing[WorldRank]:
         """Handle the digests that ``rank`` reports, and return the messages to send.
 
         Raises DdlInternalError if the digests do not belong to tensors that the rank has described.
@@ -93,7 +94,7 @@ class Agreement:
             del one.told[min(one.told)]
         return self._compare()
 
-    def settle(self, rank: int) -> Outgoing:
+    def settle(self, rank: WorldRank) -> Outgoing[WorldRank]:
         """Handle the message Settle of ``rank``, and return the messages to send.
 
         By this message, the rank says that it wants to leave as soon as all of its reports have been compared.
@@ -101,20 +102,20 @@ class Agreement:
         self._settling.add(rank)
         return self._compare()
 
-    def gone(self, rank: int) -> Outgoing:
+    def gone(self, rank: WorldRank) -> Outgoing[WorldRank]:
         """Record that ``rank`` has left or died, so that no comparison waits for it. Return the messages to send."""
         self._gone.add(rank)
         self._settling.discard(rank)
         return self._compare() + (self._explained() if self._explaining is not None else [])
 
-    def sampled(self, rank: int, message: Sample) -> Outgoing:
+    def sampled(self, rank: WorldRank, message: Sample) -> Outgoing[WorldRank]:
         """Handle the answer of ``rank`` to Explain, and return the messages to send."""
         if self._explaining is None:
             return []
         self._explaining.samples[rank] = message
         return self._explained()
 
-    def look(self, now_s: float) -> Outgoing:
+    def look(self, now_s: float) -> Outgoing[WorldRank]:
         """Do the work that depends on time, and return the messages to send. This is called about once a second.
 
         ``now_s`` is the present time of the caller's clock. If a difference was found, the ranks were asked for their
@@ -131,8 +132,8 @@ class Agreement:
 
     # --- comparing
 
-    def _compare(self) -> Outgoing:
-        outgoing: Outgoing = []
+    def _compare(self) -> Outgoing[WorldRank]:
+        outgoing: Outgoing[WorldRank] = []
         joined = set(self._joined())
         for (set_id, _), one in self._optimizers.items():
             members = set(self._sets.get(set_id, ())) - self._gone - joined
@@ -141,7 +142,7 @@ class Agreement:
                     outgoing += self._judge(one, step, one.told.pop(step))
         return outgoing + self._settle()
 
-    def _settle(self) -> Outgoing:
+    def _settle(self) -> Outgoing[WorldRank]:
         """Return a message Settled for each rank that wants to leave and whose reports have all been compared."""
         if self.differ is not None or self._explaining is not None:
             return []  # these ranks will be told about the difference
@@ -150,7 +151,7 @@ class Agreement:
         self._settling &= pending
         return [(rank, Settled()) for rank in settled]
 
-    def _judge(self, one: _Optimizer, step: int, told: dict[int, Digests]) -> Outgoing:
+    def _judge(self, one: _Optimizer, step: int, told: dict[WorldRank, Digests]) -> Outgoing[WorldRank]:
         first = told[min(told)]
         alike = all(each.digests == first.digests and each.described == first.described for each in told.values())
         names = {rank: one.descriptions[each.described] for rank, each in told.items()}
@@ -176,11 +177,11 @@ class Agreement:
         place = (first.set_id, first.label, step)
         return [(rank, Explain(*place, names[rank].index(tensor))) for rank in self._explaining.asked]
 
-    def _listener(self) -> int:
+    def _listener(self) -> WorldRank:
         """Return the lowest rank that has not left. Warnings are written to the log of this rank."""
-        return min(set(range(self._size)) - self._gone, default=0)
+        return min(set(map(WorldRank, range(self._size))) - self._gone, default=WorldRank(0))
 
-    def _explained(self, late: bool = False) -> Outgoing:
+    def _explained(self, late: bool = False) -> Outgoing[WorldRank]:
         """Return the messages that end the job and say how far the ranks' values differ.
 
         The messages need a sample of the values from each rank that was asked. If a sample is missing, return no
@@ -199,26 +200,26 @@ class Agreement:
         differ = msgspec.structs.replace(waiting.differ, distances=tuple(distances))
         self._explaining = None
         self.differ = msgspec.structs.replace(differ, text=wording(differ, waiting.count, waiting.advice))
-        return [(rank, self.differ) for rank in range(self._size) if rank not in self._gone]
+        return [(rank, self.differ) for rank in map(WorldRank, range(self._size)) if rank not in self._gone]
 
 
 # --- functions without state, which ``verify`` also uses
 
 
-def grouped(values: Mapping[int, object]) -> tuple[tuple[int, ...], ...]:
+def grouped(values: Mapping[AnyRank, object]) -> tuple[tuple[AnyRank, ...], ...]:
     """Return the ranks in groups. ``values`` contains a value for each rank; ranks with equal values are in one group.
 
     The largest group is first. Groups of the same size are sorted by their lowest rank.
     """
-    groups: dict[object, list[int]] = {}
+    groups: dict[object, list[AnyRank]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)
     return tuple(sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group)))
 
 
 def differing(
-    names: Mapping[int, tuple[str, ...]], digests: Mapping[int, bytes]
-) -> tuple[int, tuple[tuple[int, ...], ...], int]:
+    names: Mapping[AnyRank, tuple[str, ...]], digests: Mapping[AnyRank, bytes]
+) -> tuple[int, tuple[tuple[AnyRank, ...], ...], int]:
     """Compare the digests of the ranks' tensors. Return (index, groups, count).
 
     ``names`` contains the names of each rank's tensors. ``digests`` contains the digests of each rank's tensors in the
@@ -298,7 +299,7 @@ def wording(differ: Differ, count: int, advice: str = "") -> str:
     return "\n".join([*lines, f"  what next: {advice}"])
 
 
-def _table(names: Mapping[int, tuple[str, ...]]) -> str:
+def _table(names: Mapping[WorldRank, tuple[str, ...]]) -> str:
     """Return a table that shows how the ranks' tensors differ. Ranks with the same tensors form a group.
 
     Each group has a line. The line shows the number of tensors that each rank of the group has, and the group's tensor

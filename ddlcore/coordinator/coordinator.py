@@ -19,6 +19,7 @@ from ddlcore.coordinator.request_table import RequestTable
 from ddlcore.coordinator.tuning import SearchDriver, Tuning
 from ddlcore.coordinator.waits import WorldWaits
 from ddlcore.messages.observing import Busy, ReplayStatus, Where
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.to_coordinator import Bye, Frozen, Leave, Paused, Request
 from ddlcore.messages.to_rank import Drain, Farewell, Freeze, Lost, Outgoing
 from ddlcore.types import Value
@@ -47,9 +48,9 @@ class Coordinator:
         """
         self.epoch = 0  # grows with each change from negotiation to replay or back
         self.table = RequestTable()
-        self._left: dict[int, str] = {}  # ranks that have left, with their reason
+        self._left: dict[WorldRank, str] = {}  # ranks that have left, with their reason
         self._has_told_loss = False  # then all ranks know that the job has failed
-        self._present = dict.fromkeys(range(size))  # the ranks that have not left, in order
+        self._present = dict.fromkeys(map(WorldRank, range(size)))  # the ranks that have not left, in order
         sizes = {"fusion_bytes": fusion_bytes, "first_bucket_bytes": first_bucket_bytes}
         layout: dict[str, Value] = {**sizes, "overlap": "on" if overlap else "off", "compression": compression}
         self.replay_controller = ReplayController(policy, _params(layout), self.table.spec, replay)
@@ -60,14 +61,17 @@ class Coordinator:
             size, policy, fusion_bytes, divides_by_size, self.table, self.replay_controller, self._left
         )
         self.sets = self._negotiation.sets
-        self._byes: list[tuple[int, Bye]] = []  # Byes sent during replay; they take effect when replay has been left
+        # Byes sent during replay; they take effect when replay has been left.
+        self._byes: list[tuple[WorldRank, Bye]] = []
         self._diverged = False  # a rank cannot continue with the schedule
         self._slow = False  # a rank only suspects that it cannot continue
         self._waits = WorldWaits(self._negotiation, self.replay_controller, self.tuning, self._present)
 
     # --- messages in, messages out
 
-    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | ReplayStatus | Busy | Paused) -> Outgoing:
+    def handle(
+        self, rank: WorldRank, message: Request | Bye | Leave | Frozen | ReplayStatus | Busy | Paused
+    ) -> Outgoing[WorldRank]:
         """Handle ``message`` from ``rank``. Return the messages to send, each with the rank that must get it."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
@@ -99,7 +103,7 @@ class Coordinator:
         items += self._decide(ready)
         return answers(self.epoch, items, self._left, rank, message.serial)
 
-    def lost(self, rank: int, reason: str) -> Outgoing:
+    def lost(self, rank: WorldRank, reason: str) -> Outgoing[WorldRank]:
         """Record that ``rank`` is lost for ``reason``, and return the messages that inform all other ranks.
 
         No operation that needs this rank can run any more. The first loss has ended the job on all ranks, so further ones
@@ -116,11 +120,11 @@ class Coordinator:
 
     # --- what is waited for
 
-    def parted(self, rank: int) -> bool:
+    def parted(self, rank: WorldRank) -> bool:
         """Return whether ``rank`` has left or was lost, so that no more messages will be sent to it."""
         return rank in self._left
 
-    def awaited(self) -> list[Awaited]:
+    def awaited(self) -> list[Awaited[WorldRank]]:
         """Return all waits of the coordinator. The stall check calls this about once a second."""
         return self._waits.awaited(self.epoch, self._byes)
 
@@ -156,7 +160,7 @@ class Coordinator:
             items.append((self._present, known.arranged))
         return [*items, (self._present, self.replay_controller.resume(known, self.epoch, periods))]
 
-    def _next_trial(self, rank: int, message: Paused) -> Outgoing:
+    def _next_trial(self, rank: WorldRank, message: Paused) -> Outgoing[WorldRank]:
         """Handle the message Paused of ``rank``: the rank has reached the end of a trial of settings.
 
         If all ranks have paused, begin the next trial, perhaps with other buckets. Return the messages to send. All
@@ -171,7 +175,9 @@ class Coordinator:
 
     # --- beside and after replay
 
-    def _beside_replay(self, ready: Iterable[PendingRequest], items: Items, rank: int, serial: int) -> Outgoing:
+    def _beside_replay(
+        self, ready: Iterable[PendingRequest], items: Items, rank: WorldRank, serial: int
+    ) -> Outgoing[WorldRank]:
         """Handle the requests that ``rank`` has sent while a schedule is replayed. Return the messages to send.
 
         ``ready`` are the requests that are complete, because all members have sent them. If such a request is for a
@@ -198,7 +204,7 @@ class Coordinator:
                 insert = True
         return answers(self.epoch, items, self._left, rank, serial) + (self._freeze() if insert else [])
 
-    def _freeze(self) -> Outgoing:
+    def _freeze(self) -> Outgoing[WorldRank]:
         if self.replay_controller.replaying is None or self.replay_controller.freezing:
             return []
         self.tuning.left()
@@ -206,7 +212,7 @@ class Coordinator:
         freeze = Freeze(self.epoch)
         return [(rank, freeze) for rank in self._present]
 
-    def _drain(self) -> Outgoing:
+    def _drain(self) -> Outgoing[WorldRank]:
         """Return the messages that end the replay, after every rank has stopped launching.
 
         The messages say which of the launched buckets are valid. They also contain the items that the ranks must
@@ -230,7 +236,7 @@ class Coordinator:
         elif self.replay_controller.replaying is None:
             self.table.clear()
             self.table.none_joined()  # these ranks send join again, together with all that is pending
-        outgoing: Outgoing = []
+        outgoing: Outgoing[WorldRank] = []
         for ranks, told in shared(items, self._present):
             one = Drain(drain.epoch, drain.highest, drain.lowest, told)
             outgoing += [(rank, one) for rank in ranks if rank not in self._left]  # a lost rank gets no message
@@ -241,7 +247,7 @@ class Coordinator:
 
     # --- leaving
 
-    def _bye(self, rank: int, bye: Bye) -> Outgoing:
+    def _bye(self, rank: WorldRank, bye: Bye) -> Outgoing[WorldRank]:
         if bye.broken:
             return self.lost(rank, bye.reason)
         if rank in self._left:

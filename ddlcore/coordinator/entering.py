@@ -5,12 +5,13 @@ from __future__ import annotations
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.coordinator.stall import StallWatch
 from ddlcore.coordinator.stall_table import on_ranks
+from ddlcore.messages.ranks import LaunchedRank, WorldRank
 from ddlcore.messages.to_coordinator import Hello
 from ddlcore.messages.to_rank import Farewell, Lost, Outgoing, Refused
 from ddlcore.runtime.patience import Patience
 
 
-class WorldKey(tuple[tuple[int, ...], int]):
+class WorldKey(tuple[tuple[LaunchedRank, ...], int]):
     """The ranks of a world, and a count of the worlds of exactly these ranks.
 
     Its hash is computed once: each of thousands of ranks that enter a world is looked up by it.
@@ -31,14 +32,16 @@ class EnteringRanks:
         """Begin without a rank. ``refuses``: "", or why no world can begin."""
         self._patience = patience
         self._refuses = refuses
-        self._gathering: dict[WorldKey, dict[int, Hello]] = {}
-        self._watches: dict[WorldKey, StallWatch] = {}
+        self._gathering: dict[WorldKey, dict[LaunchedRank, Hello]] = {}
+        self._watches: dict[WorldKey, StallWatch[LaunchedRank]] = {}
 
-    def awaits(self, rank: int) -> bool:
+    def awaits(self, rank: LaunchedRank) -> bool:
         """Return whether ``rank`` belongs to a world for which others, or itself, wait."""
         return any(rank in key[0] for key in self._gathering)
 
-    def enter(self, key: WorldKey, rank: int, hello: Hello) -> tuple[dict[int, Hello], Outgoing]:
+    def enter(
+        self, key: WorldKey, rank: LaunchedRank, hello: Hello
+    ) -> tuple[dict[LaunchedRank, Hello], Outgoing[LaunchedRank]]:
         """Record that ``rank`` has called ``init`` for the world ``key``.
 
         If it is the last one, return what all ranks of the world have sent, and forget the world. Otherwise return an
@@ -62,16 +65,16 @@ class EnteringRanks:
         )
         return {}, [(one, Refused(text)) for one in asked]
 
-    def lost(self, rank: int, reason: str) -> Outgoing:
+    def lost(self, rank: LaunchedRank, reason: str) -> Outgoing[LaunchedRank]:
         """End the waits for all worlds that need ``rank``, which is lost for ``reason``. Return the messages to send."""
-        outgoing: Outgoing = []
+        outgoing: Outgoing[LaunchedRank] = []
         for key in [key for key in self._gathering if rank in key[0]]:
             present = self._gathering.pop(key)
-            lost = Lost((key[0].index(rank),), reason)
+            lost = Lost((WorldRank(key[0].index(rank)),), reason)
             outgoing += [(other, lost) for other in present if other != rank]
         return outgoing
 
-    def give_up(self, rank: int, waited_s: float) -> Outgoing:
+    def give_up(self, rank: LaunchedRank, waited_s: float) -> Outgoing[LaunchedRank]:
         """Return the messages that end the wait of ``rank`` in ``init``. They name the ranks that are missing there.
 
         If ``waited_s`` is not 0, the time limit of ``rank`` has passed after ``waited_s`` seconds. Then the wait of all
@@ -90,7 +93,7 @@ class EnteringRanks:
                 return [(other, refused) for other in sorted(present)]
         return [(rank, Farewell())]
 
-    def overdue(self, now_s: float) -> tuple[list[str], Outgoing, dict[int, str]]:
+    def overdue(self, now_s: float) -> tuple[list[str], Outgoing[LaunchedRank], dict[LaunchedRank, str]]:
         """Return reports about worlds that cannot begin, because some of their ranks have not called ``init``.
 
         Also return the messages to send, and the ranks that did not answer when this ended the job, each with what is
@@ -98,8 +101,8 @@ class EnteringRanks:
         """
         known, self._watches = self._watches, {}
         reports: list[str] = []
-        due: Outgoing = []
-        dead: dict[int, str] = {}
+        due: Outgoing[LaunchedRank] = []
+        dead: dict[LaunchedRank, str] = {}
         for key, present in list(self._gathering.items()):
             watch = known.get(key) or self._watch(key)
             texts, outgoing = watch.look(now_s)
@@ -111,10 +114,10 @@ class EnteringRanks:
                 del self._gathering[key]
         return reports, due, dead
 
-    def _watch(self, key: WorldKey) -> StallWatch:
+    def _watch(self, key: WorldKey) -> StallWatch[LaunchedRank]:
         present = self._gathering[key]
 
-        def details() -> Details:
+        def details() -> Details[LaunchedRank]:
             missing = tuple(rank for rank in key[0] if rank not in present)
             return Details(missing, notes=(f"{on_ranks(sorted(present))} called init() and wait for the others",))
 

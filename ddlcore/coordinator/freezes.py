@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ddlcore.coordinator.stall_table import Late
 from ddlcore.messages.observing import ReplayStatus
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.to_coordinator import Leave
 from ddlcore.messages.to_rank import Planned
 
@@ -18,9 +19,9 @@ class Freezes:
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._left: dict[int, ReplayStatus] = {}
+        self._left: dict[WorldRank, ReplayStatus] = {}
 
-    def leave(self, rank: int, message: Leave, epoch: int) -> None:
+    def leave(self, rank: WorldRank, message: Leave, epoch: int) -> None:
         """Record that ``rank`` asks to leave replay in ``epoch``, and keep the replay status from ``message``."""
         if epoch != self._epoch:
             self._epoch, self._left = epoch, {}
@@ -38,8 +39,8 @@ class Freezes:
         self,
         epoch: int,
         buckets: Sequence[Planned],
-        frozen: Mapping[int, Mapping[int, int]],
-        sets: Mapping[int, Sequence[int]],
+        frozen: Mapping[WorldRank, Mapping[int, int]],
+        sets: Mapping[int, Sequence[WorldRank]],
     ) -> list[Late]:
         """Return the tensors of ``buckets`` that are ready on some ranks and missing on other ranks.
 
@@ -77,5 +78,5 @@ class Freezes:
                     found.setdefault((one.set_id, name), Late(name, one.set_id, ready, missing, 0.0))
         return list(found.values())
 
-    def _of(self, epoch: int) -> dict[int, ReplayStatus]:
+    def _of(self, epoch: int) -> dict[WorldRank, ReplayStatus]:
         return self._left if epoch == self._epoch else {}

@@ -20,6 +20,7 @@ from ddlcore.coordinator.processes import Processes
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.stall_table import on_ranks
 from ddlcore.messages.elastic import Ballot, Complete, Dismissed, Opened, Process, Register, World
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_rank import Outgoing, Refused
 
 
@@ -72,24 +73,25 @@ class ElasticMembership:
         self._reset_limit = reset_limit
         self._processes = Processes(hosts)
         self._known_steps = KnownSteps()
-        self._leaving: dict[int, str] = {}  # places whose processes are to leave the training, and why
-        self._waiting: dict[int, Register] = {}
+        self._leaving: dict[LaunchedRank, str] = {}  # places whose processes are to leave the training, and why
+        self._waiting: dict[LaunchedRank, Register] = {}
         self._opened: Opened | None = None  # the announcement of the last world
         self._short_s: float | None = None  # since when there are too few processes
         self._told = False
         self._late_s: float | None = None  # since when processes wait for others that live
         self._told_late = False
-        self._without: set[int] = set()  # living processes for which the first world does not wait
-        self._hopes: set[int] = set()  # those whose registration or end may let this part of the job go on
-        self._unregistered: set[int] = set()  # those that ran when this coordinator took over, and have not registered
-        self.evicted: dict[int, str] = {}  # places whose processes must be killed, and what is known of them
+        self._without: set[LaunchedRank] = set()  # living processes for which the first world does not wait
+        self._hopes: set[LaunchedRank] = set()  # those whose registration or end may let this part of the job go on
+        # Those that ran when this coordinator took over, and have not registered.
+        self._unregistered: set[LaunchedRank] = set()
+        self.evicted: dict[LaunchedRank, str] = {}  # places whose processes must be killed, and what is known of them
         self.complete = False  # whether the training has reached its end
         self.has_no_quorum = False  # whether another part of the job may go on
         self.over = ""  # why no world can open any more; "": one can
 
     # --- what happens
 
-    def register(self, place: int, message: Register) -> Outgoing:
+    def register(self, place: LaunchedRank, message: Register) -> Outgoing[LaunchedRank]:
         """Record the registration of the process at ``place``, and return the messages to send."""
         if self.over:
             return [(place, Refused(self.over))]
@@ -101,7 +103,9 @@ class ElasticMembership:
         self._waiting[place] = message
         return self._decide()
 
-    def adopt(self, worlds: Collection[Opened], running: Mapping[Process, int], ended: Collection[Process]) -> Outgoing:
+    def adopt(
+        self, worlds: Collection[Opened], running: Mapping[Process, int], ended: Collection[Process]
+    ) -> Outgoing[LaunchedRank]:
         """Take over a job whose coordinator is lost, and return the messages to send. Before this, no world opens.
 
         ``worlds`` are those that agents have been told of, one at least. ``running`` has the processes that run on the
@@ -136,7 +140,7 @@ class ElasticMembership:
             self.world.leave(place, "it has lost the coordinator")
         return self._decide()
 
-    def ended(self, place: int, reason: str, certain: bool = True) -> Outgoing:
+    def ended(self, place: LaunchedRank, reason: str, certain: bool = True) -> Outgoing[LaunchedRank]:
         """Record that the process at ``place`` has ended for ``reason``, and return the messages to send.
 
         ``certain`` is false if its host is only silent, so that the process may live.
@@ -150,7 +154,7 @@ class ElasticMembership:
         self.world.leave(place, reason)
         return self._decide()
 
-    def unheard(self, places: Collection[int], certain: bool) -> Outgoing:
+    def unheard(self, places: Collection[LaunchedRank], certain: bool) -> Outgoing[LaunchedRank]:
         """Record that the processes at ``places`` are lost with their host, before ``ended`` is called for each of them.
 
         So no world opens with some of them in between. ``certain``: see ``ended``. No messages are to be sent.
@@ -163,7 +167,7 @@ class ElasticMembership:
             self._waiting.pop(place, None)
         return []
 
-    def started(self, place: int, host: int = -1) -> None:
+    def started(self, place: LaunchedRank, host: int = -1) -> None:
         """Record that a new process was started at ``place`` on the host with the index ``host``.
 
         If ``host`` is -1, this is the host of the previous process at ``place``.
@@ -173,7 +177,7 @@ class ElasticMembership:
         self.evicted.pop(place, None)
         self._without.discard(place)
 
-    def dismiss(self, places: Collection[int], reason: str) -> Outgoing:
+    def dismiss(self, places: Collection[LaunchedRank], reason: str) -> Outgoing[LaunchedRank]:
         """Have the processes at ``places`` leave the training, and return the messages to send.
 
         The processes leave at a call of ``commit()`` on which all ranks agree. They stay as long as too few members
@@ -188,7 +192,7 @@ class ElasticMembership:
         if generation == self.world.generation:
             self._quorum.began(self.world.ballot)
 
-    def finished(self, generation: int) -> Outgoing:
+    def finished(self, generation: int) -> Outgoing[LaunchedRank]:
         """Record that all members of world ``generation`` have reached the end of the training.
 
         This is called because a member has reported it. Return the messages to send.
@@ -197,7 +201,7 @@ class ElasticMembership:
             self.complete = True
         return self._decide()
 
-    def overdue(self, now_s: float) -> tuple[list[str], Outgoing]:
+    def overdue(self, now_s: float) -> tuple[list[str], Outgoing[LaunchedRank]]:
         """Return lines for the user about waits that have lasted too long, and the messages to send because of them.
 
         ``now_s`` is the time of a steady clock.
@@ -227,7 +231,7 @@ class ElasticMembership:
         self._told = True
         return [f"{text}; waiting for others, at most {limit_s:g} s (--elastic-timeout)"], []
 
-    def _look_at_late(self, now_s: float) -> tuple[list[str], Outgoing]:
+    def _look_at_late(self, now_s: float) -> tuple[list[str], Outgoing[LaunchedRank]]:
         """Look for living processes that have not registered within the time limits of ``patience``.
 
         Return lines for the user about these processes, and the messages to send. ``now_s`` is the present time.
@@ -260,7 +264,7 @@ class ElasticMembership:
 
     # --- questions
 
-    def joiners(self) -> list[int]:
+    def joiners(self) -> list[LaunchedRank]:
         """Return the places of waiting processes that can become members if all members leave the present world.
 
         The members then leave at a call of ``commit()`` on which all of them agree.
@@ -270,7 +274,7 @@ class ElasticMembership:
         room = self._most - len(self.world.members) + len(self.leavers())
         return sorted(self._waiting.keys() - self._leaving.keys())[: max(0, room)]
 
-    def leavers(self) -> list[int]:
+    def leavers(self) -> list[LaunchedRank]:
         """Return the members that must leave the training and can do so now, because enough others remain.
 
         All members then leave the present world at a call of ``commit()`` on which all of them agree.
@@ -303,7 +307,7 @@ class ElasticMembership:
         steps, taken = self._known_steps.opened_with, self._known_steps.taken
         return Opened(world.ballot, processes, world.members, world.hosts, steps, self._quorum.effective, taken)
 
-    def missing(self) -> list[int]:
+    def missing(self) -> list[LaunchedRank]:
         """Return the places whose processes must register before the next world opens; [] if no process waits."""
         if not self._waiting or (self.world.generation and not self.world.gone):
             return []
@@ -311,7 +315,7 @@ class ElasticMembership:
 
     # --- decisions
 
-    def _missing(self) -> list[int]:
+    def _missing(self) -> list[LaunchedRank]:
         """Return the places whose processes must still register before a world can open."""
         if not self.world.generation:
             return sorted(self._processes.alive - self._waiting.keys() - self._without)
@@ -334,7 +338,7 @@ class ElasticMembership:
         self._quorum.began(ballot)
         self._known_steps.took_over(ballot)
 
-    def _decide(self, patient: bool = True) -> Outgoing:
+    def _decide(self, patient: bool = True) -> Outgoing[LaunchedRank]:
         """Decide what follows from what is known now, and return the messages to send.
 
         If ``patient`` is false, this part of the job ends where it would wait for processes that may let it go on.
@@ -374,7 +378,7 @@ class ElasticMembership:
             return []
         return [*self._dismissed(leaving), *self._open(members)]
 
-    def _chosen(self) -> list[int]:
+    def _chosen(self) -> list[LaunchedRank]:
         """Return the waiting processes that are to be members of the next world.
 
         Those that must leave are not, in the order in which they were told to, as far as enough others remain, and one of
@@ -394,24 +398,24 @@ class ElasticMembership:
                 holders.discard(place)
         return sorted(sorted(staying, key=lambda place: (waiting[place].generation == 0, place))[: self._most])
 
-    def _dismissed(self, places: Collection[int]) -> Outgoing:
+    def _dismissed(self, places: Collection[LaunchedRank]) -> Outgoing[LaunchedRank]:
         """Dismiss the waiting processes at ``places``, and return the messages to send."""
         for place in places:
             del self._waiting[place]
         return [(place, Dismissed(self._leaving[place])) for place in sorted(places)]
 
-    def _objection(self, places: Collection[int]) -> str:
+    def _objection(self, places: Collection[LaunchedRank]) -> str:
         """Return why the processes at ``places`` may not form the next world; "" if they may."""
         return self._quorum.objection({self._processes.at(place) for place in places}) if self._can_split else ""
 
-    def _hope_for(self, places: Collection[int], hoped: bool) -> None:
+    def _hope_for(self, places: Collection[LaunchedRank], hoped: bool) -> None:
         """Begin to wait until the processes at ``places`` register or end. ``hoped`` is true if such a wait has begun before."""
         self._hopes = set(places)
         if not hoped:  # their time limits begin now, however long other processes were waited for
             self._late_s = self._short_s = None
             self._told_late = False
 
-    def _open(self, members: Sequence[int]) -> Outgoing:
+    def _open(self, members: Sequence[LaunchedRank]) -> Outgoing[LaunchedRank]:
         if self._is_last_world():
             return self._end(
                 f"the job has begun anew {self._reset_limit} times (--reset-limit){self._processes.causes()}"
@@ -431,7 +435,7 @@ class ElasticMembership:
             del self._waiting[one]
         return [(one, world) for one in members]
 
-    def _end(self, text: str) -> Outgoing:
+    def _end(self, text: str) -> Outgoing[LaunchedRank]:
         self.over = text
         self.has_no_quorum = bool(self._objection(self._waiting))
         told = [(place, Refused(text)) for place in sorted(self._waiting)]

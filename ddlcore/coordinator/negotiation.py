@@ -15,6 +15,7 @@ from ddlcore.coordinator.items import Item, Items
 from ddlcore.coordinator.pending_request import PendingRequest
 from ddlcore.coordinator.replay_controller import KnownSchedule, ReplayController
 from ddlcore.coordinator.request_table import RequestTable
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.spec import BY_SETTING, Ask, Spec
 from ddlcore.messages.to_rank import Bucket, Failure
 from ddlcore.runtime.checks import describe, flaw
@@ -32,14 +33,14 @@ class Negotiation:
         divides_by_size: bool,
         table: RequestTable,
         replay_controller: ReplayController,
-        left: Mapping[int, str],
+        left: Mapping[WorldRank, str],
     ) -> None:
         """Create the object for a world of ``size`` ranks that begins.
 
         ``divides_by_size``: averages are divided by the number of all members, also while some have joined. ``table``
         holds the requests. ``left`` always holds the ranks that have left, with their reasons, in the order of leaving.
         """
-        self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
+        self.sets: dict[int, tuple[WorldRank, ...]] = {0: tuple(map(WorldRank, range(size)))}
         self.params: dict[str, float] = {"fusion_bytes": fusion_bytes}
         self.table = table
         self.next_index = 0
@@ -52,7 +53,7 @@ class Negotiation:
 
     # --- asking
 
-    def requested(self, rank: int, asks: Iterable[Ask]) -> tuple[list[PendingRequest], Items]:
+    def requested(self, rank: WorldRank, asks: Iterable[Ask]) -> tuple[list[PendingRequest], Items]:
         """Record that ``rank`` sends ``asks``. Return the requests that are complete now, and the items to send."""
         ready: list[PendingRequest] = []
         items: Items = []
@@ -68,7 +69,7 @@ class Negotiation:
                 ready.append(pending)
         return ready, items
 
-    def _admit(self, rank: int, ask: Ask, ready: list[PendingRequest], items: Items) -> PendingRequest | None:
+    def _admit(self, rank: WorldRank, ask: Ask, ready: list[PendingRequest], items: Items) -> PendingRequest | None:
         """Return the pending request to which ``ask`` belongs. Create the pending request if there is none.
 
         If ``ask`` is invalid, append a Failure to ``items`` and return None. If ``ask`` is a call of ``join``, return
@@ -110,7 +111,7 @@ class Negotiation:
         index = self._take_index()
         return [((rank,), Bucket(index, 0, Kind.JOIN, (name,), result=last)) for rank, name in names.items()]
 
-    def parted(self, rank: int) -> Items:
+    def parted(self, rank: WorldRank) -> Items:
         """Return the failures of all requests that need ``rank``, which has left, and remove these requests."""
         items: Items = []
         for pending in self.table.all():
@@ -122,7 +123,7 @@ class Negotiation:
         self.table.none_joined()
         return items
 
-    def _gone(self, set_id: int, names: tuple[str, ...], gone: Sequence[int]) -> Failure:
+    def _gone(self, set_id: int, names: tuple[str, ...], gone: Sequence[WorldRank]) -> Failure:
         return Failure(set_id, names, "lost", self._left[gone[0]], tuple(gone))
 
     # --- deciding
@@ -200,7 +201,7 @@ class Negotiation:
             return [(bucket[0].ranks(), Failure(0, (bucket[0].name,), "mismatch", text))]
         return [self.run(bucket), *self._orphans(bucket[0])]
 
-    def fail(self, pending: PendingRequest, error: str, text: str, gone: tuple[int, ...] = ()) -> Items:
+    def fail(self, pending: PendingRequest, error: str, text: str, gone: tuple[WorldRank, ...] = ()) -> Items:
         """Return the failures of ``pending`` and all other tensors of its grouped call, and remove their requests.
 
         Each failure is for the ranks that requested the tensor. ``error`` is "mismatch" or "lost", and ``text`` is the
@@ -243,7 +244,7 @@ class Negotiation:
         buckets.sort(key=lambda bucket: bucket[0])
         return [[runnable[i] for i in bucket] for bucket in buckets]
 
-    def run(self, bucket: Sequence[PendingRequest]) -> tuple[Iterable[int], Item]:
+    def run(self, bucket: Sequence[PendingRequest]) -> tuple[Iterable[WorldRank], Item]:
         """Return the item by which the members run ``bucket``, whose requests the table holds no more, and the members."""
         spec = self.table.spec_of(bucket[0])
         members = self.sets[bucket[0].set_id]
@@ -271,10 +272,10 @@ class Negotiation:
             contributors=bucket[0].asked.bit_count() if short and not self._divides_by_size else 0,
         )
 
-    def _add_set(self, pending: PendingRequest, spec: Spec) -> tuple[Iterable[int], Item]:
+    def _add_set(self, pending: PendingRequest, spec: Spec) -> tuple[Iterable[WorldRank], Item]:
         assert spec.ranks is not None
         set_id, self._next_set = self._next_set, self._next_set + 1
-        self.sets[set_id] = spec.ranks
+        self.sets[set_id] = tuple(map(WorldRank, spec.ranks))
         return self.sets[0], Bucket(self._take_index(), 0, Kind.ADD_SET, (pending.name,), result=set_id)
 
     def _take_index(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.spec import Ask, Spec
 
 
@@ -29,11 +31,12 @@ class PendingRequest:
         self.spec = first.spec
         self.members = members  # ranks as bits, for speed: a step has hundreds of tensors on hundreds of ranks
         self.asked = 0  # the members that have the tensor ready, as bits
-        self.own: dict[int, Ask] = {}  # by rank: asks that differ from the first one, or that have rows or a digest
+        # By rank: asks that differ from the first one, or that have rows or a digest.
+        self.own: dict[WorldRank, Ask] = {}
         self.uniform = True  # all asks carry the same spec bytes
         self.stamp = -1  # the highest stamp of all asks
 
-    def add(self, rank: int, bit: int, ask: Ask) -> None:
+    def add(self, rank: WorldRank, bit: int, ask: Ask) -> None:
         self.asked |= bit
         if ask.stamp > self.stamp:
             self.stamp = ask.stamp
@@ -41,11 +44,11 @@ class PendingRequest:
             self.own[rank] = ask
             self.uniform = self.uniform and ask.spec == self.spec
 
-    def ask_of(self, rank: int) -> Ask:
+    def ask_of(self, rank: WorldRank) -> Ask:
         """Return the Ask that ``rank`` has sent for this tensor. The rank must have sent an Ask."""
         return self.own.get(rank, self.first)
 
-    def ranks(self) -> list[int]:
+    def ranks(self) -> list[WorldRank]:
         """Return the ranks that have sent an Ask for this tensor."""
         return ranks_of(self.asked)
 
@@ -58,7 +61,7 @@ class PendingRequest:
         return any(spec_of(ask.spec).group for ask in self.different_asks())
 
 
-def bits_of(ranks: Iterable[int]) -> int:
+def bits_of(ranks: Iterable[WorldRank]) -> int:
     """Return a number in which bit r is set for each rank r of ``ranks``."""
     bits = 0
     for rank in ranks:
@@ -66,6 +69,6 @@ def bits_of(ranks: Iterable[int]) -> int:
     return bits
 
 
-def ranks_of(bits: int) -> list[int]:
+def ranks_of(bits: int) -> list[WorldRank]:
     """Return the ranks r for which bit r of ``bits`` is set, in rising order. This is the inverse of ``bits_of``."""
-    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+    return cast("list[WorldRank]", [rank for rank in range(bits.bit_length()) if bits >> rank & 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddlcore.messages.elastic import Process
+from ddlcore.messages.ranks import LaunchedRank, StartNumber
 
 
 class Processes:
@@ -13,27 +14,27 @@ class Processes:
     def __init__(self, hosts: Sequence[int]) -> None:
         """Begin with one process at each place. ``hosts`` has the index of the host for each place; -1 means that no process runs there."""
         self.hosts = list(hosts)
-        self.alive = {place for place, host in enumerate(hosts) if host >= 0}
-        self._starts = [0] * len(hosts)  # by place: how many processes were there before the present one
-        self._ends: dict[int, str] = {}  # why the process of a place ended, while there is no other one
+        self.alive = {LaunchedRank(place) for place, host in enumerate(hosts) if host >= 0}
+        self._starts = [StartNumber(0)] * len(hosts)  # by place: how many processes were there before the present one
+        self._ends: dict[LaunchedRank, str] = {}  # why the process of a place ended, while there is no other one
 
-    def at(self, place: int) -> Process:
+    def at(self, place: LaunchedRank) -> Process:
         """Return the present process at ``place``, or the last one if none runs there."""
         return place, self._starts[place]
 
-    def is_first(self, place: int) -> bool:
+    def is_first(self, place: LaunchedRank) -> bool:
         """Return whether no process was at ``place`` before the present one."""
         return not self._starts[place]
 
-    def started(self, place: int, host: int) -> None:
+    def started(self, place: LaunchedRank, host: int) -> None:
         """Record a new process at ``place`` on the host with the index ``host``; -1: the host of the one before."""
         if host >= 0:
             self.hosts[place] = host
-        self._starts[place] += 1
+        self._starts[place] = StartNumber(self._starts[place] + 1)
         self.alive.add(place)
         self._ends.pop(place, None)
 
-    def ended(self, place: int, reason: str) -> None:
+    def ended(self, place: LaunchedRank, reason: str) -> None:
         """Record that the process at ``place`` has ended for ``reason``."""
         self.alive.discard(place)
         self._ends[place] = reason

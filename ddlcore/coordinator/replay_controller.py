@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_coordinator import Frozen
 from ddlcore.messages.to_rank import Arranged, Drain, Planned, Resume
@@ -105,7 +106,9 @@ class ReplayController:
         self._detector = PeriodDetector()
         self._known: list[KnownSchedule] = []  # in the order in which they were last resumed or arranged
         self._arranged = 0  # how many schedules have been arranged
-        self._frozen: dict[int, dict[int, int]] | None = None  # by rank: its last places; None: no freeze is under way
+        self._frozen: dict[WorldRank, dict[int, int]] | None = (
+            None  # by rank: its last places; None: no freeze is under way
+        )
         self._resumed_after: dict[int, int] = {}
 
     # --- discovery
@@ -150,7 +153,7 @@ class ReplayController:
         """Forget every schedule that contains buckets of the process set ``set_id``, which has been removed."""
         self._forget({set_id})
 
-    def parted(self, rank: int, sets: Mapping[int, Sequence[int]]) -> None:
+    def parted(self, rank: WorldRank, sets: Mapping[int, Sequence[WorldRank]]) -> None:
         """Forget every schedule that needs ``rank``, which has left."""
         self._forget({set_id for set_id, members in sets.items() if rank in members})
 
@@ -236,7 +239,7 @@ class ReplayController:
         return self._frozen is not None
 
     @property
-    def answered(self) -> Mapping[int, Mapping[int, int]]:
+    def answered(self) -> Mapping[WorldRank, Mapping[int, int]]:
         """Return, for each rank that has answered Freeze, the last place that it launched in each process set."""
         return self._frozen or {}
 
@@ -244,14 +247,14 @@ class ReplayController:
         """Record that the message Freeze has been sent to all ranks. ``frozen`` then records the answers."""
         self._frozen = {}
 
-    def frozen(self, rank: int, message: Frozen, awaited: Collection[int]) -> bool:
+    def frozen(self, rank: WorldRank, message: Frozen, awaited: Collection[WorldRank]) -> bool:
         """Record that ``rank`` has stopped launching. Return whether all ranks in ``awaited`` have stopped."""
         if self._frozen is None:
             return False
         self._frozen.setdefault(rank, dict(message.launched))
         return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
-    def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
+    def drain(self, epoch: int, sets: Mapping[int, Sequence[WorldRank]]) -> Drain:
         """Return the message that says which buckets the ranks must still run, and which buckets are valid.
 
         Call this only after all ranks have answered Freeze. When these buckets have run, the ranks have left the

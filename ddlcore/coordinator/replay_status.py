@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.coordinator.stall_table import Late, on_ranks
 from ddlcore.messages.observing import Busy, ReplayStatus
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.runtime.checks import describe
 
 ALL_ENTERED = "every rank has entered it: the transport or the network holds it up"
@@ -26,10 +27,10 @@ class ReplayStatuses:
 
     def __init__(self) -> None:
         self._alarm: ReplayStatus | None = None
-        self._told: dict[int, ReplayStatus] = {}
-        self._awaited: set[int] = set()
+        self._told: dict[WorldRank, ReplayStatus] = {}
+        self._awaited: set[WorldRank] = set()
 
-    def hear(self, rank: int, replay_status: ReplayStatus, members: Iterable[int]) -> list[int]:
+    def hear(self, rank: WorldRank, replay_status: ReplayStatus, members: Iterable[WorldRank]) -> list[WorldRank]:
         """Handle the replay status of ``rank``, and return the ranks that must be asked for their replay status.
 
         ``members`` are the ranks of the bucket's process set.
@@ -39,7 +40,7 @@ class ReplayStatuses:
             if known is not None and (known.epoch, known.place) == (replay_status.epoch, replay_status.place):
                 self._alarm = None
             return []
-        ask: list[int] = []
+        ask: list[WorldRank] = []
         if replay_status.alarm and (
             known is None or (known.epoch, known.place) != (replay_status.epoch, replay_status.place)
         ):
@@ -52,7 +53,7 @@ class ReplayStatuses:
             self._awaited.discard(rank)
         return ask
 
-    def awaited(self, epoch: int, present: Collection[int]) -> list[Awaited]:
+    def awaited(self, epoch: int, present: Collection[WorldRank]) -> list[Awaited[WorldRank]]:
         """Return the wait for the bucket of the last alarm, in a list of one item.
 
         The list is empty if there is no alarm: the ranks have left replay, or the rank of the alarm has gone on.
@@ -66,14 +67,14 @@ class ReplayStatuses:
         key = ("place", alarm.epoch, alarm.place)
         return [Awaited(key, where, asked, lambda: self._details(alarm, present), alarm.waits_s)]
 
-    def _details(self, alarm: ReplayStatus, present: Collection[int]) -> Details:
+    def _details(self, alarm: ReplayStatus, present: Collection[WorldRank]) -> Details[WorldRank]:
         told = self._told
         there = {rank for rank, one in told.items() if _has_come(one, alarm)}
         absent = (told.keys() - there) | self._awaited
         absent -= absent - set(present)
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._other_places(alarm, there)))
 
-    def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
+    def _late(self, alarm: ReplayStatus, there: Collection[WorldRank]) -> list[Late]:
         """Return the tensors of the bucket in ``alarm`` that at least one rank does not have ready.
 
         If every rank has all tensors ready, return all tensors of the bucket. ``there`` are the ranks that have
@@ -87,18 +88,18 @@ class ReplayStatuses:
             found.append(Late(name, alarm.set_id, ready, missing, 0.0))
         return [one for one in found if one.missing] or found
 
-    def _has(self, rank: int, name: str, alarm: ReplayStatus) -> bool:
+    def _has(self, rank: WorldRank, name: str, alarm: ReplayStatus) -> bool:
         one = self._told.get(rank)
         return one is not None and one.place == alarm.place and name not in one.missing
 
-    def _other_places(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
+    def _other_places(self, alarm: ReplayStatus, there: Collection[WorldRank]) -> list[str]:
         """Return lines about ranks that are at another bucket than the bucket of ``alarm``.
 
         A report shows these lines below its table of tensors, which has no column for this. ``there`` are the ranks
         that have entered the bucket of ``alarm``. Ranks that are at the same other bucket share a line. If all ranks
         have entered the bucket of ``alarm``, return one line that says so.
         """
-        said: dict[str, list[int]] = {}
+        said: dict[str, list[WorldRank]] = {}
         for rank, one in sorted(self._told.items()):
             if rank not in there and one.place != alarm.place:
                 said.setdefault(_place(one), []).append(rank)
@@ -115,9 +116,9 @@ class Busies:
     """
 
     def __init__(self) -> None:
-        self._said: dict[tuple[int, str], dict[int, Busy]] = {}  # by index and text, then by rank
+        self._said: dict[tuple[int, str], dict[WorldRank, Busy]] = {}  # by index and text, then by rank
 
-    def hear(self, rank: int, busy: Busy) -> None:
+    def hear(self, rank: WorldRank, busy: Busy) -> None:
         """Record that ``rank`` has been busy with the work ``busy`` for long, or that this work has ended on ``rank``.
 
         The same work may end earlier on some ranks than on others, for example a broadcast.
@@ -131,7 +132,9 @@ class Busies:
             if all(one.over for one in said.values()):
                 del self._said[key]
 
-    def awaited(self, sets: Mapping[int, Sequence[int]], present: Collection[int]) -> list[Awaited]:
+    def awaited(
+        self, sets: Mapping[int, Sequence[WorldRank]], present: Collection[WorldRank]
+    ) -> list[Awaited[WorldRank]]:
         """Return a description of the wait for each reported work. It names the ranks that have not reported the work.
 
         ``sets`` contains the ranks of each process set. ``present`` are the ranks that have not left the world. The
@@ -147,14 +150,14 @@ class Busies:
     def _one(
         self,
         key: tuple[int, str],
-        said: Mapping[int, Busy],
-        sets: Mapping[int, Sequence[int]],
-        present: Collection[int],
-    ) -> Awaited:
+        said: Mapping[WorldRank, Busy],
+        sets: Mapping[int, Sequence[WorldRank]],
+        present: Collection[WorldRank],
+    ) -> Awaited[WorldRank]:
         first = next(iter(said.values()))
         members = [rank for rank in sets.get(first.set_id, present) if rank in present]
 
-        def details() -> Details:
+        def details() -> Details[WorldRank]:
             missing = tuple(rank for rank in members if rank not in said)
             late = tuple(Late(name, first.set_id, tuple(sorted(said)), missing, 0.0) for name in first.names)
             return Details(missing, late, () if missing else (ALL_ENTERED,))

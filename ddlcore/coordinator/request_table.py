@@ -12,6 +12,7 @@ from ddlcore.contracts.fusion import Ready
 from ddlcore.coordinator.pending_request import PendingRequest, bits_of, ranks_of
 from ddlcore.coordinator.replay_controller import tensor_key
 from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.spec import BY_SHARE, Ask, Spec
 from ddlcore.runtime.checks import describe, mismatch_table
 from ddlcore.runtime.periods import TensorKey
@@ -27,7 +28,7 @@ class RequestTable:
     """
 
     def __init__(self) -> None:
-        self.joined: dict[int, Ask] = {}  # by rank, in the order of joining
+        self.joined: dict[WorldRank, Ask] = {}  # by rank, in the order of joining
         self._joined_bits = 0  # the same ranks as bits
         self._pending: dict[tuple[int, str], PendingRequest] = {}
         self._members: dict[int, int] = {}  # by process set: its members as bits, filled when needed
@@ -38,7 +39,7 @@ class RequestTable:
         """Return all pending requests."""
         return list(self._pending.values())
 
-    def open(self, ask: Ask, members: Sequence[int]) -> PendingRequest:
+    def open(self, ask: Ask, members: Sequence[WorldRank]) -> PendingRequest:
         """Return the pending request to which ``ask`` belongs. If there is none with this name, create a new one.
 
         ``members`` are the ranks that must send the request.
@@ -71,7 +72,7 @@ class RequestTable:
 
     # --- who has asked
 
-    def join(self, rank: int, ask: Ask) -> list[PendingRequest]:
+    def join(self, rank: WorldRank, ask: Ask) -> list[PendingRequest]:
         """Record that ``rank`` has called ``join``. Return the pending requests that are complete now.
 
         From now on, the rank takes part in all collectives, with zeros.
@@ -89,7 +90,7 @@ class RequestTable:
         """Return the members that neither have the tensor ready nor have joined, as bits: bit r is set for rank r."""
         return pending.members & ~pending.asked & ~self._joined_bits
 
-    def missing(self, pending: PendingRequest) -> list[int]:
+    def missing(self, pending: PendingRequest) -> list[WorldRank]:
         """Return, as a list of ranks, the members that neither have the tensor ready nor have joined."""
         return ranks_of(self.lacking(pending))
 
@@ -97,13 +98,13 @@ class RequestTable:
         """Return the pending requests that each member has sent, except for members that have joined."""
         return [pending for pending in self._pending.values() if not self.lacking(pending)]
 
-    def rows(self, pending: PendingRequest, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    def rows(self, pending: PendingRequest, members: Sequence[WorldRank]) -> tuple[tuple[int, ...], ...]:
         """Return the ``rows`` of each member's Ask, in the order of the members; zeros for a member that has joined."""
         nothing = (0,) * len(pending.first.rows)
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).rows if m in asked else nothing for m in members)
 
-    def digests(self, pending: PendingRequest, members: Sequence[int]) -> tuple[bytes, ...]:
+    def digests(self, pending: PendingRequest, members: Sequence[WorldRank]) -> tuple[bytes, ...]:
         """Return the ``digest`` of each member's Ask, in the order of the members; b"" for a member that has joined."""
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).digest if m in asked else b"" for m in members)

@@ -11,6 +11,7 @@ from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.coordinator.entering import WorldKey
 from ddlcore.coordinator.stall import StallWatch
 from ddlcore.messages.observing import Digests, Sample, Settle
+from ddlcore.messages.ranks import LaunchedRank, WorldRank
 from ddlcore.messages.to_coordinator import COMMIT, STOP, CallCount, StopRequest
 from ddlcore.messages.to_rank import Outgoing
 from ddlcore.runtime.patience import Patience
@@ -23,17 +24,17 @@ class RunningWorld:
     key: WorldKey
     coordinator: Coordinator
     patience: Patience
-    active: set[int]  # the launched ranks that have not sent Done
-    leaving: set[int] = field(default_factory=set)  # those of ``active`` that have sent Bye
+    active: set[LaunchedRank]  # the launched ranks that have not sent Done
+    leaving: set[LaunchedRank] = field(default_factory=set)  # those of ``active`` that have sent Bye
 
     def __post_init__(self) -> None:
-        ranks = range(len(self.key[0]))
+        ranks = tuple(map(WorldRank, range(len(self.key[0]))))
         self.points = {kind: AgreedPoint(kind, ranks) for kind in (STOP, COMMIT)}
         self.agreement = Agreement(len(self.key[0]), self.coordinator.sets, lambda: self.coordinator.table.joined)
-        self.inward = {launched: rank for rank, launched in enumerate(self.key[0])}  # launched rank: rank in this world
+        self.inward = dict(zip(self.key[0], ranks, strict=True))  # launched rank: rank in this world
         self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
 
-    def _awaited(self) -> list[Awaited]:
+    def _awaited(self) -> list[Awaited[WorldRank]]:
         """Return everything for which somebody in this world waits.
 
         The coordinator waits for ranks, and ranks wait for agreed calls and in ``shutdown``. Ranks that still run after
@@ -62,7 +63,7 @@ class RunningWorld:
             waits.append(rest)
         return waits
 
-    def agree(self, launched: int, message: Digests | Sample | Settle | None) -> Outgoing:
+    def agree(self, launched: LaunchedRank, message: Digests | Sample | Settle | None) -> Outgoing[LaunchedRank]:
         """Handle the report of a rank about its model parameters, and return the messages to send.
 
         ``launched`` is the rank's number in the launch. ``message`` is None if the rank will send no more reports.
@@ -76,7 +77,7 @@ class RunningWorld:
             return self.outward(agreement.settle(rank))
         return self.outward(agreement.gone(rank))
 
-    def point(self, launched: int, message: StopRequest | CallCount | None) -> Outgoing:
+    def point(self, launched: LaunchedRank, message: StopRequest | CallCount | None) -> Outgoing[LaunchedRank]:
         """Handle a rank's message about a call at which all ranks act together, and return the messages to send.
 
         ``launched`` is the rank's number in the launch. ``message`` is None if the rank has left the world. See
@@ -89,13 +90,13 @@ class RunningWorld:
             return self.outward(self.points[message.kind].counted(rank, message, joined))
         return self.outward([told for point in self.points.values() for told in point.gone(rank, joined)])
 
-    def asked(self, kind: str, reason: str) -> Outgoing:
+    def asked(self, kind: str, reason: str) -> Outgoing[LaunchedRank]:
         """Have the ranks agree at which call of ``kind`` they act, and return the messages to send.
 
         ``reason`` says why, in words for the user.
         """
         return self.outward(self.points[kind].asked(reason))
 
-    def outward(self, outgoing: Outgoing) -> Outgoing:
+    def outward(self, outgoing: Outgoing[WorldRank]) -> Outgoing[LaunchedRank]:
         """Return ``outgoing`` with the ranks' numbers in the launch instead of their numbers in this world."""
         return [(self.key[0][rank], message) for rank, message in outgoing]

@@ -30,6 +30,7 @@ from ddlcore.messages.observing import (
     Settled,
     Stack,
 )
+from ddlcore.messages.ranks import LaunchedRank, WorldRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import (
     COMMIT,
@@ -80,18 +81,18 @@ class Sessions:
         self._policy = policy
         self._patience = patience or Patience()
         self._entering = EnteringRanks(self._patience, refuses)
-        self._due: Outgoing = []
+        self._due: Outgoing[LaunchedRank] = []
         self._replay = replay
         self._entered = WorldKey(((), 0))  # the world of an elastic job that its members enter
-        self._worlds: dict[int, RunningWorld] = {}  # by launched rank
-        self._ended: dict[int, str] = {}
-        self._lost: dict[int, str] = {}
+        self._worlds: dict[LaunchedRank, RunningWorld] = {}
+        self._ended: dict[LaunchedRank, str] = {}
+        self._lost: dict[LaunchedRank, str] = {}
         self._made = 0
         self._term = term
         self._time = WatchedTime()
-        self._dead: dict[int, str] = {}
+        self._dead: dict[LaunchedRank, str] = {}
 
-    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+    def handle(self, rank: LaunchedRank, message: ToCoordinator) -> Outgoing[LaunchedRank]:
         """Handle ``message`` from ``rank``, a rank of the launch, and return the messages to send."""
         if isinstance(message, Hello):
             return self._hello(rank, message)
@@ -131,7 +132,7 @@ class Sessions:
             return told + world.outward(world.coordinator.handle(world.inward[rank], message))
         return world.outward(world.coordinator.handle(world.inward[rank], message))
 
-    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
+    def rank_ended(self, rank: LaunchedRank, reason: str, certain: bool = True) -> Outgoing[LaunchedRank]:
         """Record that the process of ``rank`` has ended, and return the messages to send.
 
         This is a failure, unless the rank had sent Done or no world will need it. ``certain`` is false if the host of the
@@ -145,7 +146,7 @@ class Sessions:
             outgoing += self._membership.ended(rank, reason, certain)
         return outgoing
 
-    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
+    def rank_started(self, rank: LaunchedRank, host: int = -1) -> Outgoing[LaunchedRank]:
         """Record that a new process was started for ``rank``, and return the messages to send.
 
         ``host`` is the index of the new process's host; -1 means the host of the previous process of ``rank``.
@@ -157,7 +158,7 @@ class Sessions:
             self._membership.started(rank, host)
         return []
 
-    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
+    def dismiss(self, ranks: Collection[LaunchedRank], reason: str) -> Outgoing[LaunchedRank]:
         """Have ``ranks`` leave the training of an elastic job, and return the messages to send.
 
         The ranks leave at a call of ``commit()`` on which all ranks agree. ``reason`` says why, in words for the user.
@@ -166,7 +167,7 @@ class Sessions:
             return []
         return self._membership.dismiss(ranks, reason) + self._ask_to_let_in()
 
-    def _detach(self, rank: int, reason: str, before_init: str) -> Outgoing:
+    def _detach(self, rank: LaunchedRank, reason: str, before_init: str) -> Outgoing[LaunchedRank]:
         """Remove ``rank`` from its world, or from the world for which it waits in ``init``.
 
         Return messages which inform the other ranks of the loss of ``rank``. Messages to the ranks of its world contain
@@ -181,7 +182,7 @@ class Sessions:
             outgoing += world.outward(world.coordinator.lost(world.inward[rank], reason))
         return outgoing
 
-    def _register(self, rank: int, message: Register) -> Outgoing:
+    def _register(self, rank: LaunchedRank, message: Register) -> Outgoing[LaunchedRank]:
         if self._membership is None:
             return [(rank, Refused("this job is not elastic; start it by `ddl run --min-np N`"))]
         if message.protocol != PROTOCOL:
@@ -190,7 +191,7 @@ class Sessions:
         self._lost.pop(rank, None)  # it lives; who waited for it has been told
         return self._detach(rank, reason, reason) + self._membership.register(rank, message) + self._ask_to_let_in()
 
-    def _ask_to_let_in(self) -> Outgoing:
+    def _ask_to_let_in(self) -> Outgoing[LaunchedRank]:
         """Have all members leave the present world of an elastic job, if the members of the next world can be others.
 
         This is so if a process waits to join, or if a member must leave the training. The members leave at a call of
@@ -207,7 +208,7 @@ class Sessions:
                 return world.asked(COMMIT, ", ".join(changes))
         return []
 
-    def lost(self) -> dict[int, str]:
+    def lost(self) -> dict[LaunchedRank, str]:
         """Return the ranks that were lost so far, with the reason for each."""
         return dict(self._lost)
 
@@ -219,10 +220,10 @@ class Sessions:
         now_s = self._time.at(now_s)
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
-            texts, outgoing = world.watch.look(now_s)
-            outgoing += world.agreement.look(now_s)
+            texts, inner = world.watch.look(now_s)
+            inner += world.agreement.look(now_s)
             reports += texts
-            self._due += [(rank, told) for rank, told in world.outward(outgoing) if rank in world.active]
+            self._due += [(rank, told) for rank, told in world.outward(inner) if rank in world.active]
             self._dead.update({world.key[0][rank]: text for rank, text in world.watch.dead.items()})
         if self._membership is not None:
             texts, outgoing = self._membership.overdue(now_s)
@@ -233,7 +234,7 @@ class Sessions:
         self._dead.update(dead)
         return reports + texts
 
-    def dead(self) -> dict[int, str]:
+    def dead(self) -> dict[LaunchedRank, str]:
         """Return the ranks that did not answer when a stall ended the job, each with a text that describes its silence.
 
         Such a rank cannot end by itself: its process must be killed. For an elastic job, the result also contains the
@@ -242,12 +243,12 @@ class Sessions:
         evicted = {} if self._membership is None else self._membership.evicted
         return {**evicted, **self._dead}
 
-    def due(self) -> Outgoing:
+    def due(self) -> Outgoing[LaunchedRank]:
         """Return the messages that must be sent because of the last call of ``overdue``. Each is returned only once."""
         due, self._due = self._due, []
         return due
 
-    def _hello(self, rank: int, hello: Hello) -> Outgoing:
+    def _hello(self, rank: LaunchedRank, hello: Hello) -> Outgoing[LaunchedRank]:
         if self._membership is not None:
             return self._hello_of_member(rank, hello, self._membership)
         text = self._objection(rank, hello)
@@ -256,10 +257,13 @@ class Sessions:
         gone = [ended for ended in self._ended if ended in hello.ranks]  # the rank that ended first is the cause
         if gone:
             self._lost.setdefault(gone[0], self._ended[gone[0]])
-            return [(rank, Lost((hello.ranks.index(gone[0]),), f"{self._ended[gone[0]]}, before init was complete"))]
+            at = WorldRank(hello.ranks.index(gone[0]))
+            return [(rank, Lost((at,), f"{self._ended[gone[0]]}, before init was complete"))]
         return self._enter(WorldKey((hello.ranks, hello.ordinal)), rank, hello)
 
-    def _hello_of_member(self, rank: int, hello: Hello, membership: ElasticMembership) -> Outgoing:
+    def _hello_of_member(
+        self, rank: LaunchedRank, hello: Hello, membership: ElasticMembership
+    ) -> Outgoing[LaunchedRank]:
         """Take the Hello of a member of a world of an elastic job, and return the messages to send."""
         if hello.protocol != PROTOCOL:
             return [(rank, Refused(_other_version(rank, hello.version, hello.protocol)))]
@@ -267,14 +271,15 @@ class Sessions:
         broken = present.broken(hello.ordinal)
         if broken is not None:
             place, reason = broken
-            return [(rank, Lost((present.members.index(place) if hello.ordinal == present.generation else 0,), reason))]
+            at = present.members.index(place) if hello.ordinal == present.generation else 0
+            return [(rank, Lost((WorldRank(at),), reason))]
         if hello.ranks or not present.has(rank) or rank in self._worlds:
             return [(rank, Refused(f"rank {rank} cannot enter world {hello.ordinal} of this elastic job"))]
         if self._entered[1] != hello.ordinal:
             self._entered = WorldKey((present.members, hello.ordinal))
         return self._enter(self._entered, rank, hello)
 
-    def _objection(self, rank: int, hello: Hello) -> str:
+    def _objection(self, rank: LaunchedRank, hello: Hello) -> str:
         if hello.protocol != PROTOCOL:
             return _other_version(rank, hello.version, hello.protocol)
         if hello.rank != rank or rank not in hello.ranks or not 0 <= min(hello.ranks) <= max(hello.ranks) < self.size:
@@ -283,11 +288,11 @@ class Sessions:
             return f"rank {rank} is in a running job already; call shutdown() before init()"
         return ""
 
-    def _enter(self, key: WorldKey, rank: int, hello: Hello) -> Outgoing:
+    def _enter(self, key: WorldKey, rank: LaunchedRank, hello: Hello) -> Outgoing[LaunchedRank]:
         hellos, outgoing = self._entering.enter(key, rank, hello)
         return self._begin(key, hellos) if hellos else outgoing
 
-    def _begin(self, key: WorldKey, hellos: Mapping[int, Hello]) -> Outgoing:
+    def _begin(self, key: WorldKey, hellos: Mapping[LaunchedRank, Hello]) -> Outgoing[LaunchedRank]:
         self._made += 1
         first = hellos[key[0][0]]
         free = self._searched is None or not self._searched.active
@@ -311,12 +316,12 @@ class Sessions:
             self._membership.began(key[1])
         report = None if self._membership is None else WorldReport(key[1], len(key[0]))
         welcome = Welcome(f"world{self._term}{self._made}", report)  # one object, so that it is encoded once
-        told: Outgoing = [(rank, welcome) for rank in key[0]]
+        told: Outgoing[LaunchedRank] = [(rank, welcome) for rank in key[0]]
         again = world.asked(STOP, self._stop_reason) if self._membership is not None and self._stop_reason else []
         return told + again + self._ask_to_let_in()
 
 
-def _other_version(rank: int, version: str, protocol: int) -> str:
+def _other_version(rank: LaunchedRank, version: str, protocol: int) -> str:
     return (
         f"rank {rank} runs ddlcore {version} (protocol {protocol}), "
         f"the launcher protocol {PROTOCOL}; install the same version of ddlcore for both"

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from typing import Generic
 
 from ddlcore.coordinator.awaited import Awaited, Details
 from ddlcore.coordinator.stall_table import on_ranks, stall_table
 from ddlcore.messages.observing import Alive, Probe, Show, Stack
+from ddlcore.messages.ranks import AnyRank
 from ddlcore.messages.to_rank import Outgoing, Stalled
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.patience import ANSWER_S, Patience
@@ -18,7 +20,7 @@ from ddlcore.runtime.patience import ANSWER_S, Patience
 _WARNING, _SHUTDOWN = 0, 1
 
 
-class StallWatch:
+class StallWatch(Generic[AnyRank]):
     """Watches the waits that ``waits()`` returns.
 
     If a stall ends the job, all of ``ranks`` get a message. In all methods, ``now_s`` is the time of a steady clock.
@@ -26,16 +28,17 @@ class StallWatch:
 
     def __init__(
         self,
-        waits: Callable[[], Iterable[Awaited]],
-        ranks: Sequence[int],
+        waits: Callable[[], Iterable[Awaited[AnyRank]]],
+        ranks: Sequence[AnyRank],
         patience: Patience,
-        present: Iterable[int] = (),
+        present: Iterable[AnyRank] = (),
     ) -> None:
         """Create the watch. ``present`` are the ranks that have just sent a message.
 
         ``patience`` contains the time limits.
         """
-        self.dead: dict[int, str] = {}  # ranks that did not answer when the job ended, each with what is known of it
+        # Ranks that did not answer when the job ended, each with what is known of it.
+        self.dead: dict[AnyRank, str] = {}
         self._waits = waits
         self._ranks = ranks
         self._patience = patience
@@ -43,30 +46,30 @@ class StallWatch:
         self._reported: set[Hashable] = set()
         self._asked_for: set[tuple[Hashable, int]] = set()  # waits for which ranks were probed, with the limit
         self._spoke = set(present)  # the ranks from which a message has come since the last look
-        self._heard_s: dict[int, float] = {}
-        self._probed_s: dict[int, float] = {}  # when the rank got a Probe to which no answer has come
-        self._states: dict[int, str] = {}  # what the rank has said about itself
-        self._told_silent: dict[int, float] = {}  # ranks that a report called silent, and since when they are
-        self._shown_s: dict[int, float] = {}  # when the rank was asked for its stack
-        self._stacks: dict[int, str] = {}
-        self._gone: set[int] = set()  # ranks that have left the world or have ended
+        self._heard_s: dict[AnyRank, float] = {}
+        self._probed_s: dict[AnyRank, float] = {}  # when the rank got a Probe to which no answer has come
+        self._states: dict[AnyRank, str] = {}  # what the rank has said about itself
+        self._told_silent: dict[AnyRank, float] = {}  # ranks that a report called silent, and since when they are
+        self._shown_s: dict[AnyRank, float] = {}  # when the rank was asked for its stack
+        self._stacks: dict[AnyRank, str] = {}
+        self._gone: set[AnyRank] = set()  # ranks that have left the world or have ended
         self._sought_s = float("-inf")  # when the ranks of waits with ``only_silent`` were last asked
         self.over = False  # whether the job must end
 
     # --- what ranks say
 
-    def spoke(self, rank: int) -> None:
+    def spoke(self, rank: AnyRank) -> None:
         """Record that ``rank`` has sent a message, so its process is running."""
         self._spoke.add(rank)
 
-    def hear(self, rank: int, message: Stack | Alive) -> None:
+    def hear(self, rank: AnyRank, message: Stack | Alive) -> None:
         """Record the answer of ``rank`` to the message Probe or Show."""
         if isinstance(message, Alive):
             self._states[rank] = message.text
         elif rank in self._shown_s:
             self._stacks[rank] = message.text
 
-    def gone(self, rank: int) -> None:
+    def gone(self, rank: AnyRank) -> None:
         """Record that ``rank`` has left the world, or has ended. It cannot answer here any more, so it is not silent."""
         self._gone.add(rank)
         self._probed_s.pop(rank, None)
@@ -75,15 +78,15 @@ class StallWatch:
 
     # --- what follows
 
-    def look(self, now_s: float) -> tuple[list[str], Outgoing]:
+    def look(self, now_s: float) -> tuple[list[str], Outgoing[AnyRank]]:
         """Check all waits. Return the new reports for the user, and the messages to send."""
         texts = self._heard(now_s)
         if self.over or max(self._patience.warning_s, self._patience.shutdown_s) <= 0:
             return texts, []
-        outgoing: Outgoing = []
+        outgoing: Outgoing[AnyRank] = []
         waits = list(self._waits())
         self._remember(waits, now_s)
-        late: dict[str, list[tuple[Awaited, Details, float]]] = {}
+        late: dict[str, list[tuple[Awaited[AnyRank], Details[AnyRank], float]]] = {}
         for wait in waits:
             waits_s = now_s - self._since_s[wait.key]
             if wait.only_silent:
@@ -105,7 +108,12 @@ class StallWatch:
             texts.append(self._report(where, found, now_s, outgoing))
         return texts + self._told(now_s), outgoing
 
-    def _seek(self, wait: Awaited, now_s: float, late: dict[str, list[tuple[Awaited, Details, float]]]) -> Outgoing:
+    def _seek(
+        self,
+        wait: Awaited[AnyRank],
+        now_s: float,
+        late: dict[str, list[tuple[Awaited[AnyRank], Details[AnyRank], float]]],
+    ) -> Outgoing[AnyRank]:
         """Check a wait that is a stall only if the ranks that must act do not answer. Return the messages to send.
 
         The ranks are asked again and again, by the message Probe. The age of the wait is the time since the last
@@ -113,7 +121,7 @@ class StallWatch:
         """
         warning_s, shutdown_s = self._patience.warning_s, self._patience.shutdown_s
         details = self._details(wait)
-        outgoing: Outgoing = []
+        outgoing: Outgoing[AnyRank] = []
         if now_s - self._sought_s >= self._patience.answer_s:
             self._sought_s = now_s
             for rank in details.ranks:
@@ -131,11 +139,11 @@ class StallWatch:
             outgoing += self._end(wait, found, now_s)
         return outgoing
 
-    def _details(self, wait: Awaited) -> Details:
+    def _details(self, wait: Awaited[AnyRank]) -> Details[AnyRank]:
         details = wait.details()
         return replace(details, ranks=tuple(rank for rank in details.ranks if rank not in self._gone))
 
-    def _remember(self, waits: Sequence[Awaited], now_s: float) -> None:
+    def _remember(self, waits: Sequence[Awaited[AnyRank]], now_s: float) -> None:
         """Record when each of ``waits`` has begun, and forget all other waits.
 
         If a forgotten wait appears again later, its age is counted from 0.
@@ -159,7 +167,9 @@ class StallWatch:
             if 0 < limit_s <= near_s and not (limit == _WARNING and key in self._reported)
         ]
 
-    def _probe(self, key: Hashable, due: Sequence[int], ranks: Sequence[int], now_s: float, outgoing: Outgoing) -> None:
+    def _probe(
+        self, key: Hashable, due: Sequence[int], ranks: Sequence[AnyRank], now_s: float, outgoing: Outgoing[AnyRank]
+    ) -> None:
         fresh = [limit for limit in due if (key, limit) not in self._asked_for]
         self._asked_for.update((key, limit) for limit in fresh)
         for rank in ranks:
@@ -168,7 +178,7 @@ class StallWatch:
             self._probed_s[rank] = now_s
             outgoing.append((rank, Probe()))
 
-    def _is_known(self, ranks: Sequence[int], now_s: float) -> bool:
+    def _is_known(self, ranks: Sequence[AnyRank], now_s: float) -> bool:
         """Return whether it is known of all ``ranks`` if they answer the message Probe.
 
         This is known of a rank if it has answered, or if the time for its answer has passed.
@@ -176,7 +186,7 @@ class StallWatch:
         answer_s = self._patience.answer_s
         return all(now_s - self._probed_s[rank] >= answer_s for rank in ranks if rank in self._probed_s)
 
-    def _silent(self, ranks: Iterable[int], now_s: float) -> list[int]:
+    def _silent(self, ranks: Iterable[AnyRank], now_s: float) -> list[AnyRank]:
         answer_s = self._patience.answer_s
         return [rank for rank in ranks if rank in self._probed_s and now_s - self._probed_s[rank] >= answer_s]
 
@@ -187,7 +197,7 @@ class StallWatch:
         [].
         """
         spoke, self._spoke = self._spoke, set()
-        again: list[int] = []
+        again: list[AnyRank] = []
         longest_s = 0.0
         for rank in spoke:
             self._heard_s[rank] = now_s
@@ -202,7 +212,11 @@ class StallWatch:
         return [f"{on_ranks(sorted(again))} {verb} again, after {longest_s:.1f} s of silence"]
 
     def _report(
-        self, where: str, found: Sequence[tuple[Awaited, Details, float]], now_s: float, outgoing: Outgoing
+        self,
+        where: str,
+        found: Sequence[tuple[Awaited[AnyRank], Details[AnyRank], float]],
+        now_s: float,
+        outgoing: Outgoing[AnyRank],
     ) -> str:
         tensors = [replace(one, waits_s=waits_s) for _, details, waits_s in found for one in details.tensors]
         lines = [f"stalled for more than {self._patience.warning_s:g} s {where}:"]
@@ -224,11 +238,11 @@ class StallWatch:
             lines.append(self._advice)
         return "\n".join(lines)
 
-    def _lines(self, missing: Sequence[int], wait: Awaited, now_s: float) -> list[str]:
+    def _lines(self, missing: Sequence[AnyRank], wait: Awaited[AnyRank], now_s: float) -> list[str]:
         """Return lines that say for each missing rank whether it answers, and the text of its answer."""
         silent = self._silent(missing, now_s)
         lines = [self._silence(silent, wait, now_s)] if silent else []
-        said: dict[str, list[int]] = {}
+        said: dict[str, list[AnyRank]] = {}
         for rank in missing:
             if rank not in silent and rank in self._states:
                 said.setdefault(self._states[rank], []).append(rank)
@@ -236,7 +250,7 @@ class StallWatch:
             f"{on_ranks(ranks)} answer{'s' if len(ranks) == 1 else ''}: {text}" for text, ranks in said.items()
         ]
 
-    def _silence(self, silent: Sequence[int], wait: Awaited, now_s: float) -> str:
+    def _silence(self, silent: Sequence[AnyRank], wait: Awaited[AnyRank], now_s: float) -> str:
         """Return a text about the ranks ``silent``, which do not answer: since when, and what they were asked last."""
         one = len(silent) == 1
         whom, they, was = ("it", "it", "was") if one else ("them", "they", "were")
@@ -247,7 +261,7 @@ class StallWatch:
             f"{they} {was} last asked {wait.asked}; {wait.why}"
         )
 
-    def _end(self, wait: Awaited, details: Details, now_s: float) -> Outgoing:
+    def _end(self, wait: Awaited[AnyRank], details: Details[AnyRank], now_s: float) -> Outgoing[AnyRank]:
         self.over = True
         what = [_summary(details)] if details.tensors else [wait.where.strip()]
         what += [*details.notes, *self._lines(details.ranks, wait, now_s)]
@@ -265,7 +279,7 @@ class StallWatch:
 
         Ranks with the same stack share a report. A rank has ANSWER_S seconds to send its stack.
         """
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[AnyRank]] = {}
         silent = []
         for rank, asked_s in sorted(self._shown_s.items()):
             if rank in self._stacks:
@@ -288,7 +302,7 @@ class StallWatch:
         return f"  the ranks may run different code, or one of them is slow{stacks}"
 
 
-def _summary(details: Details) -> str:
+def _summary(details: Details[AnyRank]) -> str:
     """Return a part of a sentence about the tensors of a wait, for an error message.
 
     It describes the first tensor, and the other tensors that wait for the same ranks as the first.

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ddlcore.coordinator.replay_controller import KnownSchedule
 from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.to_coordinator import Paused
 from ddlcore.messages.to_rank import Adjust
 from ddlcore.types import Kind, Value
@@ -86,8 +87,8 @@ class Tuning:
         self._told: dict[str, Value] = {**(driver.given if driver is not None else {}), **layout}  # the ranks' values
         self._tuned: KnownSchedule | None = None
         self._tuned_bytes = 0
-        self._paused: dict[int, Paused] | None = None  # by rank; None: no trial is running
-        self._awaited: frozenset[int] = frozenset()
+        self._paused: dict[WorldRank, Paused] | None = None  # by rank; None: no trial is running
+        self._awaited: frozenset[WorldRank] = frozenset()
         self._measured = False  # whether the running trial comes from the search driver
         self._discarded = 0
 
@@ -99,7 +100,7 @@ class Tuning:
         self._paused, self._measured = None, False
         return self._driver is not None and self._is_tuned(known)
 
-    def begin(self, aligned: bool, awaited: frozenset[int]) -> tuple[int, list[Adjust]]:
+    def begin(self, aligned: bool, awaited: frozenset[WorldRank]) -> tuple[int, list[Adjust]]:
         """Begin a trial. Return its number of periods, and the messages that all ranks must get before the trial.
 
         0 periods mean that the trial never ends. ``aligned`` says that replay continues at the beginning of a period,
@@ -121,7 +122,7 @@ class Tuning:
         self._told.update(changed)
         return trial.periods, [Adjust(tuple(sorted(changed.items())))] if changed else []
 
-    def paused(self, rank: int, message: Paused) -> bool:
+    def paused(self, rank: WorldRank, message: Paused) -> bool:
         """Record that ``rank`` has reached the end of the trial. ``message`` contains the rank's measurements.
 
         Return True if all ranks have reached the end, so that the next trial must begin; otherwise False.
@@ -138,7 +139,7 @@ class Tuning:
         self._measured = False
         return True
 
-    def awaited(self) -> tuple[int, ...]:
+    def awaited(self) -> tuple[WorldRank, ...]:
         """Return the ranks that have not reached the end of the trial, if others already wait there; otherwise ()."""
         return tuple(sorted(self._awaited - self._paused.keys())) if self._paused else ()
 

@@ -17,6 +17,7 @@ from ddlcore.coordinator.replay_status import Busies, ReplayStatuses
 from ddlcore.coordinator.request_table import RequestTable
 from ddlcore.coordinator.stall_table import Late
 from ddlcore.coordinator.tuning import Tuning
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.to_coordinator import Bye
 
 
@@ -24,7 +25,11 @@ class WorldWaits:
     """The waits of one world, and the ranks' reports about them."""
 
     def __init__(
-        self, negotiation: Negotiation, replay_controller: ReplayController, tuning: Tuning, present: Collection[int]
+        self,
+        negotiation: Negotiation,
+        replay_controller: ReplayController,
+        tuning: Tuning,
+        present: Collection[WorldRank],
     ) -> None:
         """Create the object. ``present`` always holds the ranks that have not left the world."""
         self.statuses = ReplayStatuses()
@@ -35,13 +40,13 @@ class WorldWaits:
         self._tuning = tuning
         self._present = present
 
-    def awaited(self, epoch: int, byes: Sequence[tuple[int, Bye]]) -> list[Awaited]:
+    def awaited(self, epoch: int, byes: Sequence[tuple[WorldRank, Bye]]) -> list[Awaited[WorldRank]]:
         """Return all waits of the coordinator in ``epoch``, each with the ranks that are waited for.
 
         These are the waits of pending requests, of a freeze, of a pause in a search for settings, of ``join``, and of
         buckets that ranks have reported as slow. ``byes`` are the ranks that leave as soon as the world has left replay.
         """
-        waits: list[Awaited] = []
+        waits: list[Awaited[WorldRank]] = []
         table, freezing = self._negotiation.table, self._replay_controller.freezing
         if freezing:
             where = f"while the ranks leave replay (epoch {epoch})"
@@ -64,7 +69,7 @@ class WorldWaits:
             waits.append(Awaited(key, "in join()", "to take part in a collective, or to join", self._missing_in_join))
         return waits + self.busies.awaited(self._negotiation.sets, self._present)
 
-    def _missing_in_freeze(self, epoch: int, byes: Sequence[tuple[int, Bye]]) -> Details:
+    def _missing_in_freeze(self, epoch: int, byes: Sequence[tuple[WorldRank, Bye]]) -> Details[WorldRank]:
         sets, table = self._negotiation.sets, self._negotiation.table
         known = self._replay_controller.replaying
         frozen = self._replay_controller.answered
@@ -74,16 +79,16 @@ class WorldWaits:
         notes = [f"rank {rank} leaves: {bye.reason}" for rank, bye in byes]
         return Details(missing, tuple(late), tuple(notes))
 
-    def _missing_in_join(self) -> Details:
+    def _missing_in_join(self) -> Details[WorldRank]:
         joined = self._negotiation.table.joined
         missing = tuple(rank for rank in self._present if rank not in joined)
         return Details(missing, (Late("join", 0, tuple(sorted(joined)), missing, 0.0),))
 
 
-def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
+def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited[WorldRank]:
     """Describe the wait for the tensor of ``pending``, which some members have not requested yet."""
 
-    def details() -> Details:
+    def details() -> Details[WorldRank]:
         missing = tuple(table.missing(pending))
         return Details(missing, (Late(pending.name, pending.set_id, tuple(pending.ranks()), missing, 0.0),))
 

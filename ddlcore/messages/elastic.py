@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-Process = tuple[int, int]  # a process of an elastic job: its place, and the number of processes there before it
+from ddlcore.messages.ranks import LaunchedRank, StartNumber
+
+Process = tuple[LaunchedRank, StartNumber]  # one process of an elastic job
 Ballot = tuple[int, int]  # a world of an elastic job: its generation, and the number of the coordinator that opened it
 
 
@@ -38,9 +40,9 @@ class WorldReport(msgspec.Struct, frozen=True, array_like=True):
 
     generation: int
     size: int
-    lost: tuple[int, ...] = ()  # ranks that have failed since the world before
-    joined: tuple[int, ...] = ()  # ranks that were not in the world before, or whose processes are new
-    left: tuple[int, ...] = ()  # ranks of the world before that have left without a failure
+    lost: tuple[LaunchedRank, ...] = ()  # ranks that have failed since the world before
+    joined: tuple[LaunchedRank, ...] = ()  # ranks that were not in the world before, or whose processes are new
+    left: tuple[LaunchedRank, ...] = ()  # ranks of the world before that have left without a failure
     recomputed: int = 0  # steps that are computed again
     still_s: float = 0.0  # for how long the training has stood still before this world
     ranks_lost: int = 0
@@ -58,9 +60,9 @@ class World(msgspec.Struct, frozen=True, array_like=True, tag="world"):
     """
 
     generation: int
-    members: tuple[int, ...]
+    members: tuple[LaunchedRank, ...]
     hosts: tuple[int, ...]
-    root: int
+    root: LaunchedRank
     before: int  # the number of members of the world before this one; 0 for the first
     coordinator: int = 0  # the number of the coordinator that opened it; 0: the launcher
 
@@ -78,7 +80,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
 
     ballot: Ballot
     processes: tuple[Process, ...]  # the members; the first one decides between two halves
-    places: tuple[int, ...]  # the members' places, in the order of their ranks
+    places: tuple[LaunchedRank, ...]  # the members' places, in the order of their ranks
     hosts: tuple[int, ...]  # the host index of each place of the launch
     steps: int  # the most steps that a member had applied
     effective: Ballot  # the newest world that is known to have been received by all its members

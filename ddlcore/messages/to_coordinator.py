@@ -6,6 +6,7 @@ import msgspec
 
 from ddlcore.messages.elastic import Finished, Register
 from ddlcore.messages.observing import Alive, Busy, Digests, Profile, Pulse, ReplayStatus, Sample, Settle, Stack
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import Ask
 
 STOP, COMMIT = "stop", "commit"  # kinds of calls that all ranks make equally often, see CountCalls
@@ -19,8 +20,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     thousands of them, and as many ranks that would name them all.
     """
 
-    rank: int  # world rank in the launch
-    ranks: tuple[int, ...]
+    rank: LaunchedRank
+    ranks: tuple[LaunchedRank, ...]
     ordinal: int
     protocol: int
     version: str
@@ -40,7 +41,7 @@ class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
     """
 
     token: str  # random, one for each process: if an equal rank has another token, it belongs to another launch
-    ranks: tuple[int, ...]  # ranks of the launch for which the sender waits
+    ranks: tuple[LaunchedRank, ...]  # ranks of the launch for which the sender waits
     host: str  # equal for two ranks if and only if they are on one host
     kin: str  # equal for ranks that see each other's process ids
     pid: int

@@ -6,6 +6,7 @@ import msgspec
 
 from ddlcore.messages.elastic import Complete, CoordinatorLost, Dismissed, World, WorldReport
 from ddlcore.messages.observing import Differ, Explain, Notice, Probe, Settled, Show, Where
+from ddlcore.messages.ranks import AnyRank, LaunchedRank, WorldRank
 from ddlcore.messages.to_coordinator import Arrive
 from ddlcore.types import Kind
 
@@ -19,7 +20,7 @@ class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag="arrivals"):
     that gave up would end, and the others would report that rank as the cause.
     """
 
-    arrived: tuple[tuple[int, Arrive], ...]
+    arrived: tuple[tuple[LaunchedRank, Arrive], ...]
     gave_up_s: float = 0.0
 
 
@@ -75,7 +76,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     names: tuple[str, ...]
     error: str
     text: str
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[WorldRank, ...] = ()
     kinds: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
 
@@ -168,7 +169,7 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
     Every collective that needs one of the dead ranks has failed.
     """
 
-    ranks: tuple[int, ...]  # world ranks of the session
+    ranks: tuple[WorldRank, ...]
     reason: str
 
 
@@ -233,4 +234,5 @@ FromCoordinator = (
     | Farewell
 )
 
-Outgoing = list[tuple[int, FromCoordinator]]  # messages, each with the rank that must get it, in the order of sending
+# Messages, each with the rank that must get it, in the order of sending.
+Outgoing = list[tuple[AnyRank, FromCoordinator]]

@@ -26,15 +26,12 @@ class _CoordinatorLost(Exception):
 class ElasticMember:
     """One process of an elastic job, from its ``init`` to its end. Only the thread that trains uses this object."""
 
-    def __init__(
-        self, place: int, network: Callable[[], tuple[Channel, JobStore]], job_of: Callable[[World], Job]
-    ) -> None:
-        """Create the member. ``place``: the number of this process in the launch.
+    def __init__(self, network: Callable[[], tuple[Channel, JobStore]], job_of: Callable[[World], Job]) -> None:
+        """Create the member.
 
         ``network`` connects to the coordinator and returns the channel and the store. ``job_of`` returns the job of
         this process in a given world, not started yet.
         """
-        self._place = place
         self._network = network
         self._job_of = job_of
         self._last: Job | None = None  # the job of this process in its newest world

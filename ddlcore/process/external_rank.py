@@ -27,6 +27,7 @@ from ddlcore.control.store import JobStore
 from ddlcore.control.surroundings import host_name, kin
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost, PluginError
+from ddlcore.messages.ranks import LaunchedRank, WorldRank
 from ddlcore.messages.to_coordinator import Arrive, ToCoordinator
 from ddlcore.messages.to_rank import Arrivals, FromCoordinator, Lost, Refused
 from ddlcore.plug.registry import Registry
@@ -76,7 +77,7 @@ class ExternalRank:
         self._access: Access | None = None
         self._address = self._via = ""  # both ends of the route to rank 0
 
-    def job(self, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
+    def job(self, ranks: tuple[LaunchedRank, ...] | None, ordinal: int) -> Job:
         """Wait until all ``ranks`` have arrived at the coordinator. Return this rank's Job, which is not started yet.
 
         ``ranks``: None means all ranks of the launch. ``ordinal``: how many times this rank has asked for a world of
@@ -86,7 +87,7 @@ class ExternalRank:
         ranks that have arrived and those that have not. Raises PeerLost if a rank dies while this rank waits. Raises
         DdlInternalError if there is no directory for the file by which the ranks find each other.
         """
-        chosen = tuple(range(self.rank_info.size)) if ranks is None else ranks
+        chosen = tuple(map(LaunchedRank, range(self.rank_info.size))) if ranks is None else ranks
         channel, store, arrived = self._join(chosen, time.monotonic() + self._start_timeout_s)
         hosts = _host_indexes(self.rank_info.size, arrived)
         placement = Placement(self.rank_info.rank, hosts)
@@ -96,7 +97,9 @@ class ExternalRank:
             Environment.announce(placement, ports, list(addresses.values()), bool(self._settings["torch_env"]))
             self._compare(placement)
         own = addresses[self.rank_info.rank] if len(set(hosts)) > 1 else ""
-        coordinator = chosen.index(0) if 0 in chosen and self.rank_info.rank != 0 else -1
+        coordinator = (
+            WorldRank(chosen.index(LaunchedRank(0))) if 0 in chosen and self.rank_info.rank != 0 else WorldRank(-1)
+        )
         world_place = WorldPlace(placement, chosen, ordinal, address=own, launched_by=self._launched_by)
         return Job(world_place, lambda: (_ExternalChannel(channel, coordinator), store), self._registry, self._settings)
 
@@ -112,7 +115,9 @@ class ExternalRank:
 
     # --- reaching rank 0
 
-    def _join(self, ranks: Sequence[int], deadline_s: float) -> tuple[Channel, JobStore, dict[int, Arrive]]:
+    def _join(
+        self, ranks: Sequence[LaunchedRank], deadline_s: float
+    ) -> tuple[Channel, JobStore, dict[LaunchedRank, Arrive]]:
         """Connect to the coordinator, and wait until all ``ranks`` have arrived.
 
         Return the channel to the coordinator, the store, and the Arrive of each rank. ``deadline_s``: the time of
@@ -207,7 +212,7 @@ class ExternalRank:
 
     # --- meeting the others
 
-    def _meet(self, channel: Channel, ranks: Sequence[int], deadline_s: float) -> dict[int, Arrive]:
+    def _meet(self, channel: Channel, ranks: Sequence[LaunchedRank], deadline_s: float) -> dict[LaunchedRank, Arrive]:
         """Wait until all ``ranks`` have arrived, and return the Arrive of each rank.
 
         Raises DeadlineExceeded if some ranks have not arrived at the time ``deadline_s``, or earlier if the deadline of
@@ -241,7 +246,7 @@ class ExternalRank:
     def _start_timeout_s(self) -> float:
         return self._settings.number("start_timeout_s")
 
-    def _arrive(self, ranks: Sequence[int]) -> Arrive:
+    def _arrive(self, ranks: Sequence[LaunchedRank]) -> Arrive:
         return Arrive(
             token=self._token,
             ranks=tuple(ranks),
@@ -253,7 +258,7 @@ class ExternalRank:
             ports=tuple(free_ports(2)),
         )
 
-    def _listen(self, channel: Channel, ranks: Sequence[int], timeout_s: float) -> Arrivals | None:
+    def _listen(self, channel: Channel, ranks: Sequence[LaunchedRank], timeout_s: float) -> Arrivals | None:
         deadline_s = time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             for message in channel.receive(left_s):
@@ -281,17 +286,17 @@ class _Taken(Exception):
     """Raised if another process with the same rank as this process has already arrived at the coordinator."""
 
 
-def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
+def _host_indexes(size: int, arrived: Mapping[LaunchedRank, Arrive]) -> tuple[int, ...]:
     """Return the host index of each rank, shape (size,). Hosts are numbered in the order of their lowest ranks.
 
     A rank that has not arrived counts as the only rank of a separate host.
     """
     numbers: dict[str, int] = {}
-    names = [arrived[rank].host if rank in arrived else f"rank {rank}" for rank in range(size)]
+    names = [arrived[rank].host if rank in arrived else f"rank {rank}" for rank in map(LaunchedRank, range(size))]
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
-def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int, str]:
+def _addresses(arrived: Mapping[LaunchedRank, Arrive], hosts: Sequence[int]) -> dict[int, str]:
     """Return, for each rank that has arrived, the address of the rank's host. The dict is in the order of the ranks.
 
     A host may have several addresses. For rank 0's host, return the address by which ranks on other hosts have reached
@@ -312,7 +317,7 @@ class _ExternalChannel(Channel):
     ``channel``.
     """
 
-    def __init__(self, channel: Channel, rank: int) -> None:
+    def __init__(self, channel: Channel, rank: WorldRank) -> None:
         self._channel = channel
         self._rank = rank
 
@@ -325,7 +330,7 @@ class _ExternalChannel(Channel):
         except DdlInternalError as error:
             if self._rank < 0:
                 raise
-            rank, self._rank = self._rank, -1
+            rank, self._rank = self._rank, WorldRank(-1)
             return [Lost((rank,), str(error))]
 
     def wake(self) -> None:

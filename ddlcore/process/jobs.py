@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.messages.elastic import World
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_sessions
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ddlcore.process.elastic_member import ElasticMember
 
 
-def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
+def launched_job(environment: Environment, ranks: tuple[LaunchedRank, ...] | None, ordinal: int) -> Job:
     """Return the job of this process, which ``ddl run`` has launched. The job is not started yet.
 
     ``environment``: the values that the launcher has passed. ``ranks``: the launched ranks that are in the world; None:
@@ -36,7 +37,7 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
 
     settings, registry = settings_of(os.environ)
     launched = environment.placement
-    everyone = tuple(range(launched.size))
+    everyone = tuple(map(LaunchedRank, range(launched.size)))
     place = (environment.address, environment.launcher, environment.timeline_dir)
     world_place = WorldPlace(launched, everyone if ranks is None else ranks, ordinal, False, *place)
     return Job(world_place, lambda: connect(environment.job_file, launched.rank), registry, settings)
@@ -61,8 +62,10 @@ def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
         place = (environment.address, environment.launcher, environment.timeline_dir)
         return Job(WorldPlace(here, world.members, world.generation, True, *place), network, registry, settings)
 
-    before = JobBeforeWorld(WorldPlace(launched, tuple(range(launched.size)), 0), network, registry, settings)
-    return before, ElasticMember(launched.rank, network, in_world)
+    before = JobBeforeWorld(
+        WorldPlace(launched, tuple(map(LaunchedRank, range(launched.size))), 0), network, registry, settings
+    )
+    return before, ElasticMember(network, in_world)
 
 
 def lone_job(registry: Registry | None = None) -> Job:
@@ -94,8 +97,8 @@ def local_jobs(
     network = LocalNetwork(size, build_sessions(size, given, registry, driver))
     placed = tuple(hosts) if hosts is not None else (0,) * size
 
-    def meet(rank: int) -> Callable[[], tuple[Channel, JobStore]]:
+    def meet(rank: LaunchedRank) -> Callable[[], tuple[Channel, JobStore]]:
         return lambda: (network.channel(rank), network.store(rank))
 
-    everyone = tuple(range(size))
+    everyone = tuple(map(LaunchedRank, range(size)))
     return [Job(WorldPlace(Placement(rank, placed), everyone, 1), meet(rank), registry, given) for rank in everyone]

@@ -23,6 +23,7 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
 from ddlcore.messages.observing import Explain, Sample
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import Bye, Done, Hello
 from ddlcore.messages.to_rank import Adjust, Drain, Resume
@@ -203,7 +204,11 @@ class Parts:
     def enter(self, overlaps: bool) -> None:
         """Wait for the other ranks, and open the communicator of all ranks; see ``Job.start``."""
         settings, world_place, standing = self._settings, self._world_place, self.standing
-        place = (world_place.launched.rank, () if world_place.elastic else world_place.ranks, world_place.ordinal)
+        place = (
+            LaunchedRank(world_place.launched.rank),
+            () if world_place.elastic else world_place.ranks,
+            world_place.ordinal,
+        )
         sizes = (settings.whole("fusion_bytes"), os.getpid(), settings.whole("first_bucket_bytes"))
         self.outbox.say(Hello(*place, PROTOCOL, VERSION, *sizes, overlaps, settings.text("join_average")))
         timeout_s = settings.number("start_timeout_s")

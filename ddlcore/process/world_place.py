@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.types import Placement
 
 
@@ -17,7 +18,7 @@ class WorldPlace:
     """
 
     launched: Placement
-    ranks: tuple[int, ...]
+    ranks: tuple[LaunchedRank, ...]
     ordinal: int
     elastic: bool = False
     address: str = ""  # this host's own address, see Context.address

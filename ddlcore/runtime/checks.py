@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ddlcore.messages.ranks import AnyRank
 from ddlcore.messages.spec import Ask, Spec
 from ddlcore.runtime.device_labels import describe_device, kind_of
 from ddlcore.text.columns import aligned, indented
@@ -76,14 +77,14 @@ def describe(names: Sequence[str], set_id: int) -> str:
     return shown if set_id == 0 else f"{shown} in process set {set_id}"
 
 
-def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
+def mismatch_table(name: str, set_id: int, asked: Mapping[AnyRank, Spec]) -> str:
     """Return a message with a table that shows how the ranks' requests for ``name`` in process set ``set_id`` differ.
 
     ``asked`` contains the request of each rank. The table has only those columns in which the requests differ. Ranks
     with equal requests share a row. The last line, below the table, is advice for the user.
     """
     kinds = {spec.kind for spec in asked.values()}
-    rows: dict[tuple[str, ...], list[int]] = {}
+    rows: dict[tuple[str, ...], list[AnyRank]] = {}
     texts = {rank: tuple(text(spec) for _, text in _COLUMNS) for rank, spec in asked.items()}
     differing = [i for i in range(len(_COLUMNS)) if len({cells[i] for cells in texts.values()}) > 1]
     for rank in sorted(texts):

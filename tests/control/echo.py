@@ -12,6 +12,7 @@ from ddlcore.control.local import LocalNetwork
 from ddlcore.control.server import Server
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import Bye, Hello, Request, ToCoordinator
 from ddlcore.messages.to_rank import Answer, Farewell, FromCoordinator, Lost, Outgoing, Welcome
@@ -35,12 +36,12 @@ class EchoCoordinator:
 
     def __init__(self, flood: int = 0) -> None:
         self.heard: list[tuple[int, ToCoordinator]] = []
-        self.present: set[int] = set()
+        self.present: set[LaunchedRank] = set()
         self.late: list[str] = []  # what `overdue` has to say next
         self._flood = flood  # answers to rank 1 for each request of rank 0
         self._lost: dict[int, str] = {}
 
-    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing[LaunchedRank]:
         self.heard.append((rank, message))
         if isinstance(message, Hello):
             self.present.add(rank)
@@ -56,24 +57,24 @@ class EchoCoordinator:
         answer = Answer(message.epoch, message.serial, ())
         return [*((1, answer) for _ in range(self._flood if rank == 0 else 0)), (rank, answer)]
 
-    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
+    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing[LaunchedRank]:
         self.present.discard(rank)
         if reason == "exited with code 0":
             return []
         self._lost[rank] = reason
         return [(other, Lost((rank,), reason)) for other in self.present]
 
-    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
+    def rank_started(self, rank: int, host: int = -1) -> Outgoing[LaunchedRank]:
         self._lost.pop(rank, None)
         return []
 
-    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
+    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing[LaunchedRank]:
         return []
 
-    def lost(self) -> dict[int, str]:
+    def lost(self) -> dict[LaunchedRank, str]:
         return dict(self._lost)
 
-    def due(self) -> Outgoing:
+    def due(self) -> Outgoing[LaunchedRank]:
         return []
 
     def overdue(self, now_s: float) -> list[str]:

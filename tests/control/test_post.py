@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ddlcore.control.post import joined, packed
 from ddlcore.messages.coding import decode_from_coordinator
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_rank import Answer, Failure, Farewell, Freeze, FromCoordinator, Lost, Outgoing
 
 
@@ -14,7 +15,7 @@ def failure(name: str) -> Failure:
     return Failure(0, (name,), "mismatch", "")
 
 
-def flat(outgoing: Outgoing, rank: int) -> list[object]:
+def flat(outgoing: Outgoing[LaunchedRank], rank: int) -> list[object]:
     """What ``rank`` is told, answers taken apart."""
     said: list[object] = []
     for to, message in outgoing:
@@ -33,25 +34,25 @@ def acknowledged_last(said: list[object]) -> list[object]:
 
 
 @st.composite
-def turns(draw: st.DrawFn) -> Outgoing:
+def turns(draw: st.DrawFn) -> Outgoing[LaunchedRank]:
     shared: list[FromCoordinator] = [
         Answer(0, 0, (failure("a"),)),
         Answer(0, 0, (failure("b"), failure("c"))),
         Freeze(0),
     ]
     shared += [Answer(1, 0, (failure("d"),)), Lost((3,), "gone"), Farewell()]
-    outgoing: Outgoing = []
+    outgoing: Outgoing[LaunchedRank] = []
     for serial in range(1, draw(st.integers(0, 12))):
         if draw(st.booleans()):
             message = draw(st.sampled_from(shared))
-            outgoing += [(rank, message) for rank in range(4)]
+            outgoing += [(rank, message) for rank in map(LaunchedRank, range(4))]
         else:
             outgoing.append((draw(st.integers(0, 3)), Answer(draw(st.integers(0, 1)), serial, ())))
     return outgoing
 
 
 @given(turns())
-def test_each_rank_hears_the_same_in_the_same_order(outgoing: Outgoing) -> None:
+def test_each_rank_hears_the_same_in_the_same_order(outgoing: Outgoing[LaunchedRank]) -> None:
     """Items, their epochs and everything that is no answer, rank by rank; each request is acknowledged once."""
     short = joined(outgoing)
     assert len(short) <= len(outgoing)
@@ -64,14 +65,19 @@ def test_answers_of_a_turn_are_one_message() -> None:
     """A rank that asked, and was told of others' tensors before and after, hears of all that at once."""
     first, second = Answer(0, 0, (failure("a"),)), Answer(0, 0, (failure("b"),))
     own = Answer(0, 7, ())
-    outgoing: Outgoing = [(0, first), (1, first), (0, own), (0, second), (1, second), (2, second)]
+    outgoing: Outgoing[LaunchedRank] = [(0, first), (1, first), (0, own), (0, second), (1, second), (2, second)]
     whole = (failure("a"), failure("b"))
     assert joined(outgoing) == [(0, Answer(0, 7, whole)), (1, Answer(0, 0, whole)), (2, second)]
 
 
 def test_what_has_another_meaning_stays_apart() -> None:
     """Epochs, two acknowledgements, and whatever stands between."""
-    outgoing: Outgoing = [(0, Answer(0, 1, ())), (0, Answer(0, 2, ())), (0, Answer(1, 0, ())), (0, Freeze(1))]
+    outgoing: Outgoing[LaunchedRank] = [
+        (0, Answer(0, 1, ())),
+        (0, Answer(0, 2, ())),
+        (0, Answer(1, 0, ())),
+        (0, Freeze(1)),
+    ]
     outgoing.append((0, Answer(1, 0, ())))
     assert joined(outgoing) == outgoing
 
@@ -79,7 +85,7 @@ def test_what_has_another_meaning_stays_apart() -> None:
 def test_what_all_ranks_are_told_stays_one_object() -> None:
     """It is encoded once, however many parts it has."""
     parts = [Answer(0, 0, (failure(name),)) for name in "abc"]
-    short = joined([(rank, part) for part in parts for rank in range(100)])
+    short = joined([(rank, part) for part in parts for rank in map(LaunchedRank, range(100))])
     assert len(short) == 100
     assert len({id(message) for _, message in short}) == 1
     assert len({id(data) for _, data in packed(short)}) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ddlcore.control.registration import Registration
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Arrive, Bye, Done, Hello
 from ddlcore.messages.to_rank import Arrivals, Lost, Refused, Welcome
 from tests.control.echo import EchoCoordinator, hello
@@ -93,7 +94,7 @@ def test_a_rank_that_ends_meanwhile_is_lost_for_those_who_wait() -> None:
     front.handle(2, arrive(2, (1, 2)))
     front.handle(1, arrive(1, (0, 1, 2)))
     told = front.rank_ended(2, "its process ended")
-    assert (1, Lost((2,), "its process ended, before init was complete")) in told
+    assert (LaunchedRank(1), Lost((2,), "its process ended, before init was complete")) in told
     assert front.handle(0, arrive(0, (0, 1, 2))) == [(0, Lost((2,), "its process ended, before init was complete"))]
 
 
@@ -123,5 +124,5 @@ def test_the_end_of_rank_0_is_told_to_every_world_with_it() -> None:
         front.handle(rank, arrive(rank, ranks))
         front.handle(rank, Hello(rank, ranks, 1, 1, "0", 0))
     told = front.rank_ended(0, "raised RuntimeError: boo")
-    assert (1, Lost((1,), "raised RuntimeError: boo")) in told
+    assert (LaunchedRank(1), Lost((1,), "raised RuntimeError: boo")) in told
     assert not {2, 3} & {rank for rank, message in told if message == Lost((1,), "raised RuntimeError: boo")}

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from ddlcore.coordinator.agreed_point import AgreedPoint
 from ddlcore.messages.observing import Notice
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.to_coordinator import STOP, CallCount
-from ddlcore.messages.to_rank import AgreedCall, CountCalls, FromCoordinator
+from ddlcore.messages.to_rank import AgreedCall, CountCalls, FromCoordinator, Outgoing
 
 NONE: tuple[int, ...] = ()
 
 
-def points(outgoing: list[tuple[int, FromCoordinator]]) -> dict[int, tuple[int, int]]:
+def points(outgoing: Outgoing[WorldRank]) -> dict[int, tuple[int, int]]:
     return {rank: (one.joins, one.call) for rank, one in outgoing if isinstance(one, AgreedCall)}
 
 
@@ -96,7 +97,7 @@ def test_in_every_order_all_ranks_stop_at_the_same_call(data: st.DataObject) -> 
         if not moves:
             break
         move, rank = data.draw(st.sampled_from(moves))
-        outgoing: list[tuple[int, FromCoordinator]] = []
+        outgoing: Outgoing[WorldRank] = []
         if move == "ask":
             asked, outgoing = True, point.asked("x")
         elif move == "call":

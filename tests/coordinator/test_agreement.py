@@ -9,6 +9,7 @@ import pytest
 from ddlcore.coordinator.agreement import EXPLAIN_S, Agreement, distance, grouped
 from ddlcore.errors import DdlInternalError, ReplicasDiffer
 from ddlcore.messages.observing import Differ, Digests, Explain, Notice, Sample, Settled
+from ddlcore.messages.ranks import WorldRank
 
 NAMES = ("a (float32 2)", "b (float32 2)", "c (float32 2)")
 
@@ -79,7 +80,7 @@ def test_a_step_is_compared_when_all_that_still_can_have_told() -> None:
     gone.hear(0, told(5, 1, 2, 3))
     gone.hear(1, told(5, 1, 2, 4))
     assert [type(message) for _, message in gone.gone(2)] == [Explain, Explain]
-    joined: set[int] = set()
+    joined: set[WorldRank] = set()
     one = Agreement(2, {0: (0, 1)}, lambda: joined)
     one.hear(0, told(5, 1, 2, 3))
     one.hear(0, told(10, 1, 2, 3))

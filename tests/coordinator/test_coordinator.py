@@ -26,7 +26,7 @@ from tests.runtime.effort import examples
 
 
 def spec(kind: Kind = Kind.ALLREDUCE, **kwargs: object) -> bytes:
-    return encode(Spec(kind, DType.F32, **{"shape": (4,), **kwargs}))  # type: ignore[arg-type]  # a test's shorthand
+    return encode(Spec(kind, DType.F32, **{"shape": (4,), **kwargs}))
 
 
 def coordinator(size: int, fusion_bytes: int = 1 << 20) -> Coordinator:

@@ -11,13 +11,13 @@ from ddlcore.coordinator.membership import ElasticMembership, MemberPatience
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages.coding import encode
 from ddlcore.messages.elastic import Complete, Dismissed, Finished, Register, World, WorldReport
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL, Ask, Spec
 from ddlcore.messages.to_coordinator import COMMIT, Hello, Request
-from ddlcore.messages.to_rank import CountCalls, FromCoordinator, Lost, Refused, Welcome
+from ddlcore.messages.to_rank import CountCalls, Lost, Outgoing, Refused, Welcome
 from ddlcore.runtime.patience import Patience
 from ddlcore.types import DType, Kind
 
-Outgoing = list[tuple[int, FromCoordinator]]
 PATIENCE = MemberPatience(5.0, 20.0, 3.0, 8.0)
 
 
@@ -28,7 +28,7 @@ def register(generation: int = 0, steps: int = -1, reason: str = "", effective: 
 def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> ElasticMembership:
     """A job whose first world has opened."""
     one = ElasticMembership((0,) * size, least, most or size, PATIENCE, resets)
-    told: Outgoing = []
+    told: Outgoing[LaunchedRank] = []
     for place in range(size):
         assert told == []
         told = one.register(place, register())
@@ -37,7 +37,7 @@ def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> Elas
     return one
 
 
-def world_of(told: Outgoing) -> World:
+def world_of(told: Outgoing[LaunchedRank]) -> World:
     (world,) = {message for _, message in told}
     assert isinstance(world, World)
     assert [place for place, _ in told] == list(world.members)
@@ -408,8 +408,8 @@ class TestSessions:
     def sessions(self, size: int = 2) -> Sessions:
         return Sessions(size, ThresholdFusion(), membership=ElasticMembership((0,) * size, 1, size, PATIENCE))
 
-    def world(self, one: Sessions, ranks: tuple[int, ...], generation: int) -> Outgoing:
-        told: Outgoing = []
+    def world(self, one: Sessions, ranks: tuple[int, ...], generation: int) -> Outgoing[LaunchedRank]:
+        told: Outgoing[LaunchedRank] = []
         for rank in ranks:
             told = one.handle(rank, Hello(rank, (), generation, PROTOCOL, "0.1.0", 1 << 20))
         assert [message for _, message in told[: len(ranks)]] == [
@@ -522,7 +522,7 @@ def test_nobody_waits_for_ever_and_no_step_is_lost(data: st.DataObject) -> None:
         moves += [("dismiss", place) for place in alive if place not in leaving]
         moves += [("die", place) for place in alive] + [("start", place) for place in range(size) if place not in alive]
         move, place = data.draw(st.sampled_from(moves))
-        told: Outgoing = []
+        told: Outgoing[LaunchedRank] = []
         if move == "register":
             inside.discard(place)
             waits.add(place)

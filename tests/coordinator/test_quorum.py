@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from ddlcore.coordinator.membership import Coordinating, ElasticMembership, MemberPatience
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.messages.elastic import Ballot, Complete, Dismissed, Opened, Process, Register, World
+from ddlcore.messages.ranks import FIRST_START, LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
-from ddlcore.messages.to_rank import FromCoordinator, Refused
+from ddlcore.messages.to_rank import Outgoing, Refused
 
 PATIENCE = MemberPatience(10.0)
 
@@ -31,7 +32,7 @@ FOUR = world([(0, 0), (1, 0), (2, 0), (3, 0)])
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8))
 def test_two_parts_never_both_decide(sides: list[int]) -> None:
     """Each process is in the one part, in the other, or has died; each part may know of the deaths or not."""
-    whole = world([(place, 0) for place in range(len(sides))])
+    whole = world([(LaunchedRank(place), FIRST_START) for place in range(len(sides))])
     dead = [(place, 0) for place, side in enumerate(sides) if side == 2]
     parts = [{(place, 0) for place, side in enumerate(sides) if side == which} for which in (0, 1)]
     for knows in ((True, True), (True, False), (False, True), (False, False)):
@@ -100,7 +101,7 @@ def register(generation: int, steps: int, effective: Ballot = (0, 0), reason: st
 def begun(hosts: tuple[int, ...] = (0, 1, 2, 3)) -> ElasticMembership:
     """A membership whose first world has the places of ``hosts``; the launcher runs on host 0."""
     one = ElasticMembership(hosts, 1, len(hosts), PATIENCE, 0, Quorum(), Coordinating(host=0))
-    told: list[tuple[int, FromCoordinator]] = []
+    told: Outgoing[LaunchedRank] = []
     for place in range(len(hosts)):
         told = one.register(place, register(0, -1, reason=""))
     assert all(isinstance(message, World) for _, message in told) and len(told) == len(hosts)
@@ -191,7 +192,7 @@ def test_a_part_waits_for_whoever_may_still_give_it_a_quorum() -> None:
 
     def lost(rest: tuple[int, ...] = (0, 1, 2)) -> ElasticMembership:
         one = successor()
-        first = world([(place, 0) for place in range(4)])
+        first = FOUR
         second = world([(0, 0), (1, 0), (2, 0)], 2)
         one.adopt([first, second], at_home((2, 0), (1, 0), (3, 0)), [])
         assert one.register(1, register(2, 5)) == []
@@ -357,7 +358,7 @@ def test_older_worlds_of_which_a_successor_learns_late_do_not_count(came_first: 
     older = world([(0, 0), (3, 0)], 2, (1, 0))
     newer = world([(0, 0), (1, 1), (2, 0), (3, 0)], 3, (2, 0))
     one = successor()
-    told: list[tuple[int, FromCoordinator]] = []
+    told: Outgoing[LaunchedRank] = []
     for place in came_first:
         told += one.register(place, register(3, 5, (3, 0)))
     told += one.adopt([newer, older], at_home((1, 1), (2, 0), (3, 0)), [])

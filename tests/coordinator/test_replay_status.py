@@ -14,6 +14,7 @@ from ddlcore.coordinator.awaited import Details
 from ddlcore.coordinator.replay_status import Busies, ReplayStatuses
 from ddlcore.coordinator.stall_table import Late
 from ddlcore.messages.observing import Busy, ReplayStatus
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.process.job import Job
 from ddlcore.testing import World
 
@@ -23,7 +24,7 @@ WARNING_S = 0.2
 ALARM = ReplayStatus(3, 12, True, 0, ("a", "b"), (), True, waits_s=58.0)
 
 
-def details(one: ReplayStatuses, size: int) -> Details:
+def details(one: ReplayStatuses, size: int) -> Details[WorldRank]:
     """What the only wait is like now."""
     (wait,) = one.awaited(3, range(size))
     assert (wait.where, wait.waited_s) == ("in replay (epoch 3, place 12)", 58.0)

@@ -23,6 +23,7 @@ from ddlcore.coordinator.tuning import Tuning
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.messages.coding import encode
 from ddlcore.messages.observing import Alive, Busy, Probe, ReplayStatus, Show, Stack
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.spec import Ask, Spec
 from ddlcore.messages.to_coordinator import Bye, Frozen, Leave, Paused, Request
 from ddlcore.messages.to_rank import Planned, Stalled
@@ -44,17 +45,18 @@ class NoFusion(FusionPolicy):
         return [[i] for i in range(len(ready))]
 
 
-def watch(size: int = 3, asks: int = 2, **patience: Any) -> tuple[Coordinator, StallWatch]:
+def watch(size: int = 3, asks: int = 2, **patience: Any) -> tuple[Coordinator, StallWatch[WorldRank]]:
     """A world in which the first ranks have asked for one tensor."""
     coordinator = Coordinator(size, NoFusion(), 0)
     for rank in range(asks):
         coordinator.handle(rank, Request(0, 1, (Ask(0, "allreduce.late", SPEC),)))
-    one = StallWatch(coordinator.awaited, range(size), Patience(**patience), range(size))
+    ranks = tuple(map(WorldRank, range(size)))
+    one = StallWatch(coordinator.awaited, ranks, Patience(**patience), ranks)
     assert one.look(0.0) == ([], [])
     return coordinator, one
 
 
-def answer(one: StallWatch, *ranks: int, text: str = "its own code is elsewhere") -> None:
+def answer(one: StallWatch[WorldRank], *ranks: int, text: str = "its own code is elsewhere") -> None:
     for rank in ranks:
         one.spoke(rank)
         one.hear(rank, Alive(text))
@@ -172,7 +174,7 @@ def test_a_rank_that_wakes_up_in_time_ends_nothing() -> None:
     assert one.look(27.0) == ([], [])
 
 
-def silent_wait(ranks: tuple[int, ...], ends: bool = True) -> Awaited:
+def silent_wait(ranks: tuple[int, ...], ends: bool = True) -> Awaited[WorldRank]:
     return Awaited(("rest",), "in shutdown()", "to let go", lambda: Details(ranks), only_silent=True, ends=ends)
 
 

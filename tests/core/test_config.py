@@ -18,6 +18,7 @@ from ddlcore.config.table import SETTINGS
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import DdlInternalError, DeadlineExceeded
+from ddlcore.messages.ranks import LaunchedRank, WorldRank
 from ddlcore.messages.to_coordinator import ToCoordinator
 from ddlcore.messages.to_rank import FromCoordinator, Lost, Refused
 from ddlcore.plug.settings import settings_of
@@ -30,6 +31,7 @@ from ddlcore.types import Placement
 SWITCH = Setting("switch", bool, True, "a switch")
 COUNT = Setting("count", int, 3, "a count", minimum=1)
 RATE_S = Setting("rate_s", float, 0.5, "a rate")
+RANK = LaunchedRank(0)  # of a job in this process
 MODE = Setting("mode", str, "a", "a mode", choices=("a", "b"))
 ROWS = (SWITCH, COUNT, RATE_S, MODE)
 
@@ -130,8 +132,8 @@ def test_a_transport_is_told_its_hosts_address() -> None:
     """What the launcher said of the route reaches the context that a transport opens with."""
     settings, registry = settings_of({})
     network = LocalNetwork(1, build_sessions(1, settings, registry))
-    meet = lambda: (network.channel(0), network.store(0))  # noqa: E731
-    job = Job(WorldPlace(Placement(0, (0,)), (0,), 1, address="10.0.0.2"), meet, registry, settings)
+    meet = lambda: (network.channel(RANK), network.store(RANK))  # noqa: E731
+    job = Job(WorldPlace(Placement(0, (0,)), (RANK,), 1, address="10.0.0.2"), meet, registry, settings)
     job.start()
     try:
         assert job.context("part").address == "10.0.0.2"
@@ -144,7 +146,10 @@ def test_a_rank_whose_timeline_cannot_be_written_leaves(tmp_path: Path) -> None:
     settings, registry = settings_of({"DDL_TIMELINE": str(tmp_path)})
     network = LocalNetwork(1, build_sessions(1, settings, registry))
     job = Job(
-        WorldPlace(Placement(0, (0,)), (0,), 1), lambda: (network.channel(0), network.store(0)), registry, settings
+        WorldPlace(Placement(0, (0,)), (RANK,), 1),
+        lambda: (network.channel(RANK), network.store(RANK)),
+        registry,
+        settings,
     )
     before = threading.active_count()
     with pytest.raises(ValueError, match="is a directory; name a file"):
@@ -168,7 +173,7 @@ class _Ending(Channel):
             time.sleep(0.01)
             return []
         self._read = True
-        return [Refused("no fusion policy is called 'none'"), Lost((0,), "its process ended")]
+        return [Refused("no fusion policy is called 'none'"), Lost((WorldRank(0),), "its process ended")]
 
     def wake(self) -> None:
         self._line.wake()
@@ -181,8 +186,9 @@ def test_a_refusal_is_not_masked_by_the_end_of_who_refused() -> None:
     """Rank 0 refuses a setting and leaves; a rank that reads both messages at once raises the refusal."""
     settings, registry = settings_of({})
     network = LocalNetwork(2, build_sessions(2, settings, registry))
-    meet = lambda: (_Ending(network.channel(1)), network.store(1))  # noqa: E731
-    job = Job(WorldPlace(Placement(1, (0, 0)), (0, 1), 1), meet, registry, settings)
+    ranks = (RANK, LaunchedRank(1))
+    meet = lambda: (_Ending(network.channel(ranks[1])), network.store(ranks[1]))  # noqa: E731
+    job = Job(WorldPlace(Placement(1, (0, 0)), ranks, 1), meet, registry, settings)
     with pytest.raises(DdlInternalError, match="no fusion policy is called 'none'"):
         job.start()
 
@@ -195,9 +201,11 @@ def test_ranks_that_wait_in_init_give_up_with_the_first(first: int) -> None:
 
     def start(rank: int) -> str:
         settings, _ = settings_of({"DDL_START_TIMEOUT_S": "1" if rank == first else "60"})
-        meet = lambda: (network.channel(rank), network.store(rank))  # noqa: E731
+        meet = lambda: (network.channel(LaunchedRank(rank)), network.store(LaunchedRank(rank)))  # noqa: E731
         with pytest.raises(DeadlineExceeded) as caught:
-            Job(WorldPlace(Placement(rank, (0, 0, 0)), (0, 1, 2), 1), meet, registry, settings).start()
+            Job(
+                WorldPlace(Placement(rank, (0, 0, 0)), tuple(map(LaunchedRank, range(3))), 1), meet, registry, settings
+            ).start()
         return str(caught.value)
 
     begun_s = time.monotonic()

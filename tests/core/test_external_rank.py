@@ -10,6 +10,7 @@ import pytest
 from ddlcore.contracts.cluster import RankInfo
 from ddlcore.control.channel import Channel
 from ddlcore.errors import DeadlineExceeded
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Arrive, ToCoordinator
 from ddlcore.messages.to_rank import Arrivals, FromCoordinator
 from ddlcore.plug.settings import settings_of
@@ -40,13 +41,16 @@ class Script(Channel):
         pass
 
 
+RANKS = tuple(map(LaunchedRank, range(3)))
+
+
 def give_up(answer: Sequence[FromCoordinator]) -> str:
     """What rank 1 of three raises when its deadline passes."""
     settings, registry = settings_of({"DDL_START_TIMEOUT_S": "7", "DDL_RENDEZVOUS_DIR": "/nowhere"})
     rank = ExternalRank("plain", RankInfo(1, 3, launch="x"), settings, registry, {})
     channel = Script(answer)
     with pytest.raises(DeadlineExceeded) as caught:
-        rank._meet(channel, (0, 1, 2), time.monotonic() + 0.1)
+        rank._meet(channel, RANKS, time.monotonic() + 0.1)
     last = channel.sent[-1]
     assert isinstance(last, Arrive) and (last.patient, last.timeout_s) == (False, 7.0)
     return str(caught.value)
@@ -54,7 +58,7 @@ def give_up(answer: Sequence[FromCoordinator]) -> str:
 
 def test_who_gives_up_names_who_has_not_come() -> None:
     """And who has, with their hosts, by the coordinator's answer."""
-    here = tuple((rank, Arrive("t", (0, 1, 2), "here:1", "kin", 1)) for rank in (0, 1))
+    here = tuple((rank, Arrive("t", RANKS, "here:1", "kin", 1)) for rank in RANKS[:2])
     assert give_up([Arrivals(here, 7.0)]) == (
         "init: rank 2 has not called init within 7 s (DDL_START_TIMEOUT_S); these have: rank 0 on here, 1 on here"
     )

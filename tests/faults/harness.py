@@ -22,6 +22,7 @@ from typing import Any
 
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_sessions
 from ddlcore.process.environment import Environment
@@ -95,7 +96,7 @@ class Launch:
         process = self._ranks[rank][0]
         process.join()
         assert process.exitcode is not None
-        self.server.rank_ended(rank, describe_exit(process.exitcode))
+        self.server.rank_ended(LaunchedRank(rank), describe_exit(process.exitcode))
 
     def await_word(self, rank: int, word: str, timeout_s: float = 80.0) -> tuple[float, str]:
         """Return the moment at which ``rank`` said ``word``, and the detail that it said with the word.

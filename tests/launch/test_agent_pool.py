@@ -49,6 +49,7 @@ from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor
 from ddlcore.messages.elastic import Opened
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.version import VERSION
 from tests.control.echo import EchoCoordinator
 
@@ -232,7 +233,7 @@ def test_a_large_result_is_waited_for(agents: tuple[AgentPool, Server], monkeypa
 
     monkeypatch.setattr("ddlcore.launch.agents.agent_pool._SLICE_S", 0.05)
     agents[0].finish(come)
-    assert len(agents[0].ranks.results()[0]) == 19
+    assert len(agents[0].ranks.results()[LaunchedRank(0)]) == 19
 
 
 def test_ranks_that_could_not_be_started_have_ended(agents: tuple[AgentPool, Server]) -> None:

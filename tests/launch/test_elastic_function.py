@@ -58,7 +58,7 @@ def test_a_rank_is_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
 def test_ranks_are_added_by_a_script(tmp_path: Path) -> None:
     script = f"test -e {tmp_path}/waits && echo localhost:3 || echo localhost:1"
     call = {"min_num_proc": 1, "max_num_proc": 3, "host_discovery_script": script}
-    results = ddl.run(trains, (str(tmp_path), 3), **call)  # type: ignore[arg-type]
+    results = ddl.run(trains, (str(tmp_path), 3), **call)
     assert results == [(rank, 3, 40.0) for rank in range(3)]
 
 

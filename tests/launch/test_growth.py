@@ -25,6 +25,7 @@ from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.revival import Revival
 from ddlcore.launch.ranks.supervisor import LOST, Supervisor, Watched
+from ddlcore.messages.ranks import LaunchedRank
 from tests.control.echo import EchoCoordinator
 
 PATIENCE_S = 40.0
@@ -103,7 +104,7 @@ class Job:
         self.begun_here: list[tuple[int, list[int]]] = []
         self.said: list[str] = []
         self.over = ""
-        self.world: tuple[int, tuple[int, ...]] = (1, (0,))
+        self.world: tuple[int, tuple[LaunchedRank, ...]] = (1, (LaunchedRank(0),))
         monkeypatch.setattr(self.server, "tell", lambda agent, data: self.told.append((agent, decode_to_agent(data))))
         monkeypatch.setattr(self.server, "rank_started", lambda rank, host: self.ranks.append((rank, host)))
         monkeypatch.setattr(self.server, "dismiss_ranks", lambda *which: self.dismissed.append(which))

@@ -6,6 +6,7 @@ import pytest
 
 from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.messages.elastic import Finished, Register, World, WorldReport
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
 from ddlcore.messages.to_rank import AgreedCall, Outgoing, Welcome
@@ -42,10 +43,10 @@ def test_a_rank_that_goes_on_after_its_failure_is_no_cause() -> None:
 
 def test_a_rank_that_does_not_answer_is_killed_once_and_not_before_ranks_run() -> None:
     """When a stall has ended the job without it, which shows where time passes."""
-    dead: dict[int, str] = {}
+    dead: dict[LaunchedRank, str] = {}
     killed: list[tuple[int, str]] = []
     observed = ObservedCoordinator(EchoCoordinator(), lambda: dead)
-    dead[3] = "rank 3 does not answer"
+    dead[LaunchedRank(3)] = "rank 3 does not answer"
     observed.overdue(0.0)
     observed.kill = lambda rank, why: killed.append((rank, why))
     for second in range(3):
@@ -58,9 +59,9 @@ class Telling(EchoCoordinator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.answer: Outgoing = []
+        self.answer: Outgoing[LaunchedRank] = []
 
-    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing[LaunchedRank]:
         return self.answer
 
 
@@ -70,10 +71,11 @@ def test_agents_are_told_whatever_a_successor_must_know() -> None:
     told: list[str] = []
     observed = ObservedCoordinator(coordinator, opened=told.append)
     report = WorldReport(1, 2)
-    steps: list[tuple[ToCoordinator, Outgoing]] = [
-        (Register(PROTOCOL, "0.1.0", 0, -1, ""), [(rank, World(1, (0, 1), (0, 0), 0, 0)) for rank in (0, 1)]),
-        (Bye("x"), [(rank, Welcome("world1", report)) for rank in (0, 1)]),
-        (Bye("x"), [(rank, AgreedCall(STOP, 0, 5, "SIGTERM")) for rank in (0, 1)]),
+    ranks = (LaunchedRank(0), LaunchedRank(1))
+    steps: list[tuple[ToCoordinator, Outgoing[LaunchedRank]]] = [
+        (Register(PROTOCOL, "0.1.0", 0, -1, ""), [(rank, World(1, (0, 1), (0, 0), 0, 0)) for rank in ranks]),
+        (Bye("x"), [(rank, Welcome("world1", report)) for rank in ranks]),
+        (Bye("x"), [(rank, AgreedCall(STOP, 0, 5, "SIGTERM")) for rank in ranks]),
         (Finished(1), []),
         (Finished(1), []),
     ]

@@ -22,6 +22,7 @@ from ddlcore.launch.agents.wire import (
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.output.screen import Screen
 from ddlcore.messages.elastic import Opened
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_rank import Outgoing
 from tests.control.echo import EchoCoordinator
 
@@ -91,7 +92,7 @@ def test_a_successor_takes_no_agent_that_the_launcher_had_given_up(
     said: list[str] = []
     lost: list[int] = []
 
-    def lose(ranks: Collection[int], certain: bool) -> Outgoing:
+    def lose(ranks: Collection[int], certain: bool) -> Outgoing[LaunchedRank]:
         lost.extend(ranks)
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 from ddlcore.launch.ranks.exit_status import End, exit_code
 from ddlcore.launch.ranks.revival import Revival
@@ -16,7 +17,7 @@ class Job:
     def __init__(self, restarts: int = 3, startable: range = range(4)) -> None:
         self.over = ""
         self.complete = False
-        self.world: tuple[int, tuple[int, ...]] = (1, (0, 1, 2, 3))
+        self.world: tuple[int, Any] = (1, (0, 1, 2, 3))
         self.revival = Revival(
             restarts, 1.0, startable.__contains__, lambda: self.over, lambda: self.complete, lambda: self.world
         )

@@ -14,6 +14,7 @@ from ddlcore.launch.agents import succession
 from ddlcore.launch.agents.succession import Succession, probe_all
 from ddlcore.launch.agents.wire import Handover, Heir
 from ddlcore.messages.elastic import Opened, Process
+from ddlcore.messages.ranks import FIRST_START, LaunchedRank
 
 PATIENCE_S = 40.0
 
@@ -46,7 +47,7 @@ def handover(*heirs: Heir) -> Handover:
 
 
 def opened(generation: int = 1, effective: int = 0) -> Opened:
-    processes: tuple[Process, ...] = ((0, 0), (1, 0), (2, 0), (3, 0))
+    processes: tuple[Process, ...] = tuple((LaunchedRank(rank), FIRST_START) for rank in range(4))
     return Opened((generation, 0), processes, (0, 1, 2, 3), (0, 1, 2, 3), 5, (effective, 0))
 
 

@@ -39,9 +39,10 @@ from ddlcore.launch.ranks.exchange import nameless_file, write_all
 from ddlcore.launch.ranks.exit_status import STOPPED
 from ddlcore.messages.elastic import Finished as TrainingFinished
 from ddlcore.messages.elastic import Opened, Register, World
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import Hello
-from ddlcore.messages.to_rank import FromCoordinator, Refused, Welcome
+from ddlcore.messages.to_rank import FromCoordinator, Outgoing, Refused, Welcome
 from ddlcore.version import VERSION
 
 PATIENCE_S = 40.0
@@ -243,8 +244,8 @@ def test_an_older_world_does_not_count_if_a_rank_registers_before_all_agents_hav
     heard: dict[int, list[FromCoordinator]] = {}
 
     def register_and_tell(
-        membership: ElasticMembership, place: int, message: Register
-    ) -> list[tuple[int, FromCoordinator]]:
+        membership: ElasticMembership, place: LaunchedRank, message: Register
+    ) -> Outgoing[LaunchedRank]:
         told = register(membership, place, message)
         registered.set()
         return told

@@ -14,6 +14,7 @@ from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob, Watches, c
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End, NotStarted
 from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Bye, ToCoordinator
 from ddlcore.messages.to_rank import Outgoing
 from ddlcore.plug.registry import Distribution, Registry
@@ -57,7 +58,7 @@ class Noting(Watch):
     def heard(self, rank: int, message: Pulse | Profile) -> None:
         told.append(f"heard {rank}")
 
-    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
+    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing[LaunchedRank]) -> None:
         told.append(f"passed {rank} {type(message).__name__} {outgoing}")
 
     def rank_ended(self, end: End) -> None:

@@ -14,6 +14,7 @@ from ddlcore.coordinator.membership import Coordinating, ElasticMembership, Memb
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.succession import Succession as AgentsMemory
 from ddlcore.messages.elastic import Dismissed, Opened, Register, World
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_rank import Outgoing
 from tests.models.succession_coordinators import SuccessionMove
@@ -67,7 +68,7 @@ class Follower:
             self._decide(number, outgoing)
         self._compare()
 
-    def _tell_code(self, name: str, before: State) -> tuple[int, Outgoing]:
+    def _tell_code(self, name: str, before: State) -> tuple[int, Outgoing[LaunchedRank]]:
         """Tell the code what happens in the move ``name``. Return which coordinator learns it, and what that one sends."""
         numbers = [int(one) for one in re.findall(r"\d+", name)]
         if name.startswith("all in"):
@@ -82,14 +83,14 @@ class Follower:
         elif " comes to " in name:
             self._told.setdefault(numbers[1], []).extend(self._agents[numbers[0]].worlds)
             aside = set(_of(before, numbers[1]).running) - set(_of(self.state, numbers[1]).running)
-            self._memberships[numbers[1]].unheard([before.processes[i].place for i in aside], False)
+            self._memberships[numbers[1]].unheard([LaunchedRank(before.processes[i].place) for i in aside], False)
         elif " registers at " in name:
             return numbers[1], self._register(numbers[0], numbers[1])
         elif name[0].isdecimal() and not _DECISION.match(name):
             return numbers[0], self._tell_coordinator(name, numbers, before)
         return NOBODY, []
 
-    def _tell_coordinator(self, name: str, numbers: list[int], before: State) -> Outgoing:
+    def _tell_coordinator(self, name: str, numbers: list[int], before: State) -> Outgoing[LaunchedRank]:
         """Tell a coordinator, whose number comes first in ``numbers``, what happens to it in the move ``name``."""
         number, membership = numbers[0], self._memberships.get(numbers[0])
         if membership is None or self.state.coordinators[number] is None:
@@ -115,14 +116,14 @@ class Follower:
             return [one for place in places for one in membership.ended(place, "gone", is_certain)]
         return []
 
-    def _register(self, i: int, number: int) -> Outgoing:
+    def _register(self, i: int, number: int) -> Outgoing[LaunchedRank]:
         one, coordinator = self.state.processes[i], _of(self.state, number)
         if coordinator.phase == SERVES and i not in coordinator.running:
             return []  # nobody listens to a process that was given up
         message = Register(PROTOCOL, "", one.world[0], self._steps[i], "", 0, one.taken)
         return self._memberships[number].register(one.place, message)
 
-    def _decide(self, number: int, outgoing: Outgoing) -> None:
+    def _decide(self, number: int, outgoing: Outgoing[LaunchedRank]) -> None:
         """Compare what coordinator ``number`` of the code sends with the decision of the model, and do that."""
         decisions = [one for one in self._moves() if _DECISION.match(one.name)]
         membership = self._memberships.get(number)

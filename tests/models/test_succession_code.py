@@ -13,6 +13,7 @@ from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.succession import Succession
 from ddlcore.launch.agents.wire import Handover, Heir
 from ddlcore.messages.elastic import Ballot, Opened, Process
+from ddlcore.messages.ranks import FIRST_START, LaunchedRank
 from tests.models.succession_code import followed
 from tests.models.succession_rules import hears_of, looks_hopeless, objects
 from tests.models.succession_state import DIED, FIRST_WORLD, NO_WORLD, Budget, Config, Knowledge, News, first_state, put
@@ -32,7 +33,9 @@ FOLLOWED = [
 ]
 
 
-def opened(ballot: Ballot, processes: Sequence[Process] = ((0, 0),), begun: Ballot = NO_WORLD) -> Opened:
+def opened(
+    ballot: Ballot, processes: Sequence[Process] = ((LaunchedRank(0), FIRST_START),), begun: Ballot = NO_WORLD
+) -> Opened:
     places = tuple(sorted(place for place, _ in processes))
     return Opened(ballot, tuple(processes), places, (0,) * 6, 5, begun)
 

@@ -17,6 +17,7 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.messages.coding import decode_spec
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.to_coordinator import Bye, Frozen, Leave, Paused, Request, ToCoordinator
 from ddlcore.messages.to_rank import (
     Adjust,
@@ -456,7 +457,7 @@ class Machines:
         self.blind = blind
         self.join_spec = join_spec
         self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay, driver=driver)
-        self.coordinator.sets.update(sets)
+        self.coordinator.sets.update({set_id: tuple(map(WorldRank, ranks)) for set_id, ranks in sets.items()})
         self.coordinator._negotiation._next_set = len(sets)
         self.wire = _Wire(sets)
         self.order: list[list[int]] = [[] for _ in programs]
@@ -526,7 +527,7 @@ class Machines:
         message = node.up.popleft()
         node.messages += 1
         assert isinstance(message, (Request, Bye, Leave, Frozen, Paused))
-        for to, answer in self.coordinator.handle(node.rank, message):
+        for to, answer in self.coordinator.handle(WorldRank(node.rank), message):
             self.nodes[to].down.append(answer)
 
     def _land(self, node: _Node, flight: _Flight) -> None:

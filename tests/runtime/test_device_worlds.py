@@ -27,6 +27,7 @@ from ddlcore.contracts.tuner import Knob
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import DdlInternalError, DeviceError, MismatchError, PeerLost, PluginError, TransportError
 from ddlcore.hooks import CompressorProvider, KernelsProvider, TransportProvider
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.process.job import Job
 from ddlcore.runtime.device.devices import DeviceStream
@@ -513,7 +514,7 @@ def test_a_death_ends_every_wait(way: tuple[str, str], seed: int, size: int) -> 
         handles = []
         for i in range(4):
             if rank == victim and number == last and i == within:
-                networks[0].rank_ended(rank, "killed by signal 9 (SIGKILL)")
+                networks[0].rank_ended(LaunchedRank(rank), "killed by signal 9 (SIGKILL)")
                 return False
             handles.append(PRETEND.allreduce_async(filled(1), name=f"g{i}", op=ddl.Sum))
         results = [handle.wait() for handle in handles]

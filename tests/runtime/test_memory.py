@@ -15,9 +15,10 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator import request_table
 from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.messages.coding import encode
+from ddlcore.messages.ranks import WorldRank
 from ddlcore.messages.spec import Ask, Spec
 from ddlcore.messages.to_coordinator import Frozen, Leave, Request
-from ddlcore.messages.to_rank import Answer, Arranged, Drain, Freeze, FromCoordinator, Resume
+from ddlcore.messages.to_rank import Answer, Arranged, Drain, Freeze, Outgoing, Resume
 from ddlcore.runtime import periods
 from ddlcore.runtime.schedule import MOST_KNOWN
 from ddlcore.types import DType, Kind
@@ -44,18 +45,18 @@ class Loop:
     def step(self, asks: tuple[Ask, ...]) -> None:
         epoch = self.one.epoch
         for rank in range(SIZE):
-            self._hear(self.one.handle(rank, Request(epoch, 1, asks)))
+            self._hear(self.one.handle(WorldRank(rank), Request(epoch, 1, asks)))
 
     def leave(self) -> None:
-        self._hear(self.one.handle(0, Leave(self.one.epoch, "a test says so")))
+        self._hear(self.one.handle(WorldRank(0), Leave(self.one.epoch, "a test says so")))
 
-    def _hear(self, outgoing: list[tuple[int, FromCoordinator]]) -> None:
+    def _hear(self, outgoing: Outgoing[WorldRank]) -> None:
         if any(isinstance(message, Freeze) for _, message in outgoing):
             self.freezes += 1
             self.place += 1000
             epoch = self.one.epoch
             for rank in range(SIZE):
-                told = self.one.handle(rank, Frozen(epoch, ((0, self.place),)))
+                told = self.one.handle(WorldRank(rank), Frozen(epoch, ((0, self.place),)))
             assert isinstance(told[0][1], Drain)
 
 
@@ -153,7 +154,7 @@ class Listener(Loop):
         self.resumed = 0
         self.after: tuple[tuple[int, int], ...] = ()
 
-    def _hear(self, outgoing: list[tuple[int, FromCoordinator]]) -> None:
+    def _hear(self, outgoing: Outgoing[WorldRank]) -> None:
         for rank, message in outgoing:
             items = message.items if isinstance(message, (Answer, Drain)) else ()
             for item in items if rank == 0 else ():
@@ -168,7 +169,7 @@ class Listener(Loop):
                         del self.schedules[next(iter(self.schedules))]
         if any(isinstance(message, Freeze) for _, message in outgoing):
             epoch = self.one.epoch
-            for rank in range(SIZE):
+            for rank in map(WorldRank, range(SIZE)):
                 said = self.one.handle(rank, Frozen(epoch, self.after or ((0, -1),)))
             self._hear(said)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import ddlcore as ddl
 from ddlcore import api
 from ddlcore.control.local import LocalNetwork
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.process.job import Job
 from ddlcore.testing import World
 from tests.runtime.effort import examples
@@ -135,7 +136,7 @@ def test_a_death_at_any_moment_ends_every_wait(size: int, seed: int, backend: st
                 handles = []
                 for i in range(5):
                     if rank == victim and step == last and i == within:
-                        networks[0].rank_ended(rank, "killed by signal 9 (SIGKILL)")
+                        networks[0].rank_ended(LaunchedRank(rank), "killed by signal 9 (SIGKILL)")
                         return "dead"
                     handles.append(ddl.allreduce_async(np.full(3, 1.0), name=f"g{i}", op=ddl.Sum))
                 for handle in handles:

@@ -29,6 +29,7 @@ import torch
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_sessions
 from ddlcore.process.environment import Environment
@@ -152,7 +153,7 @@ class _Processes:
                 except (EOFError, OSError):
                     process = self.ranks[rank][0]
                     process.join(5.0)
-                    self.server.rank_ended(rank, describe_exit(process.exitcode or 0))
+                    self.server.rank_ended(LaunchedRank(rank), describe_exit(process.exitcode or 0))
                     word, about, what = "error", seed, (f"ended with {process.exitcode}", False)
                 assert about == seed, f"rank {rank} told of {about}, not of {seed}"
                 said[rank] = word, what
@@ -169,7 +170,7 @@ class _Processes:
                 process.join(0.05)
                 for other, (one, _) in enumerate(self.ranks):
                     if not one.is_alive():
-                        self.server.rank_ended(other, describe_exit(one.exitcode))
+                        self.server.rank_ended(LaunchedRank(other), describe_exit(one.exitcode))
             if process.is_alive():
                 hung.append(rank)
                 process.kill()

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from ddlcore.messages.ranks import LaunchedRank
 from tools.elastic.members import DEATH, HOST, Members, play, simulate_worlds
 from tools.simulate_control import Cost, World, program, simulate, verdict
 
@@ -56,10 +57,10 @@ def test_the_worlds_of_an_elastic_job() -> None:
         told, worlds = seen[2 * number][2:]
         assert told == {place: ["World"] for place in present}
         assert set(worlds) == present and len(set(worlds.values())) == 1
-        world = worlds[0]
+        world = worlds[LaunchedRank(0)]
         assert (world.generation, world.members) == (number + 1, tuple(sorted(present)))
         assert seen[2 * number + 1][2] == {place: ["Welcome"] for place in present}
-    assert seen[2][3][0].root == 1, "the lowest of those with the most steps"
+    assert seen[2][3][LaunchedRank(0)].root == 1, "the lowest of those with the most steps"
     left = size - size // members.hosts
     others = size // members.hosts - 1  # on the lost host: they are told of the first one, in vain
     assert [(up, down) for up, down, *_ in seen[6:8]] == [(left, 2 * left + others), (left, left)]

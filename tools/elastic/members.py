@@ -31,7 +31,8 @@ from ddlcore.launch.job.history import History
 from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.coding import decode_from_coordinator, decode_to_coordinator, encode
-from ddlcore.messages.elastic import Register, World
+from ddlcore.messages.elastic import Process, Register, World
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import COMMIT, Bye, CallCount, Done, Hello, ToCoordinator
 from ddlcore.messages.to_rank import AgreedCall, CountCalls, Farewell, FromCoordinator, Outgoing
@@ -83,10 +84,10 @@ class Members:
 
     def __init__(self, size: int, hosts: int = 0) -> None:
         self.size, self.hosts = size, hosts or -(-size // HOST_RANKS)
-        self.host_of = [place * self.hosts // size for place in range(size)]
+        self.host_of = [place * self.hosts // size for place in map(LaunchedRank, range(size))]
         self.said: list[str] = []  # lines for the user
-        self.worlds: dict[int, World] = {}  # by living place: the newest world of which it was told
-        self.told: dict[int, list[FromCoordinator]] = {}  # by place: what it was told in the last turns
+        self.worlds: dict[LaunchedRank, World] = {}  # by living place: the newest world of which it was told
+        self.told: dict[LaunchedRank, list[FromCoordinator]] = {}  # by place: what it was told in the last turns
         self._decoded: tuple[bytes, FromCoordinator] = (b"", Farewell())
         self.wire = _Wire()
         self._coordinate(self.host_of, Coordinating(host=0), range(1, self.hosts))
@@ -104,7 +105,7 @@ class Members:
         opened = partial(tell_of_world, pool, self.membership, self.history)
         self.coordinator = ObservedCoordinator(sessions, sessions.dead, history=self.history, opened=opened)
 
-    def say(self, messages: Mapping[int, ToCoordinator]) -> WorldCost:
+    def say(self, messages: Mapping[LaunchedRank, ToCoordinator]) -> WorldCost:
         """Send ``messages``, each from its place. Returns the cost until all have been answered."""
         cost = WorldCost()
         self.told.clear()
@@ -114,18 +115,18 @@ class Members:
             cost.up += len(turn)
             cost.up_bytes += sum(len(data) for _, data in turn)
             begin_s = time.thread_time()
-            said: Outgoing = []
+            said: Outgoing[LaunchedRank] = []
             for place, data in turn:
                 said += self.coordinator.handle(place, decode_to_coordinator(data))
                 self.coordinator.lost()  # the server asks this after each message
             self._send(said, begin_s, cost)
         return cost
 
-    def kill(self, places: Iterable[int], certain: bool = True) -> WorldCost:
+    def kill(self, places: Iterable[LaunchedRank], certain: bool = True) -> WorldCost:
         """Kill the processes at ``places``. Returns the cost until all others were told."""
         cost = WorldCost()
         self.told.clear()
-        said: Outgoing = []
+        said: Outgoing[LaunchedRank] = []
         begin_s = time.thread_time()
         for place in places:
             self.worlds.pop(place, None)
@@ -141,7 +142,7 @@ class Members:
         for place in [place for place in self.worlds if self.host_of[place] not in agents]:
             del self.worlds[place]
         starts = dict(opened.processes)
-        running: dict[int, list[tuple[tuple[int, int], int]]] = {host: [] for host in agents}
+        running: dict[int, list[tuple[Process, int]]] = {host: [] for host in agents}
         for place in self.worlds:
             running[self.host_of[place]].append(((place, starts[place]), 1000 + place))
         told = [encode_for_launcher(Adopt(os.getpid(), tuple(running[host]), (), (opened,))) for host in agents]
@@ -155,11 +156,11 @@ class Members:
         cost.cpu_s += time.thread_time() - begin_s
         return cost
 
-    def start(self, place: int) -> None:
+    def start(self, place: LaunchedRank) -> None:
         """Start another process at ``place``."""
         self.coordinator.rank_started(place)
 
-    def _send(self, said: Outgoing, begin_s: float, cost: WorldCost) -> None:
+    def _send(self, said: Outgoing[LaunchedRank], begin_s: float, cost: WorldCost) -> None:
         sent = [(place, bytes(bytearray(data))) for place, data in packed(said)]  # copies, as a socket makes them
         cost.cpu_s += time.thread_time() - begin_s
         cost.down += len(sent)
@@ -180,9 +181,12 @@ def _sum(*costs: WorldCost) -> WorldCost:
 
 def play(members: Members, size: int) -> Iterator[tuple[str, WorldCost]]:
     """Play a job of ``size`` places until a rank that has died is back. Yields each part, with its cost."""
-    yield "the first world is announced", members.say({place: _register(0, -1) for place in range(size)})
+    yield (
+        "the first world is announced",
+        members.say({place: _register(0, -1) for place in map(LaunchedRank, range(size))}),
+    )
     yield "its members arrive", members.say(_hellos(members))
-    victim = size // 2
+    victim = LaunchedRank(size // 2)
     died = members.kill([victim])
     ready = {place: _register(1, 100 + place % 2, f"rank {victim} lost") for place in members.worlds}
     yield DEATH, _sum(died, members.say(ready))
@@ -190,7 +194,9 @@ def play(members: Members, size: int) -> Iterator[tuple[str, WorldCost]]:
     yield "the rank is back: all leave, and world 3 is announced", _let_in(members, victim)
     yield "its members arrive", members.say(_hellos(members))
     lost = members.hosts - 1
-    died = members.kill([place for place in range(size) if members.host_of[place] == lost], certain=False)
+    died = members.kill(
+        [place for place in map(LaunchedRank, range(size)) if members.host_of[place] == lost], certain=False
+    )
     ready = {place: _register(3, 300 + place % 2, f"rank {size - 1} lost") for place in members.worlds}
     yield HOST, _sum(died, members.say(ready))
     yield "its members arrive", members.say(_hellos(members))
@@ -199,7 +205,7 @@ def play(members: Members, size: int) -> Iterator[tuple[str, WorldCost]]:
     yield SUCCESSOR, _sum(came, members.say(ready))
 
 
-def _let_in(members: Members, place: int) -> WorldCost:
+def _let_in(members: Members, place: LaunchedRank) -> WorldCost:
     """Let a new process at ``place`` into the training, at a call of ``commit()`` that the members agree on."""
     members.start(place)
     asked = members.say({place: _register(0, -1)})
@@ -220,7 +226,7 @@ def _register(generation: int, steps: int, reason: str = "") -> Register:
     return Register(PROTOCOL, VERSION, generation, steps, reason, int(bool(reason)))
 
 
-def _hellos(members: Members) -> dict[int, ToCoordinator]:
+def _hellos(members: Members) -> dict[LaunchedRank, ToCoordinator]:
     return {
         place: Hello(place, (), world.generation, PROTOCOL, VERSION, FUSION_BYTES)
         for place, world in members.worlds.items()

@@ -63,6 +63,7 @@ from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
 from ddlcore.messages.coding import encode as encode_for_rank
 from ddlcore.messages.elastic import CoordinatorLost, Opened, Process
+from ddlcore.messages.ranks import FIRST_START, LaunchedRank
 from ddlcore.observe.merge import parts_in
 
 _PART_BYTES = 1 << 24  # read from a file at a time
@@ -132,7 +133,7 @@ class _Agent:
         self._task_fd = -1
         self._gone = ""
         self._unheard = False  # the connection to the launcher was lost, but sshd's connection may still look open
-        self._later: deque[int] = deque()  # ranks of Again messages that were not yet given to the supervisor
+        self._later: deque[LaunchedRank] = deque()  # ranks of Again messages that were not yet given to the supervisor
         self._tasks: dict[int, RankTask] = {}  # by rank: the data for starting another process
         self._stays = False  # the job is elastic
         self._released = False  # no rank will be started again
@@ -369,7 +370,7 @@ class _Agent:
 
     def _tell_end(self, end: End) -> None:
         process = next((one for one in self._running if one[0] == end.rank), None)
-        start = self._tasks[end.rank].start if end.rank in self._tasks else 0
+        start = self._tasks[end.rank].start if end.rank in self._tasks else FIRST_START
         if process is not None:
             start = process[1]
             self._ended[process] = end.returncode
@@ -385,7 +386,7 @@ class _Agent:
         own = {name: value for name, value in mine.items() if begin.own and name.startswith(begin.own)}
         return {**mine, **given, **own, "PWD": os.getcwd()}
 
-    def _begin_again(self, begin: Begin, rank: int, shared: dict[str, str]) -> RankProcess:
+    def _begin_again(self, begin: Begin, rank: LaunchedRank, shared: dict[str, str]) -> RankProcess:
         if rank in self._files:
             os.close(self._files.pop(rank))
         task = self._tasks[rank]

@@ -40,12 +40,13 @@ from ddlcore.launch.agents.wire import (
 )
 from ddlcore.launch.ranks.supervisor import LOST
 from ddlcore.messages.elastic import Opened
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_rank import Outgoing
 
 _SLICE_S = 0.1
 _CLEARED_S = 4.0  # time from the end of an agent's ranks to its AgentFinished: processes that ranks left behind get 2 s
 
-Unheard = Callable[[Collection[int], bool], Outgoing]
+Unheard = Callable[[Collection[LaunchedRank], bool], Outgoing[LaunchedRank]]
 
 
 class AgentPool:
@@ -332,7 +333,7 @@ class AgentPool:
         for rank in list(member.ranks):
             self.ranks.ended(rank, LOST, f"its host {member.place.host} is gone ({reason})", certain)
 
-    def _lose_ranks(self, ranks: Sequence[int], certain: bool) -> None:
+    def _lose_ranks(self, ranks: Sequence[LaunchedRank], certain: bool) -> None:
         if self._server is not None and self._unheard is not None:
             self._server.do(partial(self._unheard, tuple(ranks), certain))
 

@@ -12,6 +12,7 @@ from ddlcore.launch.agents.streams import RankStreams
 from ddlcore.launch.agents.wire import Again, Ended, RankTask, Signal, ToAgent
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.supervisor import Supervisor
+from ddlcore.messages.ranks import FIRST_START, LaunchedRank, StartNumber
 
 
 class RemoteRank:
@@ -19,7 +20,7 @@ class RemoteRank:
 
     process = None
 
-    def __init__(self, rank: int, tell: Callable[[ToAgent], None]) -> None:
+    def __init__(self, rank: LaunchedRank, tell: Callable[[ToAgent], None]) -> None:
         self.rank = rank
         self._tell = tell
 
@@ -47,13 +48,15 @@ class AgentRanks:
 
         ``tell(agent, message)`` sends a message to an agent. ``streams`` takes what the ranks write.
         """
-        self.starts: dict[int, int] = {}  # by rank: how many processes ran there before the present one, if not 0
+        # By rank: how many processes ran there before the present one, if not 0.
+        self.starts: dict[LaunchedRank, StartNumber] = {}
         self._agents = agents
         self._tell = tell
         self._streams = streams
         self._lock = threading.Lock()
         self._supervisor: Supervisor | None = None
-        self._early: list[tuple[int, int, str, bool]] = []  # ends of ranks that arrived before there was a supervisor
+        # Ends of ranks that arrived before there was a supervisor.
+        self._early: list[tuple[LaunchedRank, int, str, bool]] = []
 
     def join(self, output: Output) -> None:
         """Register the ranks of all agents with ``output``, which will show the lines that these ranks write.
@@ -73,7 +76,9 @@ class AgentRanks:
             for rank in member.ranks
         ]
 
-    def again(self, host: str, rank: int, environ: Mapping[str, str], start: int = 0) -> RemoteRank:
+    def again(
+        self, host: str, rank: LaunchedRank, environ: Mapping[str, str], start: StartNumber = FIRST_START
+    ) -> RemoteRank:
         """Start another process of ``rank``, whose process has ended, and return what a supervisor can watch.
 
         ``environ`` are the variables that only this rank gets, and ``start`` is the number of processes that it had before.
@@ -93,13 +98,13 @@ class AgentRanks:
         tell(Again(RankTask(rank, dict(environ), start)))
         return RemoteRank(rank, tell)
 
-    def forget(self, rank: int) -> None:
+    def forget(self, rank: LaunchedRank) -> None:
         """Remove ``rank`` from the agent that has run it, because its process has ended there."""
         for member in self._agents:
             if rank in member.ranks:
                 member.ranks.remove(rank)
 
-    def results(self) -> dict[int, bytes]:
+    def results(self) -> dict[LaunchedRank, bytes]:
         """Return the pickled results of the function, by rank. Ranks that have sent no result are missing."""
         found = [
             (rank, self._streams.result(member.place.index, rank)) for member in self._agents for rank in member.ranks
@@ -130,7 +135,7 @@ class AgentRanks:
         if not agent.gone and is_present:
             self.ended(message.rank, message.returncode, message.lost)
 
-    def ended(self, rank: int, returncode: int, lost: str, certain: bool = True) -> None:
+    def ended(self, rank: LaunchedRank, returncode: int, lost: str, certain: bool = True) -> None:
         """Record the end of ``rank``, as ``Supervisor.ended_on_host`` describes it. Any thread may call this."""
         with self._lock:
             if self._supervisor is None:
@@ -138,7 +143,7 @@ class AgentRanks:
                 return
         self._supervisor.ended_on_host(rank, returncode, lost, certain)
 
-    def set_aside(self, ranks: Collection[int]) -> None:
+    def set_aside(self, ranks: Collection[LaunchedRank]) -> None:
         """Forget the ends of ``ranks`` that came before there was a supervisor. Any thread may call this."""
         with self._lock:
             self._early = [one for one in self._early if one[0] not in ranks]

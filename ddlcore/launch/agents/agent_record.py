@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddlcore.contracts.launcher import AgentPlace
 from ddlcore.launch.agents.wire import Adopt, Begun, Credit, Report
+from ddlcore.messages.ranks import LaunchedRank
 
 
 class Agent:
@@ -17,8 +18,9 @@ class Agent:
         self.place = place
         self.credit = credit
         self.late = late
-        self.ranks = list(place.ranks)  # that it runs or has run; grows if ranks are started there later
-        self.served = set(place.ranks)  # all ranks that it has ever run
+        # That it runs or has run; grows if ranks are started there later.
+        self.ranks = list(map(LaunchedRank, place.ranks))
+        self.served = set(self.ranks)  # all ranks that it has ever run
         self.here = False  # the first message, Here, has arrived
         self.report: Report | None = None
         self.begun: Begun | None = None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ddlcore.control.wake import Wake
 from ddlcore.launch.agents.wire import CHUNK_BYTES, Credit
+from ddlcore.messages.ranks import LaunchedRank
 
 _LEFT_BYTES = 4 << 20  # limit for reading at the end, more than a pipe holds: another process may write without end
 _STREAMS = ("stdout", "stderr")
@@ -30,11 +31,11 @@ class Forward:
         self._wake = Wake()
         self._selector.register(self._wake.fileno(), selectors.EVENT_READ)
         self._open: dict[int, tuple[int, str]] = {}
-        self._again: deque[tuple[int, int, int]] = deque()  # rank, stdout, stderr
+        self._again: deque[tuple[LaunchedRank, int, int]] = deque()  # rank, stdout, stderr
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="ddl-forward", daemon=True)
 
-    def add(self, rank: int, stdout: int, stderr: int) -> None:
+    def add(self, rank: LaunchedRank, stdout: int, stderr: int) -> None:
         """Register the reading ends of a rank's pipes. This object will read and close them.
 
         ``stdout`` and ``stderr`` are file descriptors. Call this before ``start``, or in this object's thread.
@@ -44,7 +45,7 @@ class Forward:
             self._open[fd] = (rank, name)
             self._selector.register(fd, selectors.EVENT_READ)
 
-    def add_again(self, rank: int, stdout: int, stderr: int) -> None:
+    def add_again(self, rank: LaunchedRank, stdout: int, stderr: int) -> None:
         """Register the pipes of a new process of ``rank``, whose earlier process has ended.
 
         Unlike ``add``, this may be called after ``start``, by any thread.

@@ -13,6 +13,7 @@ from ddlcore.launch.agents.agent_pool import AgentPool, Unheard
 from ddlcore.launch.agents.agent_record import Agent
 from ddlcore.launch.agents.wire import Adopt, Adopted, Begun
 from ddlcore.launch.output.output import Output
+from ddlcore.messages.ranks import LaunchedRank, StartNumber
 
 _GIVEN_UP = "the launcher had given it up"
 
@@ -65,7 +66,7 @@ class OrphanedAgents(AgentPool):
             is_known = member.adopted is not None  # it connects again, because it has not heard the answer
             if self._adopts and not is_known:
                 for place, start in (process for world in message.worlds for process in world.processes):
-                    self.ranks.starts[place] = max(start, self.ranks.starts.get(place, 0))
+                    self.ranks.starts[place] = max(start, self.ranks.starts.get(place, start))
                 if not member.gone and _has_older(message, self.ranks.starts):
                     self._set_aside(member, message)
             late = bool(member.gone) or not (is_known or self._adopts)
@@ -76,7 +77,7 @@ class OrphanedAgents(AgentPool):
                 member.wants_to_leave = message.leaves
                 assert self.streams.output is not None
                 for (place, start), _ in (*message.running, *message.ended):
-                    self.ranks.starts[place] = max(start, self.ranks.starts.get(place, 0))
+                    self.ranks.starts[place] = max(start, self.ranks.starts.get(place, start))
                     self.streams.output.add_fed_later(place)  # also what those that have ended had still to say
                 for other in self.members:
                     if other.adopted is not None and _has_older(other.adopted, self.ranks.starts):
@@ -100,7 +101,7 @@ class OrphanedAgents(AgentPool):
         self._lose_ranks(ranks, False)
 
 
-def _has_older(told: Adopt, starts: Mapping[int, int]) -> bool:
+def _has_older(told: Adopt, starts: Mapping[LaunchedRank, StartNumber]) -> bool:
     """Return whether the agent that has ``told`` this runs a process at whose place a later one has run, as in ``starts``.
 
     The launcher then had given up the agent, or it would not have started the later one. ``starts`` has the processes of

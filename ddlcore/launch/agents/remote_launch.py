@@ -32,6 +32,7 @@ from ddlcore.launch.ranks.environment import (
     usable_cores,
 )
 from ddlcore.launch.ranks.exit_status import NotStarted
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 from ddlcore.types import Placement
 
@@ -220,8 +221,7 @@ class RemoteLaunch:
         self._job = job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
         self.agents.streams.timeline_dir = timeline_dir
         begins = [
-            self._begin(member.place.host, member.place.ranks, job, len(member.place.ranks))
-            for member in self.agents.members
+            self._begin(member.place.host, member.ranks, job, len(member.place.ranks)) for member in self.agents.members
         ]
         patience_s = _BEGIN_S + _COMPILE_S * any(one.kernels for one in begins)
         problems = self.agents.begin(begins, patience_s, interrupted)
@@ -263,7 +263,7 @@ class RemoteLaunch:
         self.agents.begin_late(member, self._begin(member.place.host, (), self._job, slots))
         return ()
 
-    def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
+    def own_variables(self, rank: LaunchedRank, host: str, hosts: Sequence[int]) -> dict[str, str]:
         """Return the environment variables that only ``rank`` gets, for a process that starts while other ranks train.
 
         ``host`` is the name of the host of the new process. ``hosts[r]`` is the host index of rank r, or -1 if rank r
@@ -304,7 +304,7 @@ class RemoteLaunch:
             directory=str(directory),
         )
 
-    def _begin(self, name: str, ranks: Sequence[int], job: _Job, slots: int) -> Begin:
+    def _begin(self, name: str, ranks: Sequence[LaunchedRank], job: _Job, slots: int) -> Begin:
         layout = self.remote_plan.layout
         host = layout.hosts.index(name) if name in layout.hosts else len(layout.hosts)
         threads = thread_variables(job.environ, self._places[name].cores, max(1, slots))

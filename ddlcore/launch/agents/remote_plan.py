@@ -16,6 +16,7 @@ from ddlcore.hooks import LauncherProvider
 from ddlcore.launch.agents.bootstrap import agent_program, public_arguments
 from ddlcore.launch.agents.survey import endpoint_host
 from ddlcore.launch.ranks.hosts import Layout
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 
 _WILDCARDS = ("0.0.0.0", "::", "*")
@@ -214,7 +215,7 @@ class RemotePlan:
         return cls(layout, provider, launcher, places, reach, environ, directory, settings)
 
     @property
-    def local_ranks(self) -> tuple[int, ...]:
+    def local_ranks(self) -> tuple[LaunchedRank, ...]:
         """The ranks that the launching process starts itself."""
         return () if self.provider.whole or self.layout.here < 0 else self.layout.ranks_of(self.layout.here)
 

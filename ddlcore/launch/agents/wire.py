@@ -10,6 +10,7 @@ import msgspec
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages.coding import encodable
 from ddlcore.messages.elastic import Opened, Process
+from ddlcore.messages.ranks import FIRST_START, LaunchedRank, StartNumber
 
 CHUNK_BYTES = 1 << 16  # largest piece of a stream in one message
 _CREDIT_BYTES = 1 << 20  # limit for the stream bytes that one end has sent and the other has not yet acknowledged
@@ -51,9 +52,9 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
 class RankTask(msgspec.Struct, frozen=True, array_like=True):
     """One rank that an agent must start, with the environment variables that differ between ranks."""
 
-    rank: int
+    rank: LaunchedRank
     environ: dict[str, str]
-    start: int = 0  # how many processes of this rank there were before, on any host
+    start: StartNumber = FIRST_START  # how many processes of this rank there were before, on any host
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
@@ -78,7 +79,7 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
     If ``group`` is true, the agent also sends the signal to all processes that the rank has started.
     """
 
-    rank: int
+    rank: LaunchedRank
     number: int
     group: bool
 
@@ -168,10 +169,10 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """Says that a rank's process has ended. The last output of the process may arrive after this message."""
 
-    rank: int
+    rank: LaunchedRank
     returncode: int
     lost: str = ""  # if a new process of the rank could not be started: the reason
-    start: int = 0  # how many processes ran at this place before the one that has ended
+    start: StartNumber = FIRST_START  # how many processes ran at this place before the one that has ended
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):

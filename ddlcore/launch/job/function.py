@@ -39,6 +39,7 @@ from ddlcore.launch.ranks.exchange import FUNCTION_PROGRAM, RankResult, Task, na
 from ddlcore.launch.ranks.exit_status import End, NotStarted, first_failure
 from ddlcore.launch.ranks.process import RankProcess
 from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_membership
@@ -204,11 +205,11 @@ def run_placed(
 
 
 def _again(
-    environments: Mapping[int, dict[str, str]], late: LateEnvironment, files: dict[int, int], output: Output
+    environments: Mapping[LaunchedRank, dict[str, str]], late: LateEnvironment, files: dict[int, int], output: Output
 ) -> BeginHere:
     """Return the function that starts another process of a rank on this host, with a new file for its outcome."""
 
-    def begin_here(rank: int, hosts: Sequence[int]) -> RankProcess:
+    def begin_here(rank: LaunchedRank, hosts: Sequence[int]) -> RankProcess:
         if rank in files:
             os.close(files.pop(rank))
         files[rank] = nameless_file()
@@ -255,7 +256,10 @@ def _outcomes(places: int, files: Mapping[int, int], remote: RemoteLaunch | None
     received from their agents. If a rank wrote no outcome, the result has None for this rank.
     """
     results = {} if remote is None else remote.agents.ranks.results()
-    return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(places)]
+    return [
+        _outcome(read_all(files[rank]) if rank in files else results.get(rank, b""))
+        for rank in map(LaunchedRank, range(places))
+    ]
 
 
 def _supervised(
@@ -311,7 +315,7 @@ def _pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 
 
 def _begin(
-    environments: Mapping[int, Mapping[str, str]], files: Mapping[int, int], output: Output
+    environments: Mapping[LaunchedRank, Mapping[str, str]], files: Mapping[int, int], output: Output
 ) -> list[RankProcess]:
     """Start all ranks of this host, and return their processes.
 
@@ -322,7 +326,7 @@ def _begin(
     return begin_all(list(environments), lambda rank: _begin_rank(rank, environments[rank], files), output)
 
 
-def _begin_rank(rank: int, environment: Mapping[str, str], files: Mapping[int, int]) -> RankProcess:
+def _begin_rank(rank: LaunchedRank, environment: Mapping[str, str], files: Mapping[int, int]) -> RankProcess:
     # The caller's process may run any number of threads. A fork copies locked locks but not the threads that would
     # unlock them, so Python code before exec could wait forever for such a lock. Therefore no `in_child` is passed.
     fds = (files[_TASK], files[rank])
@@ -360,7 +364,7 @@ def _outcome(data: bytes) -> RankResult | None:
 def _results(
     ends: Sequence[End],
     outcomes: Sequence[RankResult | None],
-    raised: Sequence[int],
+    raised: Sequence[LaunchedRank],
     output: Output,
     members: Sequence[int],
 ) -> list[Any]:

@@ -19,6 +19,7 @@ from ddlcore.launch.job.host_table import Call, Dismiss, HostTable, Start, coold
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.hosts import is_this_host
 from ddlcore.launch.ranks.revival import Revival
+from ddlcore.messages.ranks import LaunchedRank, StartNumber
 from ddlcore.text.ranks import ranks_text
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Remote(Protocol):
     @property
     def agents(self) -> AgentPool: ...
 
-    def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
+    def own_variables(self, rank: LaunchedRank, host: str, hosts: Sequence[int]) -> dict[str, str]:
         """Return the variables of its own of a process that is started at ``rank`` on ``host`` while others train."""
 
     def call_late(self, host: str) -> None:
@@ -111,7 +112,7 @@ class Remote(Protocol):
 class BeginHere(Protocol):
     """A function that starts another process of a rank on the host of the launching process."""
 
-    def __call__(self, rank: int, hosts: Sequence[int]) -> Watched:
+    def __call__(self, rank: LaunchedRank, hosts: Sequence[int]) -> Watched:
         """Start a process of ``rank`` on this host, and return the object by which a supervisor watches the process.
 
         ``hosts[r]`` is the host index of rank r, or -1 if rank r was not started yet. Raises OSError if the process
@@ -136,7 +137,7 @@ class Growth:
         say: Callable[[str], None],
         hand_over: HandOver = no_successor,
         call_s: float = CALL_S,
-        starts: Mapping[int, int] = types.MappingProxyType({}),
+        starts: Mapping[LaunchedRank, StartNumber] = types.MappingProxyType({}),
     ) -> None:
         """Begin with the ranks that were started at the start of the job.
 
@@ -188,11 +189,11 @@ class Growth:
 
         Return "" if no process of ``rank`` was started. Any thread may call this.
         """
-        return self._table.name_of(rank)
+        return self._table.name_of(LaunchedRank(rank))
 
     # --- what the supervisor asks
 
-    def begin(self, rank: int) -> Watched:
+    def begin(self, rank: LaunchedRank) -> Watched:
         """Start another process of ``rank`` on the host that the host table has chosen.
 
         Return the object by which the supervisor watches the process. Raises OSError if the process cannot be started.
@@ -200,7 +201,7 @@ class Growth:
         host = self._table.host_of(rank)
         if self._table.is_leaving(rank):  # since the decision to start it
             raise OSError(errno.EHOSTDOWN, "its host leaves the job", self._table.name_of(rank))
-        self._starts[rank] = self._starts.get(rank, 0) + 1
+        self._starts[rank] = StartNumber(self._starts.get(rank, 0) + 1)
         self._server.rank_started(rank, host)  # before the process can say anything
         if host == self._table.here:
             if self._remote is not None:
@@ -244,7 +245,7 @@ class Growth:
         """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
         return self._revival.over
 
-    def has_failed(self, running: Collection[int]) -> bool:
+    def has_failed(self, running: Collection[LaunchedRank]) -> bool:
         """Return whether the job cannot go on, and none of the ranks in ``running`` has been in its last world."""
         return self._revival.has_failed(running)
 
@@ -255,7 +256,7 @@ class Growth:
             return False
         return any(host.calling for host in self._table.hosts)
 
-    def is_done(self, running: Collection[int]) -> bool:
+    def is_done(self, running: Collection[LaunchedRank]) -> bool:
         """Return whether the training is complete and needs no rank in ``running``, the ranks that still run."""
         return self._revival.is_done(running)
 
@@ -342,12 +343,12 @@ class Growth:
             self._say(f"{name} cannot take part: no agent can be started: {error}")
             self._table.lost(host, time.monotonic())
 
-    def _hosts(self, rank: int) -> list[int]:
+    def _hosts(self, rank: LaunchedRank) -> list[int]:
         """Return the host index of each rank, in rank order. It is -1 for a rank that was never started.
 
         The last rank in the list is ``rank`` or the highest rank that was ever started, whichever is higher.
         """
-        hosts = [self._table.host_of(one) for one in range(self._table.places)]
+        hosts = [self._table.host_of(one) for one in map(LaunchedRank, range(self._table.places))]
         last = max(one for one, host in enumerate(hosts) if host >= 0 or one == rank)
         return hosts[: last + 1]
 

@@ -16,6 +16,7 @@ import msgspec
 
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.elastic import Opened, Register, World, WorldReport
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import ToCoordinator
 from ddlcore.messages.to_rank import FromCoordinator, Welcome
 from ddlcore.text.ranks import ranks_text
@@ -50,7 +51,7 @@ class History:
     def __init__(
         self,
         say: Callable[[str], None],
-        host_of: Callable[[int], str] = lambda rank: "",
+        host_of: Callable[[LaunchedRank], str] = lambda rank: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin without a world. ``say`` shows a line of text to the user.
@@ -64,11 +65,12 @@ class History:
         self._lock = threading.Lock()
         self._announced: World | None = None  # the world that its members are about to begin
         self._generation = 0  # of the last world that has begun
-        self._members: dict[int, None] = {}  # of that world, in order; there may be thousands, so it is no tuple
-        self._registered: dict[int, Register] = {}  # by rank: its last registration
-        self._reason: tuple[int, str] | None = None  # the rank that was the first to leave the world, and why
-        self._ends: dict[int, FailedRank] = {}  # by rank that is not back
-        self._known: set[int] = set()  # ranks that were members of some world
+        # Of that world, in order; there may be thousands, so it is no tuple.
+        self._members: dict[LaunchedRank, None] = {}
+        self._registered: dict[LaunchedRank, Register] = {}  # by rank: its last registration
+        self._reason: tuple[LaunchedRank, str] | None = None  # the rank that was the first to leave the world, and why
+        self._ends: dict[LaunchedRank, FailedRank] = {}  # by rank that is not back
+        self._known: set[LaunchedRank] = set()  # ranks that were members of some world
         self._stopped_at_s: float | None = None  # the time at which the training stopped; None: it runs
         self._begun_s = 0.0
         self._losses = 0
@@ -88,7 +90,7 @@ class History:
                 if end.rank in self._members:
                     self._stands_still(end.at_s)
 
-    def heard(self, rank: int, message: ToCoordinator) -> None:
+    def heard(self, rank: LaunchedRank, message: ToCoordinator) -> None:
         """Record a message from ``rank`` to the coordinator. Call this before the coordinator gets the message."""
         if isinstance(message, Register):
             with self._lock:
@@ -114,7 +116,7 @@ class History:
             return msgspec.structs.replace(message, report=report)
         return message
 
-    def goes_on(self, world: Opened, running: Collection[int]) -> None:
+    def goes_on(self, world: Opened, running: Collection[LaunchedRank]) -> None:
         """Begin with ``world``, the last one of a launcher that is lost. The processes of ``running`` still run."""
         with self._lock:
             self._members, self._generation = dict.fromkeys(world.places), world.ballot[0]
@@ -187,7 +189,7 @@ class History:
             self._ends.pop(rank, None)
         return report
 
-    def _changed(self, before: Collection[int], world: World, now_s: float) -> WorldReport:
+    def _changed(self, before: Collection[LaunchedRank], world: World, now_s: float) -> WorldReport:
         """Return the report on ``world``, which follows on that of the members ``before``, and add to the totals."""
         members = self._members
         new = [rank for rank in members if rank not in self._known]
@@ -220,7 +222,7 @@ class History:
             f"world {world.generation}: {'; '.join(parts)}",
         )
 
-    def _steps(self, members: Collection[int]) -> tuple[int, int]:
+    def _steps(self, members: Collection[LaunchedRank]) -> tuple[int, int]:
         """Return how many steps the state of the new world contains, and how many after these are computed again.
 
         These are the steps that a member had begun, or applied and then given up.
@@ -232,15 +234,15 @@ class History:
 
     # --- in words
 
-    def _departures(self, lost: Sequence[int], left: Sequence[int]) -> list[str]:
+    def _departures(self, lost: Sequence[LaunchedRank], left: Sequence[LaunchedRank]) -> list[str]:
         """Return the words about members of the last world that have failed, and about those that have left."""
-        alike: dict[str, list[int]] = {}
+        alike: dict[str, list[LaunchedRank]] = {}
         for rank in lost:
             alike.setdefault(self._ends[rank].how, []).append(rank)
         words = [f"{_with_hosts(own, [self._ends[rank].host for rank in own])} {how}" for how, own in alike.items()]
         return words + ([f"{self._placed(left)} {'has' if len(left) == 1 else 'have'} left"] if left else [])
 
-    def _arrivals(self, new: Sequence[int], back: Sequence[int], now_s: float) -> list[str]:
+    def _arrivals(self, new: Sequence[LaunchedRank], back: Sequence[LaunchedRank], now_s: float) -> list[str]:
         """Return the words about members that were in no world before, and about those that are back."""
         words = []
         if back:
@@ -257,13 +259,13 @@ class History:
         rank, reason = self._reason
         return [f"{self._placed([rank])} has left the last one ({reason})"]
 
-    def _placed(self, ranks: Sequence[int]) -> str:
+    def _placed(self, ranks: Sequence[LaunchedRank]) -> str:
         return _with_hosts(ranks, [self._host_of(rank) for rank in ranks])
 
 
-def _with_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+def _with_hosts(ranks: Sequence[LaunchedRank], hosts: Sequence[str]) -> str:
     """Return the ranks in words, grouped by host, with the host names. In ``hosts``, "" means an unknown host."""
-    ranks_on: dict[str, list[int]] = {}
+    ranks_on: dict[str, list[LaunchedRank]] = {}
     for rank, host in zip(ranks, hosts, strict=True):
         ranks_on.setdefault(host, []).append(rank)
     return " and ".join(f"{ranks_text(own)}{f' on {host}' if host else ''}" for host, own in ranks_on.items())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.launcher import HostSlots
+from ddlcore.messages.ranks import LaunchedRank
 
 _FREE, _BUSY, _LEAVING, _DONE = "free", "busy", "leaving", "done"
 
@@ -25,7 +26,7 @@ class Call:
 class Start:
     """The decision to start a process at ``place`` on ``host`` (an index in the host table)."""
 
-    place: int
+    place: LaunchedRank
     host: int
 
 
@@ -33,7 +34,7 @@ class Start:
 class Dismiss:
     """The decision that the processes at ``places`` must leave the training. ``reason`` says why."""
 
-    places: tuple[int, ...]
+    places: tuple[LaunchedRank, ...]
     reason: str
 
 
@@ -126,7 +127,7 @@ class HostTable:
         self.hosts[host].reached = self.hosts[host].calling = False
         self._block(host, now_s)
 
-    def ended(self, place: int, succeeded: bool) -> None:
+    def ended(self, place: LaunchedRank, succeeded: bool) -> None:
         """Record that the process at ``place`` has ended, and that the supervisor does not start it again.
 
         ``succeeded`` is false if the process has failed.
@@ -134,7 +135,7 @@ class HostTable:
         done = succeeded and self._state[place] == _BUSY  # its script is complete, so a new process would end, too
         self._state[place] = _DONE if done else _FREE
 
-    def failed(self, place: int, now_s: float) -> None:
+    def failed(self, place: LaunchedRank, now_s: float) -> None:
         """Record at the time ``now_s`` that the processes at ``place`` have failed too often.
 
         No process is started on the host of ``place`` for some time.
@@ -144,21 +145,21 @@ class HostTable:
 
     # --- what follows
 
-    def host_of(self, place: int) -> int:
+    def host_of(self, place: LaunchedRank) -> int:
         """Return the index of the host on which the latest process for ``place`` was started.
 
         Return -1 if none was started.
         """
         return self._at[place]
 
-    def name_of(self, place: int) -> str:
+    def name_of(self, place: LaunchedRank) -> str:
         """Return the name of the host on which the latest process for ``place`` was started.
 
         Return "" if none was started.
         """
         return self.hosts[self._at[place]].name if self._at[place] >= 0 else ""
 
-    def is_leaving(self, place: int) -> bool:
+    def is_leaving(self, place: LaunchedRank) -> bool:
         """Return whether the process at ``place`` was dismissed."""
         return self._state[place] == _LEAVING
 
@@ -195,7 +196,9 @@ class HostTable:
     def _dismissals(self) -> list[Dismiss]:
         found = []
         for index, host in enumerate(self.hosts):
-            busy = [place for place, at in enumerate(self._at) if at == index and self._state[place] == _BUSY]
+            busy = [
+                LaunchedRank(place) for place, at in enumerate(self._at) if at == index and self._state[place] == _BUSY
+            ]
             surplus = tuple(busy[host.slots :])
             for place in surplus:
                 self._state[place] = _LEAVING
@@ -214,13 +217,13 @@ class HostTable:
     def _count(self, host: int, *states: str) -> int:
         return sum(at == host and state in states for at, state in zip(self._at, self._state, strict=True))
 
-    def _free_place(self, host: int) -> int:
+    def _free_place(self, host: int) -> LaunchedRank:
         """Return a free place for a process on ``host``, or -1 if no place is free.
 
         If possible, return a place whose latest process was on ``host``, too.
         """
-        free = [place for place, state in enumerate(self._state) if state == _FREE]
-        return min(free, key=lambda place: (self._at[place] != host, place), default=-1)
+        free = [LaunchedRank(place) for place, state in enumerate(self._state) if state == _FREE]
+        return min(free, key=lambda place: (self._at[place] != host, place), default=LaunchedRank(-1))
 
     def _block(self, index: int, now_s: float) -> None:
         host = self.hosts[index]

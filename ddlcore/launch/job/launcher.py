@@ -39,6 +39,7 @@ from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.ranks.supervisor import Supervisor
 from ddlcore.launch.ranks.warmup import compile_kernels
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 from ddlcore.process.build import build_membership
 from ddlcore.runtime.routes import Route, choose_route
@@ -363,7 +364,7 @@ def _begin(
         remote.agents.ranks.join(output)
     tie = die_with_launcher(os.getpid())
 
-    def begin(rank: int, environment: Mapping[str, str] | None = None) -> RankProcess:
+    def begin(rank: LaunchedRank, environment: Mapping[str, str] | None = None) -> RankProcess:
         stdin = None if rank == 0 and gives_input() else subprocess.DEVNULL
         return RankProcess.begin(rank, launch.command, environment or environments[rank], stdin=stdin, in_child=tie)
 
@@ -377,7 +378,7 @@ def _begin(
     if remote is None:
         server.start()
 
-    def again(rank: int, hosts: Sequence[int]) -> RankProcess:
+    def again(rank: LaunchedRank, hosts: Sequence[int]) -> RankProcess:
         process = begin(rank, environments.get(rank) or late(rank, hosts))
         output.add_again(rank, process.stdout, process.stderr)
         return process

@@ -20,13 +20,15 @@ from ddlcore.launch.ranks.environment import (
 )
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.launch.ranks.process import RankProcess
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.types import Placement
 
 if TYPE_CHECKING:
     from ddlcore.launch.agents.remote_launch import RemoteLaunch
 
 
-LateEnvironment = Callable[[int, Sequence[int]], dict[str, str]]  # arguments: rank, host index of each rank so far
+# The second argument is the host index of each rank so far.
+LateEnvironment = Callable[[LaunchedRank, Sequence[int]], dict[str, str]]
 
 
 def chosen_port(layout: Layout, environ: Mapping[str, str]) -> int:
@@ -45,7 +47,7 @@ def local_environments(
     job_file: str,
     port: int,
     timeline_dir: str = "",
-) -> tuple[dict[str, str], dict[int, dict[str, str]], LateEnvironment]:
+) -> tuple[dict[str, str], dict[LaunchedRank, dict[str, str]], LateEnvironment]:
     """Return the environments of the ranks of this host, as a tuple of three values.
 
     The first value is the variables for thread counts that the user has not set. The second is the complete environment
@@ -64,7 +66,7 @@ def local_environments(
     else:
         owns = remote.environments(job_file, port, timeline_dir)
 
-    def late(rank: int, hosts: Sequence[int]) -> dict[str, str]:
+    def late(rank: LaunchedRank, hosts: Sequence[int]) -> dict[str, str]:
         if remote is not None:
             return {**shared, **remote.own_variables(rank, layout.hosts[layout.here], hosts)}
         here = HostPlace(job_file, timeline_dir=timeline_dir)
@@ -73,7 +75,9 @@ def local_environments(
     return threads, {rank: {**shared, **owns[rank]} for rank in local}, late
 
 
-def begin_all(ranks: Sequence[int], begin: Callable[[int], RankProcess], output: Output) -> list[RankProcess]:
+def begin_all(
+    ranks: Sequence[LaunchedRank], begin: Callable[[LaunchedRank], RankProcess], output: Output
+) -> list[RankProcess]:
     """Start all ``ranks`` of this host by calling ``begin``, and register their pipes with ``output``.
 
     If a rank cannot be started, kill the ranks that were started before, and raise the error again.

@@ -19,6 +19,7 @@ from ddlcore.launch.job.watch import Watches
 from ddlcore.launch.ranks.exit_status import End, exit_code
 from ddlcore.messages.elastic import Ballot, Finished, Register, World, WorldReport
 from ddlcore.messages.observing import Differ, Profile, Pulse
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
 from ddlcore.messages.to_rank import AgreedCall, FromCoordinator, Outgoing, Refused, Welcome
 from ddlcore.plug.registry import Registry
@@ -42,7 +43,7 @@ class ObservedCoordinator:
     def __init__(
         self,
         coordinator: CoordinatorProtocol,
-        dead: Callable[[], Mapping[int, str]] = dict,
+        dead: Callable[[], Mapping[LaunchedRank, str]] = dict,
         watches: Watches | None = None,
         history: History | None = None,
         opened: Callable[[str], None] = lambda stopped: None,
@@ -55,10 +56,12 @@ class ObservedCoordinator:
         of it, before its members are told; it gets the reason why the ranks stop, or "". ``told_stop`` is called once
         with this reason, when it is known.
         """
-        self.kill: Callable[[int, str], None] | None = None  # kills a rank, with a reason; set when the ranks run
+        self.kill: Callable[[LaunchedRank, str], None] | None = (
+            None  # kills a rank, with a reason; set when the ranks run
+        )
         self._dead = dead
-        self._killed: set[int] = set()
-        self.raised: list[int] = []  # in the order of their reports
+        self._killed: set[LaunchedRank] = set()
+        self.raised: list[LaunchedRank] = []  # in the order of their reports
         self.stopped = ""  # why the ranks stop at a call of ``should_stop()``; "": they were not asked to stop
         self.differ = ""  # how the ranks' parameters differ, if this difference ended the job
         self.history = history
@@ -70,7 +73,7 @@ class ObservedCoordinator:
         self._coordinator = coordinator
         self._watches = watches
 
-    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+    def handle(self, rank: LaunchedRank, message: ToCoordinator) -> Outgoing[LaunchedRank]:
         if isinstance(message, (Pulse, Profile)):
             if self._watches is not None:
                 self._watches.heard(rank, message)
@@ -91,19 +94,19 @@ class ObservedCoordinator:
             self._watches.passed(rank, message, outgoing)
         return outgoing
 
-    def rank_ended(self, rank: int, reason: str, certain: bool = True) -> Outgoing:
+    def rank_ended(self, rank: LaunchedRank, reason: str, certain: bool = True) -> Outgoing[LaunchedRank]:
         return self.noted(self._coordinator.rank_ended(rank, reason, certain))
 
-    def rank_started(self, rank: int, host: int = -1) -> Outgoing:
+    def rank_started(self, rank: LaunchedRank, host: int = -1) -> Outgoing[LaunchedRank]:
         if rank in self.raised:
             self.raised.remove(rank)
         self._killed.discard(rank)
         return self._coordinator.rank_started(rank, host)
 
-    def dismiss(self, ranks: Collection[int], reason: str) -> Outgoing:
+    def dismiss(self, ranks: Collection[LaunchedRank], reason: str) -> Outgoing[LaunchedRank]:
         return self.noted(self._coordinator.dismiss(ranks, reason))
 
-    def noted(self, outgoing: Outgoing) -> Outgoing:
+    def noted(self, outgoing: Outgoing[LaunchedRank]) -> Outgoing[LaunchedRank]:
         """Take note of ``outgoing``, messages of the coordinator, and return them."""
         if self.history is not None:
             outgoing = _told(outgoing, self.history)
@@ -129,10 +132,10 @@ class ObservedCoordinator:
         stopped = bool(self.stopped) and not self.differ
         return exit_code(ends, self.raised, killed=killed, stopped=stopped) or int(bool(self.differ))
 
-    def lost(self) -> dict[int, str]:
+    def lost(self) -> dict[LaunchedRank, str]:
         return self._coordinator.lost()
 
-    def due(self) -> Outgoing:
+    def due(self) -> Outgoing[LaunchedRank]:
         return self.noted(self._coordinator.due())
 
     def overdue(self, now_s: float) -> list[str]:
@@ -144,7 +147,7 @@ class ObservedCoordinator:
         return texts
 
 
-def _told(outgoing: Outgoing, history: History) -> Outgoing:
+def _told(outgoing: Outgoing[LaunchedRank], history: History) -> Outgoing[LaunchedRank]:
     """Tell ``history`` of the messages to ranks, and return those to send. Ranks that get the same get the same object."""
     once: dict[int, FromCoordinator] = {}  # by identity, so that thousands of ranks get a message that is made once
     for _, message in outgoing:

@@ -43,6 +43,7 @@ from ddlcore.launch.ranks.environment import HostPlace, late_environment
 from ddlcore.launch.ranks.exit_status import End, first_failure, summary
 from ddlcore.launch.ranks.supervisor import Supervisor, Watched
 from ddlcore.messages.elastic import Opened, Process
+from ddlcore.messages.ranks import LaunchedRank, StartNumber
 from ddlcore.messages.to_rank import Outgoing
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_membership, build_sessions
@@ -64,7 +65,7 @@ class _Adopted:
         self._settings = settings
         self._heirs = {heir.host: heir for heir in handover.heirs}
 
-    def own_variables(self, rank: int, host: str, hosts: Sequence[int]) -> dict[str, str]:
+    def own_variables(self, rank: LaunchedRank, host: str, hosts: Sequence[int]) -> dict[str, str]:
         heir = self._heirs[host]
         place = HostPlace("", heir.address, heir.ports, heir.cores, self._handover.launcher)
         torch_env = bool(self._settings["torch_env"])
@@ -219,7 +220,7 @@ class _Successor:
             prepared=PreparedListener(listener, keys, handover.client_public),
         )
 
-    def _host_of(self, rank: int) -> str:
+    def _host_of(self, rank: LaunchedRank) -> str:
         return "" if self._hosts is None else self._hosts.name_of(rank)
 
     def _say(self, text: str) -> None:
@@ -263,9 +264,9 @@ class _Successor:
         remote = _Adopted(self._agents, self._handover, self._settings)
         remote.host = self.host
         revival = revival_of(table, self._membership, self._settings)
-        starts: dict[int, int] = {}
+        starts: dict[LaunchedRank, StartNumber] = {}
         for place, start in (*(process for world in worlds for process in world.processes), *running, *ended):
-            starts[place] = max(start, starts.get(place, 0))
+            starts[place] = max(start, starts.get(place, start))
         hand_over = HandingOver(remote, self._handover.most, Path(self._handover.directory))
         parts = (self._server, remote, self._say, hand_over)
         growth = Growth(table, revival, _starts_nothing, *parts, starts=starts)
@@ -297,7 +298,7 @@ class _Successor:
         """Have the server's thread take over the members, and wait for it: before, nothing that happens can be judged."""
         done = threading.Event()
 
-        def adopt() -> Outgoing:
+        def adopt() -> Outgoing[LaunchedRank]:
             try:
                 return self._failure_log.noted(self._membership.adopt(worlds, running, ended))
             finally:
@@ -315,12 +316,12 @@ class _Successor:
         at = {place: host for (place, _), host in running.items()}
         done = {process[0] for process, code in ended.items() if code == 0 and process in newest.processes}
         count = 1 + max(place for place, host in enumerate(newest.hosts) if host >= 0 or place in at)
-        assigned = [at.get(place, newest.hosts[place]) for place in range(count)]
+        assigned = [at.get(LaunchedRank(place), newest.hosts[place]) for place in range(count)]
         cooldown_s = cooldown_range(self._settings.text("host_cooldown_s"))
         table = HostTable(hosts, assigned, self._handover.places, self._handover.most, cooldown_s)
         for host in table.hosts:
             host.reached = any(host.name == member.place.host for member in adopted if not member.gone)
-        for place in range(count):
+        for place in map(LaunchedRank, range(count)):
             if place not in at:
                 table.ended(place, place in done)
         return table
@@ -344,5 +345,5 @@ class _Successor:
         return observed.exit_code(ends, supervisor.killed) or int(not ends)
 
 
-def _starts_nothing(rank: int, hosts: Sequence[int]) -> Watched:
+def _starts_nothing(rank: LaunchedRank, hosts: Sequence[int]) -> Watched:
     raise OSError("a successor starts processes by agents only")

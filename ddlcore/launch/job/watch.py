@@ -16,6 +16,7 @@ from ddlcore.hooks import WatchProvider
 from ddlcore.launch.output.screen import Screen
 from ddlcore.launch.ranks.exit_status import End, NotStarted
 from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import ToCoordinator
 from ddlcore.messages.to_rank import Outgoing
 from ddlcore.plug.finding import raised_at
@@ -73,10 +74,10 @@ class Watch:
     def begin(self, ranks: RunningRanks) -> None:
         """Take note that the ranks have been started."""
 
-    def heard(self, rank: int, message: Pulse | Profile) -> None:
+    def heard(self, rank: LaunchedRank, message: Pulse | Profile) -> None:
         """Handle a message in which ``rank`` reports its own state."""
 
-    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
+    def passed(self, rank: LaunchedRank, message: ToCoordinator, outgoing: Outgoing[LaunchedRank]) -> None:
         """Handle any other message, which ``rank`` has sent to the coordinator.
 
         ``outgoing`` is the messages that the coordinator sends because of ``message``.
@@ -133,10 +134,10 @@ class Watches:
     def begin(self, ranks: RunningRanks) -> None:
         self._each(lambda watch: watch.begin(ranks))
 
-    def heard(self, rank: int, message: Pulse | Profile) -> None:
+    def heard(self, rank: LaunchedRank, message: Pulse | Profile) -> None:
         self._each(lambda watch: watch.heard(rank, message))
 
-    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
+    def passed(self, rank: LaunchedRank, message: ToCoordinator, outgoing: Outgoing[LaunchedRank]) -> None:
         self._each(lambda watch: watch.passed(rank, message, outgoing))
 
     def rank_ended(self, end: End) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlcore.control.liveness import describe_exit
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.text.ranks import ranks_text
 
 STOPPED = 85  # ERESTART; HTCondor's manual uses this code for "has saved a checkpoint, run me again"
@@ -30,7 +31,7 @@ class NotStarted(Exception):
 class End:
     """The end of one process of a rank: its time, its return code and its reason."""
 
-    rank: int
+    rank: LaunchedRank
     returncode: int  # as in subprocess: the negative signal number if a signal ended the process
     at_s: float  # time of the end, monotonic clock
     stopped: bool = False  # the launcher had told it to end, so its return code says nothing about the job
@@ -50,7 +51,7 @@ class End:
         return self.lost or describe_exit(self.returncode)
 
 
-def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None:
+def first_failure(ends: Sequence[End], raised: Sequence[LaunchedRank] = ()) -> End | None:
     """Return the end of the rank whose failure explains the other ends, or None if no rank failed by itself.
 
     ``raised`` has the ranks that have reported an exception, in the order of their reports. If a rank was killed
@@ -76,7 +77,9 @@ def shell_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False, stopped: bool = False) -> int:
+def exit_code(
+    ends: Sequence[End], raised: Sequence[LaunchedRank] = (), *, killed: bool = False, stopped: bool = False
+) -> int:
     """Return the exit code of the run whose ranks ended with ``ends``.
 
     ``raised`` has the ranks that have reported an exception. ``killed`` means that all ranks were killed, for example
@@ -111,7 +114,7 @@ def summary(
     elif not wrote:
         # The output of a rank that was lost with its host may not have arrived.
         text.append("  none of its output has arrived" if first.lost else "  it wrote nothing")
-    others: dict[str, list[int]] = {}
+    others: dict[str, list[LaunchedRank]] = {}
     for end in sorted(ends, key=lambda end: end.rank):
         if end.rank != first.rank:
             others.setdefault("was ended by the launcher" if end.stopped else _described(end), []).append(end.rank)

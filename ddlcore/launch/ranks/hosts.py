@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddlcore.contracts.interfaces import interface_addresses
 from ddlcore.contracts.launcher import HostSlots
+from ddlcore.messages.ranks import LaunchedRank
 
 _HOST = r"(?P<host>([\w.-]+@)?(\[[0-9a-fA-F:.]+(%\w+)?\]|[\w.-]+))"
 _ENTRY = re.compile(_HOST + r"(:(?P<slots>.*))?")
@@ -37,9 +38,9 @@ class Layout:
         """The indexes of all hosts except the host of the launching process."""
         return tuple(index for index in range(len(self.hosts)) if index != self.here)
 
-    def ranks_of(self, host: int) -> tuple[int, ...]:
+    def ranks_of(self, host: int) -> tuple[LaunchedRank, ...]:
         """Return the ranks of the host with index ``host`` in ascending order."""
-        return tuple(rank for rank, theirs in enumerate(self.ranks) if theirs == host)
+        return tuple(LaunchedRank(rank) for rank, theirs in enumerate(self.ranks) if theirs == host)
 
 
 def parse_hosts(text: str) -> list[HostSlots]:

@@ -10,13 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from ddlcore.messages.ranks import LaunchedRank
+
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
 class RankProcess:
     """The process of one rank. It is the leader of a new process group. Only one thread may use this object."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], stdout: int, stderr: int) -> None:
+    def __init__(self, rank: LaunchedRank, process: subprocess.Popen[bytes], stdout: int, stderr: int) -> None:
         self.rank = rank
         self.process = process
         self.stdout = stdout  # reading end of the pipe; the object that reads the pipe also closes it
@@ -25,7 +27,7 @@ class RankProcess:
     @classmethod
     def begin(
         cls,
-        rank: int,
+        rank: LaunchedRank,
         command: Sequence[str],
         environment: Mapping[str, str],
         *,

@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 
 from ddlcore.launch.ranks.exit_status import End
+from ddlcore.messages.ranks import LaunchedRank
 
 WINDOW_S = 600.0
 _LONGEST = 64  # a delay is at most so many times the first delay
@@ -18,10 +19,10 @@ class Revival:
         self,
         restarts: int,
         first_delay_s: float,
-        startable: Callable[[int], bool],
+        startable: Callable[[LaunchedRank], bool],
         over: Callable[[], str],
         complete: Callable[[], bool],
-        world: Callable[[], tuple[int, Collection[int]]],
+        world: Callable[[], tuple[int, Collection[LaunchedRank]]],
     ) -> None:
         """Allow each rank to be started again at most ``restarts`` times within WINDOW_S seconds.
 
@@ -42,7 +43,7 @@ class Revival:
         self._complete = complete
         self._world = world
         self._in_world: list[tuple[int, End]] = []  # the ends, each with the number of the last world at that time
-        self._failures: dict[int, deque[float]] = defaultdict(deque)
+        self._failures: dict[LaunchedRank, deque[float]] = defaultdict(deque)
 
     def delay_s(self, end: End) -> float | None:
         """Return the time in seconds after which the ended rank is started again, or None if it is not started again.
@@ -79,7 +80,7 @@ class Revival:
         """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
         return self._complete() or bool(self._over())
 
-    def has_failed(self, running: Collection[int]) -> bool:
+    def has_failed(self, running: Collection[LaunchedRank]) -> bool:
         """Return whether the job cannot go on, and none of the ranks in ``running`` has been in its last world.
 
         Those that have may still write what they have.
@@ -91,7 +92,7 @@ class Revival:
         """Whether a world has opened."""
         return self._world()[0] > 0
 
-    def is_done(self, running: Collection[int]) -> bool:
+    def is_done(self, running: Collection[LaunchedRank]) -> bool:
         """Return whether the training is complete and needs no rank in ``running``, the ranks that still run.
 
         The ranks of the last world are needed until they end.

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ddlcore.control.liveness import Watcher
 from ddlcore.launch.ranks.exit_status import End
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.text.ranks import ranks_text
 
 KILL_AFTER_S = 3.0  # time from SIGTERM to SIGKILL
@@ -29,7 +30,7 @@ class Watched(Protocol):
     """The interface of a rank that a supervisor watches: a process of this host, or a rank that an agent runs."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> LaunchedRank: ...
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
@@ -64,14 +65,14 @@ class RestartPolicy(Protocol):
     def over(self) -> bool:
         """Whether no rank needs to be started any more, because the training is complete or the job cannot go on."""
 
-    def has_failed(self, running: Collection[int]) -> bool:
+    def has_failed(self, running: Collection[LaunchedRank]) -> bool:
         """Return whether the job cannot go on, and none of the ranks in ``running`` has been in its last world."""
 
     @property
     def expects(self) -> bool:
         """Whether ranks may still be started although none runs."""
 
-    def is_done(self, running: Collection[int]) -> bool:
+    def is_done(self, running: Collection[LaunchedRank]) -> bool:
         """Return whether the training is complete and needs no rank in ``running``, the ranks that still run."""
 
 
@@ -89,7 +90,7 @@ class Supervisor:
         ended: Callable[[End], None],
         say: Callable[[str], None],
         revival: RestartPolicy | None = None,
-        begin: Callable[[int], Watched] | None = None,
+        begin: Callable[[LaunchedRank], Watched] | None = None,
         stays: bool = False,
     ) -> None:
         """Watch ``processes``. ``ended`` is called at once for each end of a rank. ``say`` shows a line to the user.
@@ -103,7 +104,7 @@ class Supervisor:
         self._stays = stays
         self._revival = revival
         self._begin = begin
-        self._due: dict[int, float] = {}  # by rank: the time at which a process of the rank is started
+        self._due: dict[LaunchedRank, float] = {}  # by rank: the time at which a process of the rank is started
         self._running = {process.rank: process for process in processes}
         self._grace_s = grace_s
         self._tell = ended
@@ -113,10 +114,11 @@ class Supervisor:
         # `run` could look at the queue in between and then sleep although there is work.
         self._watcher = Watcher()
         self._signals: deque[int] = deque()
-        self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether the rank's whole group gets it
-        self._silent: deque[tuple[int, str]] = deque()  # rank, description of its state
-        self._killed_silent: dict[int, str] = {}
-        self._remote_ends: deque[tuple[int, int, str, bool]] = (
+        # Rank, signal, whether the rank's whole group gets it.
+        self._orders: deque[tuple[LaunchedRank, int, bool]] = deque()
+        self._silent: deque[tuple[LaunchedRank, str]] = deque()  # rank, description of its state
+        self._killed_silent: dict[LaunchedRank, str] = {}
+        self._remote_ends: deque[tuple[LaunchedRank, int, str, bool]] = (
             deque()
         )  # rank, return code, why it is lost, is it certain
         self._tasks: deque[Callable[[], None]] = deque()
@@ -124,13 +126,13 @@ class Supervisor:
         self._finished = False
         self._left_behind: dict[Watched, float] = {}  # by ended rank whose group still has processes: when it ended
         self._ends: list[End] = []
-        self._stopped: set[int] = set()
+        self._stopped: set[LaunchedRank] = set()
         # By the return code of a rank that has no handler for a signal: when this signal was passed on to all ranks.
         self._wished: dict[int, float] = {}
         self._terminate_at_s: float | None = None
         self._kill_at_s: float | None = None
         self._lost_at_s: float | None = None
-        self._dead_by_s: dict[int, float] = {}  # by rank that got SIGKILL alone: when it should have ended
+        self._dead_by_s: dict[LaunchedRank, float] = {}  # by rank that got SIGKILL alone: when it should have ended
         self.interrupted_s: float | None = None  # time of the first Ctrl-C; None: there was none
         self.killed = False  # all ranks were killed, because of a second Ctrl-C or a call of `abandon`
         for process in processes:
@@ -146,7 +148,7 @@ class Supervisor:
         self._signals.append(number)
         self._watcher.wake()
 
-    def order(self, rank: int, number: int, group: bool) -> None:
+    def order(self, rank: LaunchedRank, number: int, group: bool) -> None:
         """Send signal ``number`` to the process of ``rank``. Any thread may call this.
 
         If ``group`` is true, also send the signal to all processes that the rank has started.
@@ -154,7 +156,7 @@ class Supervisor:
         self._orders.append((rank, number, group))
         self._watcher.wake()
 
-    def kill_silent(self, rank: int, why: str) -> None:
+    def kill_silent(self, rank: LaunchedRank, why: str) -> None:
         """Kill ``rank``, which does not answer after a stall has ended the job.
 
         The rank is reported as the cause of the job's failure, and ``why`` describes the state of the rank. The rank
@@ -164,7 +166,7 @@ class Supervisor:
         self._silent.append((rank, why))
         self._watcher.wake()
 
-    def ended_on_host(self, rank: int, returncode: int, lost: str = "", certain: bool = True) -> None:
+    def ended_on_host(self, rank: LaunchedRank, returncode: int, lost: str = "", certain: bool = True) -> None:
         """Record that a rank that an agent runs has ended. Any thread may call this.
 
         If ``lost`` is not empty, it says why the rank counts as ended although its end was not seen. Only the first
@@ -178,7 +180,7 @@ class Supervisor:
         self._tasks.append(task)
         self._watcher.wake()
 
-    def start(self, rank: int) -> None:
+    def start(self, rank: LaunchedRank) -> None:
         """Start a process of ``rank``, of which no process runs now. Any thread may call this."""
         self.do(lambda: self._due.__setitem__(rank, time.monotonic()))
 
@@ -256,7 +258,7 @@ class Supervisor:
 
     # --- what happened
 
-    def _note(self, rank: int, returncode: int, lost: str = "", certain: bool = True) -> None:
+    def _note(self, rank: LaunchedRank, returncode: int, lost: str = "", certain: bool = True) -> None:
         now_s = time.monotonic()
         process = self._running.pop(rank)
         self._dead_by_s.pop(rank, None)
@@ -344,13 +346,13 @@ class Supervisor:
             self._say("killing the ranks")
             self._kill()
 
-    def _end_silent(self, rank: int, why: str) -> None:
+    def _end_silent(self, rank: LaunchedRank, why: str) -> None:
         process = self._running.get(rank)
         if process is not None and rank not in self._stopped:
             self._killed_silent[rank] = why
             self._signal_group(process, signal.SIGKILL)
 
-    def _follow(self, rank: int, number: int, group: bool) -> None:
+    def _follow(self, rank: LaunchedRank, number: int, group: bool) -> None:
         process = self._running.get(rank)
         if process is not None and group:
             self._signal_group(process, number)
@@ -400,7 +402,7 @@ class Supervisor:
             if rank in self._running and _may_signal(self._running[rank]):
                 self._give_up([rank])
 
-    def _give_up(self, ranks: Sequence[int]) -> None:
+    def _give_up(self, ranks: Sequence[LaunchedRank]) -> None:
         """Take it that ``ranks``, which got SIGKILL, have ended: none of their own code will run any more."""
         who = "it hangs" if len(ranks) == 1 else "they hang"
         self._say(

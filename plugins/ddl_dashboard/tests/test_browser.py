@@ -16,6 +16,7 @@ from ddl_dashboard import records
 from ddl_dashboard.job_page import JobPage
 
 from ddlcore.messages.elastic import WorldReport
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Bye, Hello
 from ddlcore.messages.to_rank import Welcome
 from plugins.ddl_dashboard.tests.pretend import HOSTILE, PretendJob, watched
@@ -42,8 +43,8 @@ class Told:
         self.page = JobPage(watched(dashboard, job.begin.title, job.hosts))
         self.url = self.page.url
         size = len(job.hosts)
-        hello = Hello(0, tuple(range(size)), 1, 2, "0.1.0", 1)
-        self.page.passed(0, hello, [(rank, Welcome("world1")) for rank in range(size)])
+        hello = Hello(LaunchedRank(0), tuple(map(LaunchedRank, range(size))), 1, 2, "0.1.0", 1)
+        self.page.passed(0, hello, [(rank, Welcome("world1")) for rank in map(LaunchedRank, range(size))])
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         for at_s in range(1, 15):  # what a job has told that has run for a while
@@ -256,7 +257,11 @@ def test_the_world_of_an_elastic_job(told: Callable[..., Told], opened: Callable
     until(tab, "/steps\\/s/.test(document.getElementById('tiles').innerText)")
     assert "World" not in tab.inner_text("#tiles")
     report = WorldReport(3, 4, ranks_lost=2, ranks_joined=1, seconds_lost=1.25)
-    one.page.passed(0, Hello(0, (), 3, 2, "0.1.0", 1), [(rank, Welcome("world3", report)) for rank in range(4)])
+    one.page.passed(
+        0,
+        Hello(LaunchedRank(0), (), 3, 2, "0.1.0", 1),
+        [(rank, Welcome("world3", report)) for rank in map(LaunchedRank, range(4))],
+    )
     until(tab, "/World/.test(document.getElementById('tiles').innerText)")
     tiles = tab.inner_text("#tiles")
     assert re.search(r"World\s+3\s+4 ranks; lost: 2, joined: 1; stood still for 1\.25 s", tiles), tiles

@@ -22,6 +22,7 @@ from ddl_dashboard import records
 from ddl_dashboard.job_page import JobPage
 
 from ddlcore.launch.ranks.exit_status import End
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Bye, Hello
 from ddlcore.messages.to_rank import Welcome
 from plugins.ddl_dashboard.tests.pretend import PretendJob, watched
@@ -95,11 +96,11 @@ def test_what_a_page_is_told(begin: Callable[..., JobPage]) -> None:
     first = stream.next()
     assert first is not None and first["first"]
     assert [rank["state"] for rank in first["now"]["ranks"]] in ([], ["starting"] * 4)
-    hello = Hello(0, (0, 1, 2, 3), 1, 2, "0.1.0", 1)
+    hello = Hello(LaunchedRank(0), tuple(map(LaunchedRank, range(4))), 1, 2, "0.1.0", 1)
     page.passed(0, hello, [])
     now = stream.until(lambda now: now["ranks"][0]["state"] == "init")
     assert [rank["state"] for rank in now["ranks"]] == ["init", "starting", "starting", "starting"]
-    page.passed(3, hello, [(rank, Welcome("world1")) for rank in range(4)])
+    page.passed(3, hello, [(rank, Welcome("world1")) for rank in map(LaunchedRank, range(4))])
     for record in PretendJob().pulses(1.0):
         assert isinstance(record, records.Heard)
         page.heard(record.rank, record.pulse)
@@ -108,8 +109,8 @@ def test_what_a_page_is_told(begin: Callable[..., JobPage]) -> None:
     page.said("stalled for more than 60 s in discovery:\n  tensor  ready on")
     page.passed(1, Bye("ended its script without shutdown()"), [])
     page.passed(2, Bye("raised ValueError: no"), [])
-    page.rank_ended(End(2, 1, 0.0))
-    page.rank_ended(End(3, -15, 0.0, stopped=True))
+    page.rank_ended(End(LaunchedRank(2), 1, 0.0))
+    page.rank_ended(End(LaunchedRank(3), -15, 0.0, stopped=True))
     now = stream.until(lambda now: now["ranks"][3]["state"] == "stopped")
     assert [(one["kind"], one["text"]) for one in now["events"]] == [
         ("warning", "stalled for more than 60 s in discovery:\n  tensor  ready on"),

@@ -20,6 +20,7 @@ from pathlib import Path
 from ddl_mpi.library import find_library
 
 from ddlcore.control.server import Server
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_sessions
 from ddlcore.process.environment import Environment
@@ -71,7 +72,7 @@ class Job:
         while not self._closed and not all(event.is_set() for event in self._ended):
             for rank, event in enumerate(self._ended):
                 if not event.is_set() and (self._folder / f"{rank}.code").exists():
-                    self._server.rank_ended(rank, f"it ended with {self.code(rank)}")
+                    self._server.rank_ended(LaunchedRank(rank), f"it ended with {self.code(rank)}")
                     event.set()
             time.sleep(0.01)
 

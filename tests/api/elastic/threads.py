@@ -16,6 +16,7 @@ from ddlcore.launch.job.history import History
 from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.elastic import World
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_membership, build_sessions
 from ddlcore.process.elastic_member import ElasticMember, JobBeforeWorld
@@ -61,7 +62,7 @@ class ElasticThreads:
         self.results: dict[int, Any] = {}  # by place, of its last thread
         self.deaths = 0
 
-    def start(self, place: int, again: bool = False) -> None:
+    def start(self, place: LaunchedRank, again: bool = False) -> None:
         """Start a thread at ``place``; ``again``: another one has ended there."""
         if again:
             self.network.rank_started(place)
@@ -72,7 +73,7 @@ class ElasticThreads:
 
     def play(self) -> dict[int, Any]:
         """Start all threads, wait until all have ended, and return their results."""
-        for place in range(len(self.hosts)):
+        for place in map(LaunchedRank, range(len(self.hosts))):
             self.start(place)
         done = 0
         while done < len(self._threads):  # more may be started meanwhile
@@ -82,7 +83,7 @@ class ElasticThreads:
             done += 1
         return self.results
 
-    def _live(self, place: int) -> None:
+    def _live(self, place: LaunchedRank) -> None:
         mute: list[bool] = []
 
         def network() -> Any:
@@ -96,11 +97,11 @@ class ElasticThreads:
             world_place = WorldPlace(here, world.members, world.generation, elastic=True)
             return Job(world_place, network, self._registry, self.settings)
 
-        world_place = WorldPlace(Placement(place, self.hosts), tuple(range(len(self.hosts))), 0)
+        world_place = WorldPlace(Placement(place, self.hosts), tuple(map(LaunchedRank, range(len(self.hosts)))), 0)
         before = JobBeforeWorld(world_place, network, self._registry, self.settings)
         before.start()
         again = False
-        with api.use_job(before, ElasticMember(place, network, in_world)):
+        with api.use_job(before, ElasticMember(network, in_world)):
             try:
                 self.results[place] = self._run(place)
                 reason = "exited with code 0"

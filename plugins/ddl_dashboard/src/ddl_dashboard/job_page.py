@@ -25,6 +25,7 @@ from ddlcore.launch.ranks.command import own_python
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.elastic import WorldReport
 from ddlcore.messages.observing import Profile, Pulse
+from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import Bye, Hello, Leave, ToCoordinator
 from ddlcore.messages.to_rank import Answer, Outgoing, Resume, Welcome
 from ddlcore.text.installing import pip_install
@@ -108,7 +109,7 @@ class JobPage(Watch):
         if isinstance(message, Pulse):
             self._tell(Heard(rank, message))
 
-    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing) -> None:
+    def passed(self, rank: int, message: ToCoordinator, outgoing: Outgoing[LaunchedRank]) -> None:
         """Record the events that follow from ``message``, which ``rank`` has sent to the coordinator.
 
         ``outgoing`` is the messages that the coordinator sends because of ``message``.
