@@ -90,7 +90,7 @@ class _Arithmetic:
         return (total * total.dtype.type(factor)).astype(like.dtype, copy=False)
 
 
-_weighted = partial(weighted_average_async, _ops, _Arithmetic(), np.copyto)
+_weighted = partial(weighted_average_async, _ops, _Arithmetic(), lambda *both: [*map(np.copyto, *both)])
 
 
 def allreduce_async(

@@ -83,7 +83,7 @@ def weigh(
 def weighted_average_async(
     operations: Operations,
     arithmetic: Arithmetic,
-    place: Callable[[Any, Any], object],
+    place: Callable[[Sequence[Any], Sequence[Any]], object],
     tensors: Sequence[Any],
     outputs: Sequence[Any] | None,
     single: bool,
@@ -97,8 +97,8 @@ def weighted_average_async(
 ) -> Handle:
     """Start the average of ``tensors`` with this rank's ``weight``, and return its handle.
 
-    The result of the handle is a list of tensors, or if ``single``, the only tensor: new ones, or ``outputs``, into each
-    of which its ``wait`` writes the average by ``place(output, average)``. Raises InvalidArgument for what has no average.
+    The result of the handle is a list of tensors, or if ``single``, the only tensor: new ones, or ``outputs``, into
+    which its ``wait`` writes the averages by ``place(outputs, averages)``. Raises InvalidArgument for what has no average.
     """
     check_weighted(op, prescale_factor, postscale_factor)
     job = current_job()
@@ -110,8 +110,7 @@ def weighted_average_async(
     def placed(sums: Sequence[Any]) -> Any:
         results = mine.results(sums)
         if outputs is not None:
-            for output, result in zip(outputs, results, strict=True):
-                place(output, result)
+            place(outputs, results)
             results = [*outputs]
         return results[0] if single else results
 

@@ -193,10 +193,10 @@ class StepState(ObjectState):
 
     _by_step = False  # until all parts are known
 
-    def _is_by_step(self, rollback: str) -> bool:
-        """Return whether ``rollback`` is "step", and not "commit". Raises InvalidArgument for anything else."""
+    def _is_by_step(self, rollback: str, state: str) -> bool:
+        """Return whether ``rollback`` is "step", not "commit". Others raise InvalidArgument about ``state``."""
         if rollback not in ("step", "commit"):
-            raise InvalidArgument(f"{type(self).__name__}: rollback={rollback!r} is none of step, commit")
+            raise InvalidArgument(f"{state}: rollback={rollback!r} is none of step, commit")
         return rollback == "step"
 
     @abstractmethod

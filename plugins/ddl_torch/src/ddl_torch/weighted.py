@@ -67,5 +67,6 @@ def weighted(
 
 
 @torch.no_grad()
-def _place(output: torch.Tensor, result: torch.Tensor) -> None:
-    output.copy_(result)
+def _place(outputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    for output, result in zip(outputs, results, strict=True):
+        output.copy_(result)

@@ -48,7 +48,7 @@ class MXNetState(StepState):
     _handles_objects = True
 
     def __init__(self, net: Any = None, trainer: Any = None, *, rollback: str = "step", **kwargs: Any) -> None:
-        by_step = self._is_by_step(rollback)
+        by_step = self._is_by_step(rollback, "MXNetState")
         params = net.collect_params() if isinstance(net, mx.gluon.Block) else net
         if params is not None and not isinstance(params, Mapping | ParameterDict):
             raise InvalidArgument(

@@ -44,7 +44,7 @@ class TorchState(StepState):
         rollback: str = "step",
         **kwargs: Any,
     ) -> None:
-        by_step = self._is_by_step(rollback)
+        by_step = self._is_by_step(rollback, "TorchState")
         given = {"model": model, "optimizer": optimizer}
         every = {**kwargs, **{name: value for name, value in given.items() if value is not None}}
         super().__init__(**every)

@@ -39,7 +39,7 @@ class TensorFlowKerasState(StepState):
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, *, rollback: str = "step", **kwargs: Any
     ) -> None:
-        by_step = self._is_by_step(rollback)
+        by_step = self._is_by_step(rollback, type(self).__name__)
         if not model.built or not model.weights:
             raise InvalidArgument(
                 f"{type(self).__name__}: model {model.name!r} is not built yet; give it an Input, or call it on a "
