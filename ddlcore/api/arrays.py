@@ -90,7 +90,12 @@ class _Arithmetic:
         return (total * total.dtype.type(factor)).astype(like.dtype, copy=False)
 
 
-_weighted = partial(weighted_average_async, _ops, _Arithmetic(), lambda *both: [*map(np.copyto, *both)])
+def _place(outputs: Sequence[Array], averages: Sequence[Array]) -> None:
+    for output, average in zip(outputs, averages, strict=True):
+        output[...] = average
+
+
+_weighted = partial(weighted_average_async, _ops, _Arithmetic(), _place)
 
 
 def allreduce_async(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -14,12 +15,19 @@ from ddlcore.launch.ranks.environment import (
     HostPlace,
     master_port,
     own_environments,
-    rank_environments,
     setting_variables,
     shared_environment,
     thread_variables,
 )
 from ddlcore.process.environment import TORCHRUN_VARIABLES, Environment
+
+
+def rank_environments(
+    environ: Mapping[str, str], hosts: Sequence[int], job_file: str, added: Mapping[str, str], port: int
+) -> list[dict[str, str]]:
+    """Return the environment of each rank of a job on this host, as the launcher makes it."""
+    shared = shared_environment(environ, added)
+    return [{**shared, **own} for own in own_environments(hosts, (HostPlace(job_file),), port)]
 
 
 def test_ranks_are_told_who_they_are() -> None:

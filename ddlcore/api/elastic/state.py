@@ -230,7 +230,8 @@ class StepState(ObjectState):
                 value.reset()
 
     def sync(self) -> None:
-        mine = (self.steps, self._saved, self._head()) if rank() == self.root else None
+        head = self._head()  # on all ranks, because a ``state_dict`` of a user may wait for the other ranks
+        mine = (self.steps, self._saved, head) if rank() == self.root else None
         steps, saved, head = broadcast_object(mine, self.root)
         self._take_root(head, any(allgather_object(not self._entered or self.steps != steps)))
         self._saved = saved
