@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own p
 
 from ddl_doctor.bench.pipe import told
 from ddl_doctor.bench.plan import SIZES, BenchPlan, parse_sizes
-from ddl_doctor.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
+from ddl_doctor.bench.results import TRANSPORT, MeasuredRow, Ratio, interval_words, median_interval, ratio
 from ddl_doctor.bench.timing import Together
 from ddl_doctor.sizes import exact_size
 
@@ -201,7 +201,7 @@ def after_idling(call: Callable[[], object], together: Together) -> float:
 # --- what follows
 
 
-def judged(part: str, rows: Sequence[Row]) -> list[Judged]:
+def judged(part: str, rows: Sequence[MeasuredRow]) -> list[Judged]:
     """Return the table's rows of one part, one peer after the other."""
     found = []
     for peer in PARTS[part].peers:
@@ -215,7 +215,7 @@ def judged(part: str, rows: Sequence[Row]) -> list[Judged]:
     return found
 
 
-def _little_room(row: Row, peer: str, target: float) -> bool:
+def _little_room(row: MeasuredRow, peer: str, target: float) -> bool:
     """Return whether the passes over memory alone take most of the time in which the call would meet the target."""
     return row.median_s(PASSES) > LITTLE_ROOM * row.median_s(peer) / target
 
@@ -231,7 +231,7 @@ def _what_and_target(part: str, peer: str, nbytes: int) -> tuple[str, float | No
 
 
 def _judged(
-    row: Row, peer: str, what: str, target: float | None, binding: bool = True, bounded: bool = False
+    row: MeasuredRow, peer: str, what: str, target: float | None, binding: bool = True, bounded: bool = False
 ) -> Judged:
     ours, theirs = (microseconds(row.median_s(name)) for name in (TRANSPORT, peer))
     measured = ratio(row, peer, TRANSPORT)
@@ -262,17 +262,17 @@ def microseconds(value_s: float) -> str:
     return f"{value_s * 1e6:.1f} µs"
 
 
-def run_part(name: str, sizes: str, rounds: int) -> tuple[list[Row], dict[str, Any]]:
+def run_part(name: str, sizes: str, rounds: int) -> tuple[list[MeasuredRow], dict[str, Any]]:
     """Start the ranks of one part and return what they measured. Raises SystemExit if they fail."""
     part = PARTS[name]
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     whole: dict[str, Any] = {}
 
     def show(message: Mapping[str, Any]) -> None:
         if "begin" in message:
             status(f"{part.what}: {exact_size(message['begin'][1])}")
         elif "row" in message:
-            rows.append(Row.from_json(message["row"]))
+            rows.append(MeasuredRow.from_json(message["row"]))
         else:
             whole.update(message.get("whole", {}))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
-from ddl_doctor.bench.results import Ratio, Row, interval_words, median_interval, ratio
+from ddl_doctor.bench.results import MeasuredRow, Ratio, interval_words, median_interval, ratio
 from ddl_doctor.sizes import exact_size
 
 from ddlcore.plug.settings import settings_of
@@ -90,7 +90,7 @@ PARTS = {
 PARTS_RUN = "four,two,rate,interleaved"
 
 
-def judged(part: Part, row: Row, rate_mbit: float) -> list[Judged]:
+def judged(part: Part, row: MeasuredRow, rate_mbit: float) -> list[Judged]:
     """Return the measurements of a part with their targets."""
     size = exact_size(part.nbytes)
     rows = []
@@ -107,7 +107,7 @@ def judged(part: Part, row: Row, rate_mbit: float) -> list[Judged]:
     return rows
 
 
-def _rate_used(part: Part, row: Row, rate_mbit: float) -> Ratio:
+def _rate_used(part: Part, row: MeasuredRow, rate_mbit: float) -> Ratio:
     """Return the time in which a link could send what each host must send at least, over the time that was measured."""
     hosts = len(set(part.hosts))
     least_s = 2 * (hosts - 1) / hosts * part.nbytes * 8 / (rate_mbit * 1e6)
@@ -115,7 +115,7 @@ def _rate_used(part: Part, row: Row, rate_mbit: float) -> Ratio:
     return Ratio(used[len(used) // 2], *median_interval(used))
 
 
-def measured(cluster: TestCluster, part: Part, rounds: int, backend: str, directory: Path) -> Row:
+def measured(cluster: TestCluster, part: Part, rounds: int, backend: str, directory: Path) -> MeasuredRow:
     """Start the ranks on the hosts of ``cluster`` and return rank 0's results. Raises RuntimeError if a rank fails."""
     offered = {
         FLAT: Contender(backend),
@@ -139,7 +139,7 @@ def measured(cluster: TestCluster, part: Part, rounds: int, backend: str, direct
     for number, (rank, words_) in enumerate(zip(ranks, told)):
         if rank.returncode:
             raise RuntimeError(f"rank {number} ended with {rank.returncode}: {words_}")
-    return Row.from_json(json.loads(told[0].splitlines()[-1]))
+    return MeasuredRow.from_json(json.loads(told[0].splitlines()[-1]))
 
 
 def _parser() -> argparse.ArgumentParser:

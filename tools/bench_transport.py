@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own p
 
 from ddl_doctor.bench.pipe import told
 from ddl_doctor.bench.plan import BenchPlan, parse_dtype, parse_operations, parse_sizes
-from ddl_doctor.bench.results import TRANSPORT, Row, interval_words, ratio
+from ddl_doctor.bench.results import TRANSPORT, MeasuredRow, interval_words, ratio
 from ddl_doctor.sizes import exact_size
 
 from ddlcore.contracts.bench import BenchPeer
@@ -70,7 +70,7 @@ def peer_of(name: str, registry: Any) -> BenchPeer:
     return found
 
 
-def judged(transport: str, against: str, rows: Sequence[Row], most: float) -> list[Judged]:
+def judged(transport: str, against: str, rows: Sequence[MeasuredRow], most: float) -> list[Judged]:
     """Return a line for each row that both contenders have."""
     found = []
     for row in rows:
@@ -83,13 +83,13 @@ def judged(transport: str, against: str, rows: Sequence[Row], most: float) -> li
     return found
 
 
-def run_ranks(given: argparse.Namespace) -> list[Row]:
+def run_ranks(given: argparse.Namespace) -> list[MeasuredRow]:
     """Start the ranks and return what they measured. Raises SystemExit if they fail."""
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
 
     def show(message: Mapping[str, Any]) -> None:
         if "row" in message:
-            rows.append(Row.from_json(message["row"]))
+            rows.append(MeasuredRow.from_json(message["row"]))
         if sys.stderr.isatty() and "begin" in message:
             print(f"\r\x1b[K{message['begin'][0]}, {exact_size(message['begin'][1])}", end="", file=sys.stderr)
 

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ddl_dashboard.guard import Guard  # noqa: E402
-from ddl_dashboard.history import History  # noqa: E402
+from ddl_dashboard.history import JobHistory  # noqa: E402
 from ddl_dashboard.place import Place, listen  # noqa: E402
-from ddl_dashboard.records import Event  # noqa: E402
+from ddl_dashboard.records import JobEvent  # noqa: E402
 from ddl_dashboard.serving import Site  # noqa: E402
 
 from plugins.ddl_dashboard.tests.pretend import PretendJob  # noqa: E402
@@ -38,7 +38,7 @@ PICTURES = {
 }
 
 
-def history(now_s: float, stalls: bool) -> History:
+def history(now_s: float, stalls: bool) -> JobHistory:
     """A job with a stall after 3 minutes, and a slow rank since 7; if ``stalls``, that rank is late at the end."""
     chance = random.Random(1)
     begun_s = now_s - 60 * MINUTES
@@ -46,10 +46,10 @@ def history(now_s: float, stalls: bool) -> History:
     names = tuple(f"layer{i}.{j}.conv{k}.weight" for i in range(1, 5) for j in range(2) for k in (1, 2))
     job = PretendJob(hosts, "python train.py --epochs 90 --batch-size 64", 0.18, names, begun_s=begun_s)
     job.gpu = True
-    found = History(job.begin)
+    found = JobHistory(job.begin)
     for record in job.started():
         found.take(record, begun_s)
-    found.take(Event(begun_s + 9, "info", "the steps repeat: the ranks run them from memory"), begun_s)
+    found.take(JobEvent(begun_s + 9, "info", "the steps repeat: the ranks run them from memory"), begun_s)
     for second in range(1, 60 * MINUTES + 1):
         slow = second > 60 * 7
         job.step_s = (0.215 if slow else 0.18) + 0.008 * math.sin(second / 37) + chance.uniform(-0.006, 0.006)
@@ -70,7 +70,7 @@ def history(now_s: float, stalls: bool) -> History:
                 "  layer4.1.conv2.weight  0-5,7     6                 60.2\n"
                 "  rank 6 answers: it is running its own code"
             )
-            found.take(Event(begun_s + second, "warning", report), begun_s + second)
+            found.take(JobEvent(begun_s + second, "warning", report), begun_s + second)
     return found
 
 

@@ -11,7 +11,7 @@ from ddl_mpi.library import find_library
 from ddlcore.errors import PluginError
 from ddlcore.launch.job.network import open_network
 from ddlcore.launch.ranks.environment import (
-    HostPlace,
+    HostFacts,
     master_port,
     own_environments,
     shared_environment,
@@ -43,7 +43,7 @@ def run_under_mpiexec(size: int, command: Sequence[str], environ: Mapping[str, s
     server, _ = open_network(size, settings, registry, lambda text: print(text, file=sys.stderr))
     try:
         shared = shared_environment(environ, thread_variables(environ, usable_cores(), size))
-        own = own_environments((0,) * size, (HostPlace(server.job_file),), master_port(environ))
+        own = own_environments((0,) * size, (HostFacts(server.job_file),), master_port(environ))
         environments = [{**shared, **one} for one in own]
         server.start()
         return subprocess.run(

@@ -96,17 +96,17 @@ class EmbeddedServer:
         self._server.start()
         self._thread.start()
 
-    def publish(self, places: Sequence[Path], name: str, timeout_s: float) -> None:
-        """Write the rendezvous file, by which the other ranks find this server, in one of the directories ``places``.
+    def publish(self, directories: Sequence[Path], name: str, timeout_s: float) -> None:
+        """Write the rendezvous file, by which the other ranks find this server, in one of the directories ``directories``.
 
         The file is called ``name``. If another running launch has a file of the same name, wait up to ``timeout_s``
         until that file has disappeared. Raises DeadlineExceeded if that file still exists then. Raises DdlInternalError
-        if the file can be written in no directory of ``places``.
+        if the file can be written in no directory of ``directories``.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
-                self._published = publish(places, name, self.invitation, self._is_dead)
+                self._published = publish(directories, name, self.invitation, self._is_dead)
             except Occupied as occupied:
                 if time.monotonic() > deadline_s:
                     there = occupied.invitation

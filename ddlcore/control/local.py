@@ -25,7 +25,7 @@ _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 
 _SLICE_S = 0.05  # a ``get`` notices its deadline at most so much too late
 
-_Slot = queue.SimpleQueue  # a store call waits here for its only reply
+_Answer = queue.SimpleQueue  # a store call waits here for its only reply
 
 
 def _to_stderr(text: str) -> None:
@@ -45,7 +45,7 @@ class LocalNetwork:
         self._report = report
         self._lock = threading.Lock()
         self._channels: dict[int, LocalChannel] = {}
-        self._shelf: Shelf[_Slot[StoreReply]] = Shelf()
+        self._shelf: Shelf[_Answer[StoreReply]] = Shelf()
         self._tick_s = time.monotonic() + _TICK_S
 
     def channel(self, rank: LaunchedRank) -> LocalChannel:
@@ -90,9 +90,9 @@ class LocalNetwork:
                 self._shelf.hello(rank)
             self._tell(self._coordinator.handle(rank, message))
 
-    def ask(self, slot: _Slot[StoreReply], rank: LaunchedRank, request: StoreRequest) -> None:
+    def ask(self, answer: _Answer[StoreReply], rank: LaunchedRank, request: StoreRequest) -> None:
         with self._lock:
-            self._reply(self._shelf.handle(slot, rank, request, time.monotonic()))
+            self._reply(self._shelf.handle(answer, rank, request, time.monotonic()))
 
     def expire(self) -> None:
         with self._lock:
@@ -120,9 +120,9 @@ class LocalNetwork:
                 self._channels[rank].deliver(message)
         self._reply(self._shelf.lose(self._coordinator.lost()))
 
-    def _reply(self, replies: list[tuple[_Slot[StoreReply], StoreReply]]) -> None:
-        for slot, reply in replies:
-            slot.put(reply)
+    def _reply(self, replies: list[tuple[_Answer[StoreReply], StoreReply]]) -> None:
+        for answer, reply in replies:
+            answer.put(reply)
 
 
 class LocalChannel(Channel):
@@ -192,20 +192,20 @@ class LocalStore(JobStore):
         self._network = network
         self._rank = rank
         self._lock = threading.Lock()
-        self._calls: dict[int, _Slot[StoreReply]] = {}  # calls in progress, by serial
+        self._calls: dict[int, _Answer[StoreReply]] = {}  # calls in progress, by serial
         self._closed = False
 
     def _call(self, request: StoreRequest, answer_s: float) -> StoreReply:
-        slot: _Slot[StoreReply] = _Slot()
+        answer: _Answer[StoreReply] = _Answer()
         with self._lock:
             if self._closed:
                 return StoreReply(request.serial, b"", CLOSED)
-            self._calls[request.serial] = slot
+            self._calls[request.serial] = answer
         try:
-            self._network.ask(slot, self._rank, request)
+            self._network.ask(answer, self._rank, request)
             while True:
                 try:
-                    return slot.get(timeout=_SLICE_S)
+                    return answer.get(timeout=_SLICE_S)
                 except queue.Empty:
                     self._network.expire()
         finally:
@@ -215,5 +215,5 @@ class LocalStore(JobStore):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for serial, slot in self._calls.items():
-                slot.put(StoreReply(serial, b"", CLOSED))
+            for serial, answer in self._calls.items():
+                answer.put(StoreReply(serial, b"", CLOSED))

@@ -130,35 +130,37 @@ class Published:
                     os.unlink(self.path)
 
 
-def publish(places: Sequence[Path], name: str, invitation: Invitation, dead: Callable[[Invitation], bool]) -> Published:
-    """Create a file called ``name`` with the contents ``invitation`` in one of the directories ``places``.
+def publish(
+    directories: Sequence[Path], name: str, invitation: Invitation, dead: Callable[[Invitation], bool]
+) -> Published:
+    """Create a file called ``name`` with the contents ``invitation`` in one of the directories ``directories``.
 
     Use the first directory in which this is possible. If the file exists there, ``dead`` is called with its contents,
     and returns whether the launch that wrote the file has ended. If so, the file is replaced; otherwise Occupied is
-    raised. Raises DdlInternalError with a message of one line if the file can be created in no directory of ``places``,
+    raised. Raises DdlInternalError with a message of one line if the file can be created in no directory of ``directories``,
     for example because existing files with this name belong to another user.
     """
     refusals = []
-    for place in places:
+    for directory in directories:
         try:
-            _prepare(place)
-            return _create(place / name, invitation, dead)
+            _prepare(directory)
+            return _create(directory / name, invitation, dead)
         except _Unfit as unfit:
             refusals.append(str(unfit))
         except OSError as error:
-            refusals.append(f"{place}: {error.strerror}")
+            refusals.append(f"{directory}: {error.strerror}")
     why = "; ".join(refusals) or "this user has no home directory"
     raise DdlInternalError(f"init: no place for the file by which the ranks find each other ({why}); {_SHARED_DIR}")
 
 
-def _prepare(place: Path) -> None:
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.name == ".ddl":  # a directory of ddl. A directory that the user has named keeps its mode
-        found = place.stat()
+def _prepare(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.name == ".ddl":  # a directory of ddl. A directory that the user has named keeps its mode
+        found = directory.stat()
         if found.st_uid != os.geteuid():
-            raise _Unfit(f"{place} belongs to another user")
+            raise _Unfit(f"{directory} belongs to another user")
         if stat.S_IMODE(found.st_mode) != 0o700:
-            os.chmod(place, 0o700)
+            os.chmod(directory, 0o700)
 
 
 def _create(path: Path, invitation: Invitation, dead: Callable[[Invitation], bool]) -> Published:
@@ -233,16 +235,16 @@ def _take_away(path: Path, dead: Callable[[Invitation], bool]) -> None:
 # --- the others
 
 
-def look(places: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]]:
-    """Read the file called ``name`` in each directory of ``places``.
+def look(directories: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]]:
+    """Read the file called ``name`` in each directory of ``directories``.
 
     Return the invitations found, and one line of text for each file that cannot be trusted. Files that do not exist or
     cannot be read are skipped.
     """
     found, refused = [], []
-    for place in places:
+    for directory in directories:
         try:
-            found.append(_read(place / name))
+            found.append(_read(directory / name))
         except _Unfit as unfit:
             refused.append(str(unfit))
         except OSError:

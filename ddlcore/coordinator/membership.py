@@ -19,7 +19,7 @@ from ddlcore.coordinator.present_world import PresentWorld
 from ddlcore.coordinator.processes import Processes
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.coordinator.stall_table import on_ranks
-from ddlcore.messages.elastic import Ballot, Complete, Dismissed, Opened, Process, Register, World
+from ddlcore.messages.elastic import Ballot, Complete, Dismissed, NextWorld, Opened, Process, Register
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_rank import Outgoing, Refused
 
@@ -298,7 +298,7 @@ class ElasticMembership:
         effective, taken = self._quorum.effective, self._known_steps.taken
         return msgspec.structs.replace(self._opened, effective=effective, taken=taken)
 
-    def _announced(self, world: World) -> Opened:
+    def _announced(self, world: NextWorld) -> Opened:
         """Return the announcement of ``world``, which opens now. Its processes never change, whoever runs there later."""
         at_home = self._coordinator.host
         # Where two parts of the job have half of it each, the one with the coordinator goes on.
@@ -424,7 +424,7 @@ class ElasticMembership:
         root = min(one for one in members if self._waiting[one].steps == steps)
         number, count = 1 + self.world.generation, len(self.world.members)
         hosts = tuple(self._processes.hosts)
-        world = World(number, tuple(members), hosts, root, count, self._coordinator.number)
+        world = NextWorld(number, tuple(members), hosts, root, count, self._coordinator.number)
         self.world.open(world.ballot, world.members)
         self._known_steps.opened(world.ballot, steps)
         self._opened = self._announced(world)

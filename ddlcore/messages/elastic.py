@@ -13,7 +13,7 @@ Ballot = tuple[int, int]  # a world of an elastic job: its generation, and the n
 class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     """Asks for membership in the next world of an elastic job. A process sends this message when it is in no world.
 
-    The answer is ``World``, ``Complete``, ``Dismissed`` or ``Refused``. The answer may come only when the other
+    The answer is ``NextWorld``, ``Complete``, ``Dismissed`` or ``Refused``. The answer may come only when the other
     processes have finished their training.
     """
 
@@ -51,7 +51,7 @@ class WorldReport(msgspec.Struct, frozen=True, array_like=True):
     text: str = ""  # what the user was told; "" for the first world
 
 
-class World(msgspec.Struct, frozen=True, array_like=True, tag="world"):
+class NextWorld(msgspec.Struct, frozen=True, array_like=True, tag="world"):
     """The answer to Register: the process is a member of the next world of an elastic job.
 
     A place is the number of a process in the launch. ``members`` are the places of the members, in the order of their

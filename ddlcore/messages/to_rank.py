@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ddlcore.messages.elastic import Complete, CoordinatorLost, Dismissed, World, WorldReport
+from ddlcore.messages.elastic import Complete, CoordinatorLost, Dismissed, NextWorld, WorldReport
 from ddlcore.messages.observing import Differ, Explain, Notice, Probe, Settled, Show, Where
 from ddlcore.messages.ranks import AnyRank, LaunchedRank, WorldRank
 from ddlcore.messages.to_coordinator import Arrive
@@ -221,7 +221,7 @@ FromCoordinator = (
     | Stalled
     | CountCalls
     | AgreedCall
-    | World
+    | NextWorld
     | Complete
     | Dismissed
     | CoordinatorLost

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError, NotInitialized
-from ddlcore.messages.elastic import Ballot, Complete, CoordinatorLost, Dismissed, Finished, Register, World
+from ddlcore.messages.elastic import Ballot, Complete, CoordinatorLost, Dismissed, Finished, NextWorld, Register
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_rank import Refused
 from ddlcore.process.job import Job, log_at
@@ -26,7 +26,7 @@ class _CoordinatorLost(Exception):
 class ElasticMember:
     """One process of an elastic job, from its ``init`` to its end. Only the thread that trains uses this object."""
 
-    def __init__(self, network: Callable[[], tuple[Channel, JobStore]], job_of: Callable[[World], Job]) -> None:
+    def __init__(self, network: Callable[[], tuple[Channel, JobStore]], job_of: Callable[[NextWorld], Job]) -> None:
         """Create the member.
 
         ``network`` connects to the coordinator and returns the channel and the store. ``job_of`` returns the job of
@@ -36,7 +36,7 @@ class ElasticMember:
         self._job_of = job_of
         self._last: Job | None = None  # the job of this process in its newest world
         self.dismissed = ""  # why this process is to leave the training; "": it is not
-        self.world: World | None = None  # the newest world of which this process was a member
+        self.world: NextWorld | None = None  # the newest world of which this process was a member
         self._effective: Ballot = (0, 0)  # the newest world of which it has seen that all members took over the state
 
     def next_job(self, steps: int, reason: str, again: int = 0) -> Job | None:
@@ -63,7 +63,7 @@ class ElasticMember:
             channel.send(Register(PROTOCOL, VERSION, generation, steps, reason, again, self._effective))
             while True:
                 for message in channel.receive(_SLICE_S):
-                    if isinstance(message, World):
+                    if isinstance(message, NextWorld):
                         self.world = message
                         return self._job_in(message)
                     if isinstance(message, Complete):
@@ -79,7 +79,7 @@ class ElasticMember:
             channel.close()
             store.close()
 
-    def _job_in(self, world: World) -> Job:
+    def _job_in(self, world: NextWorld) -> Job:
         job = self._job_of(world)
         if self._last is not None:
             job.go_on_from(self._last)

@@ -71,7 +71,7 @@ class ExternalRank:
         known = (one.name for one in registry.launchers.values() if cluster in one.clusters)
         self._launched_by = next(known, "")  # some transports work only if their own launcher has started the ranks
         self._token = secrets.token_hex(8)
-        self._places = folders(wanted, environ)
+        self._directories = folders(wanted, environ)
         self._name = file_name(cluster, rank_info.launch)
         self._embedded_server: EmbeddedServer | None = None
         self._access: Access | None = None
@@ -158,7 +158,7 @@ class ExternalRank:
         )
         self._embedded_server = EmbeddedServer(self.rank_info.size, self._sessions(settings), address, deadline_s)
         try:
-            self._embedded_server.publish(self._places, self._name, deadline_s - time.monotonic())
+            self._embedded_server.publish(self._directories, self._name, deadline_s - time.monotonic())
         except BaseException:
             self.close("it did not begin", patient=False)
             raise
@@ -187,7 +187,7 @@ class ExternalRank:
         """
         pause_s, own, why = _LOOK_S[0], kin(), ""
         while True:
-            found, refused = look(self._places, self._name)
+            found, refused = look(self._directories, self._name)
             for invitation in found:
                 if has_ended(invitation, own):
                     why = f"process {invitation.pid} on {invitation.host}, which wrote it, has ended"
@@ -201,7 +201,7 @@ class ExternalRank:
                 why = f"nobody answers at {', '.join(invitation.endpoints)} for rank 0 on {invitation.host}"
             why = refused[0] if refused else why
             if time.monotonic() > deadline_s:
-                where = " or ".join(str(place / self._name) for place in self._places)
+                where = " or ".join(str(one / self._name) for one in self._directories)
                 raise DeadlineExceeded(
                     f"init: rank {self.rank_info.rank} has not found rank 0 within {self._start_timeout_s:g} s "
                     f"(DDL_START_TIMEOUT_S): {why or 'it has not called init'}; it was to write {where}: "

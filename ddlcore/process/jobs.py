@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddlcore.control.channel import Channel
 from ddlcore.control.store import JobStore
-from ddlcore.messages.elastic import World
+from ddlcore.messages.elastic import NextWorld
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
@@ -57,7 +57,7 @@ def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
     def network() -> tuple[Channel, JobStore]:
         return connect(environment.job_file, launched.rank)
 
-    def in_world(world: World) -> Job:
+    def in_world(world: NextWorld) -> Job:
         here = Placement(launched.rank, world.hosts)
         place = (environment.address, environment.launcher, environment.timeline_dir)
         return Job(WorldPlace(here, world.members, world.generation, True, *place), network, registry, settings)

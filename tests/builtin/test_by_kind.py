@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ddl_conform.group import Group
+from ddl_conform.group import TransportGroup
 
 import ddlcore as ddl
 from ddlcore.builtin.by_kind import ByKindTransport
@@ -77,7 +77,7 @@ def test_what_was_never_opened_is_not_closed() -> None:
 
 def lone_context() -> Context:
     """Of one rank."""
-    group = Group([SoloTransport()], CpuKernels(), members=[Member(0, 0)], settings={}, deadline_s=1.0)
+    group = TransportGroup([SoloTransport()], CpuKernels(), members=[Member(0, 0)], settings={}, deadline_s=1.0)
     group.ranks.close()
     return group.context(0)
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from ddl_conform.group import Area, Group, finish
+from ddl_conform.group import Area, TransportGroup, finish
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,10 +106,10 @@ class Closed(ThreadsTransport):
         raise TransportError("no interface has this name")
 
 
-def group_of(cross: Callable[[], Transport], hosts: Sequence[int] = (0, 0, 1, 1)) -> Group:
+def group_of(cross: Callable[[], Transport], hosts: Sequence[int] = (0, 0, 1, 1)) -> TransportGroup:
     transports = [HierarchicalTransport(ThreadsTransport(), cross) for _ in hosts]
     settings = {"hierarchical_chunk_bytes": 4096}
-    return Group(transports, CpuKernels(), members=members(hosts), settings=settings, deadline_s=10.0)
+    return TransportGroup(transports, CpuKernels(), members=members(hosts), settings=settings, deadline_s=10.0)
 
 
 def summed(transport: Transport, count: int = 10_000) -> None:
@@ -245,7 +245,7 @@ def test_every_rank_attends_where_that_is_asked_for(attended: bool) -> None:
     Attended.aborted.clear()
     hosts = (0, 0, 0, 1)
     transports = [HierarchicalTransport(ThreadsTransport(), Attended, attended) for _ in hosts]
-    group = Group(transports, CpuKernels(), members=members(hosts), settings={}, deadline_s=10.0)
+    group = TransportGroup(transports, CpuKernels(), members=members(hosts), settings={}, deadline_s=10.0)
     group.open()
     group.abort()
     group.close()

@@ -10,7 +10,7 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.coordinator.membership import ElasticMembership, MemberPatience
 from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages.coding import encode
-from ddlcore.messages.elastic import Complete, Dismissed, Finished, Register, World, WorldReport
+from ddlcore.messages.elastic import Complete, Dismissed, Finished, NextWorld, Register, WorldReport
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL, Ask, Spec
 from ddlcore.messages.to_coordinator import COMMIT, Hello, Request
@@ -32,14 +32,14 @@ def begun(size: int = 3, least: int = 1, most: int = 0, resets: int = 0) -> Elas
     for place in range(size):
         assert told == []
         told = one.register(place, register())
-    assert told == [(place, World(1, tuple(range(size)), (0,) * size, 0, 0)) for place in range(size)]
+    assert told == [(place, NextWorld(1, tuple(range(size)), (0,) * size, 0, 0)) for place in range(size)]
     one.began(1)
     return one
 
 
-def world_of(told: Outgoing[LaunchedRank]) -> World:
+def world_of(told: Outgoing[LaunchedRank]) -> NextWorld:
     (world,) = {message for _, message in told}
-    assert isinstance(world, World)
+    assert isinstance(world, NextWorld)
     assert [place for place, _ in told] == list(world.members)
     return world
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddlcore.coordinator.membership import Coordinating, ElasticMembership, MemberPatience
 from ddlcore.coordinator.quorum import Quorum
-from ddlcore.messages.elastic import Ballot, Complete, Dismissed, Opened, Process, Register, World
+from ddlcore.messages.elastic import Ballot, Complete, Dismissed, NextWorld, Opened, Process, Register
 from ddlcore.messages.ranks import FIRST_START, LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_rank import Outgoing, Refused
@@ -104,7 +104,7 @@ def begun(hosts: tuple[int, ...] = (0, 1, 2, 3)) -> ElasticMembership:
     told: Outgoing[LaunchedRank] = []
     for place in range(len(hosts)):
         told = one.register(place, register(0, -1, reason=""))
-    assert all(isinstance(message, World) for _, message in told) and len(told) == len(hosts)
+    assert all(isinstance(message, NextWorld) for _, message in told) and len(told) == len(hosts)
     return one
 
 
@@ -114,7 +114,7 @@ def test_the_part_with_the_launcher_goes_on_if_it_is_half() -> None:
     one.ended(3, "its host is gone", certain=False)
     assert one.register(0, register(1, 5, (1, 0))) == []
     told = one.register(1, register(1, 5, (1, 0)))
-    assert [place for place, message in told if isinstance(message, World)] == [0, 1]
+    assert [place for place, message in told if isinstance(message, NextWorld)] == [0, 1]
 
 
 def test_the_smaller_part_ends_with_an_error() -> None:
@@ -130,7 +130,7 @@ def test_processes_that_have_died_leave_the_rest_free() -> None:
     one = begun()
     for place in (1, 2, 3):
         one.ended(place, "killed")
-    assert [type(message) for _, message in one.register(0, register(1, 5, (1, 0)))] == [World]
+    assert [type(message) for _, message in one.register(0, register(1, 5, (1, 0)))] == [NextWorld]
 
 
 def test_a_dismissed_rank_has_no_vote_for_a_world_that_it_is_not_in() -> None:
@@ -145,7 +145,7 @@ def test_a_dismissed_rank_has_no_vote_for_a_world_that_it_is_not_in() -> None:
     other = successor()
     assert other.adopt([opened], at_home((1, 0), (2, 0)), []) == []
     told = [*other.register(1, register(1, 5, (1, 0))), *other.register(2, register(1, 5, (1, 0)))]
-    assert [(place, type(message)) for place, message in told] == [(1, World), (2, World)]
+    assert [(place, type(message)) for place, message in told] == [(1, NextWorld), (2, NextWorld)]
     told = one.ended(1, "no message from its host", certain=False)
     assert [(place, type(message)) for place, message in told] == [(0, Refused)] and one.has_no_quorum
 
@@ -159,7 +159,7 @@ def test_the_others_go_on_when_the_end_of_the_dismissed_is_certain() -> None:
     assert [(place, type(message)) for place, message in told] == [(place, Dismissed) for place in (1, 2, 3)]
     assert one.ended(1, "exited with code 0") == [], "0 is one of three"
     told = one.ended(2, "exited with code 0")
-    assert [message.members for _, message in told if isinstance(message, World)] == [(0,)], "0 is the first of two"
+    assert [message.members for _, message in told if isinstance(message, NextWorld)] == [(0,)], "0 is the first of two"
     assert one.ended(3, "exited with code 0") == [] and one.missing() == []
 
 
@@ -168,7 +168,7 @@ def test_few_leave_at_once() -> None:
     one = begun()
     one.dismiss([1], "its host leaves")
     told = [one.register(place, register(1, 5, (1, 0), "")) for place in range(4)][-1]
-    assert [type(message) for _, message in told] == [Dismissed, World, World, World]
+    assert [type(message) for _, message in told] == [Dismissed, NextWorld, NextWorld, NextWorld]
 
 
 def test_one_that_hangs_after_its_dismissal_is_evicted() -> None:
@@ -205,11 +205,11 @@ def test_a_part_waits_for_whoever_may_still_give_it_a_quorum() -> None:
     assert [type(message) for _, message in one.register(2, register(2, 5))] == []
     assert one.missing() == [3] and not one.over
     told = one.register(3, register(1, 5, (1, 0)))
-    assert [message.members for _, message in told if isinstance(message, World)] == [(1, 2, 3)] * 3
+    assert [message.members for _, message in told if isinstance(message, NextWorld)] == [(1, 2, 3)] * 3
     one = lost()
     one.register(2, register(2, 5))
     told = one.ended(3, "killed")
-    assert [message.members for _, message in told if isinstance(message, World)] == [(1, 2)] * 2
+    assert [message.members for _, message in told if isinstance(message, NextWorld)] == [(1, 2)] * 2
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -227,7 +227,7 @@ def test_no_world_opens_with_those_of_a_lost_host_that_are_not_given_up_yet(cert
         one.register(place, register(2, 6, (2, 0)))
     assert one.unheard((2, 3, 4, 5), certain) == []
     told = [message for place in (2, 3, 4, 5) for message in one.ended(place, "its host is gone", certain)]
-    assert [message.members for _, message in told if isinstance(message, World)] == [(0, 1)] * 2
+    assert [message.members for _, message in told if isinstance(message, NextWorld)] == [(0, 1)] * 2
 
 
 def test_a_world_counts_alone_when_all_its_members_are_there() -> None:
@@ -245,7 +245,9 @@ def test_a_world_counts_alone_when_all_its_members_are_there() -> None:
     heir = successor()
     heir.adopt([opened], at_home((1, 0), (2, 0)), [])
     told = [*heir.register(1, register(2, 4, (1, 0))), *heir.register(2, register(2, 4, (1, 0)))]
-    assert [type(message) for _, message in told] == [World, World], "nobody had taken over the state with 5 steps"
+    assert [type(message) for _, message in told] == [NextWorld, NextWorld], (
+        "nobody had taken over the state with 5 steps"
+    )
 
 
 def test_half_without_ranks_of_the_launcher() -> None:
@@ -289,7 +291,7 @@ def test_a_successor_opens_no_world_before_it_knows_who_is_there() -> None:
     one = successor()
     assert [one.register(place, register(1, 5, (1, 0))) for place in (1, 2, 3)] == [[], [], []]
     told = one.adopt([opened], at_home((1, 0), (2, 0), (3, 0)), [])
-    worlds = [message for _, message in told if isinstance(message, World)]
+    worlds = [message for _, message in told if isinstance(message, NextWorld)]
     assert [place for place, _ in told] == [1, 2, 3] and len(worlds) == 3
     assert worlds[0].ballot == (2, 3) and worlds[0].members == (1, 2, 3) and worlds[0].before == 4
 
@@ -303,7 +305,7 @@ def test_a_successor_counts_nobody_before_its_agents_have_come() -> None:
     assert [one.overdue(second) for second in (0.0, 601.0)] == [([], []), ([], [])]
     assert one.adopt([opened], at_home((1, 0), (3, 0)), [(2, 0)]) == []
     told = one.register(3, register(1, 5, (1, 0)))
-    assert [message.members for _, message in told if isinstance(message, World)] == [(1, 3), (1, 3)]
+    assert [message.members for _, message in told if isinstance(message, NextWorld)] == [(1, 3), (1, 3)]
 
 
 def test_a_successor_knows_the_hosts_of_processes_that_were_started_after_the_newest_world() -> None:
@@ -318,7 +320,7 @@ def test_a_successor_knows_the_hosts_of_processes_that_were_started_after_the_ne
     assert one.joiners() == [3]
     one.register(1, register(2, 6, (2, 3)))
     ((_, world), *_) = one.register(2, register(2, 6, (2, 3)))
-    assert isinstance(world, World) and (world.members, world.hosts) == ((1, 2, 3), (0, 1, 2, 1))
+    assert isinstance(world, NextWorld) and (world.members, world.hosts) == ((1, 2, 3), (0, 1, 2, 1))
 
 
 def test_a_successor_knows_that_the_training_is_complete() -> None:
@@ -337,7 +339,7 @@ def test_a_successor_waits_for_all_that_run() -> None:
     assert one.register(1, register(1, 5, (1, 0))) == [] and one.register(3, register(1, 6, (1, 0))) == []
     assert one.missing() == [2]
     told = one.register(2, register(1, 5, (1, 0)))
-    assert [message.root for _, message in told if isinstance(message, World)] == [3, 3, 3]
+    assert [message.root for _, message in told if isinstance(message, NextWorld)] == [3, 3, 3]
 
 
 def test_a_successor_of_the_smaller_part_ends_it() -> None:
@@ -364,7 +366,7 @@ def test_older_worlds_of_which_a_successor_learns_late_do_not_count(came_first: 
     told += one.adopt([newer, older], at_home((1, 1), (2, 0), (3, 0)), [])
     for place in {1, 2, 3}.difference(came_first):
         told += one.register(place, register(3, 5, (3, 0)))
-    assert [(place, type(message)) for place, message in told] == [(place, World) for place in (1, 2, 3)]
+    assert [(place, type(message)) for place, message in told] == [(place, NextWorld) for place in (1, 2, 3)]
 
 
 def test_a_successor_knows_who_has_died() -> None:
@@ -416,7 +418,7 @@ def test_a_successor_waits_for_a_state_that_somebody_may_have() -> None:
     one = with_one_that_has_not_heard()
     assert one.register(2, register(2, -1, (1, 0))) == [] and one.missing() == [1]
     told = [message for _, message in one.register(1, register(1, 5, (1, 0)))]
-    assert [(message.members, message.root) for message in told if isinstance(message, World)] == [((1, 2), 1)] * 2
+    assert [(message.members, message.root) for message in told if isinstance(message, NextWorld)] == [((1, 2), 1)] * 2
 
 
 @pytest.mark.parametrize("lose", [lambda one: one.ended(1, "killed"), lambda one: one.unheard([1], False)])

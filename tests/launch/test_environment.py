@@ -12,7 +12,7 @@ from ddlcore.config.loading import load_settings
 from ddlcore.control.ports import free_ports, is_free
 from ddlcore.launch.ranks.environment import (
     THREAD_VARIABLES,
-    HostPlace,
+    HostFacts,
     master_port,
     own_environments,
     setting_variables,
@@ -27,7 +27,7 @@ def rank_environments(
 ) -> list[dict[str, str]]:
     """Return the environment of each rank of a job on this host, as the launcher makes it."""
     shared = shared_environment(environ, added)
-    return [{**shared, **own} for own in own_environments(hosts, (HostPlace(job_file),), port)]
+    return [{**shared, **own} for own in own_environments(hosts, (HostFacts(job_file),), port)]
 
 
 def test_ranks_are_told_who_they_are() -> None:
@@ -47,7 +47,7 @@ def test_ranks_are_told_who_they_are() -> None:
 
 def test_torchs_variables_can_be_left_out() -> None:
     """Also those that this process has itself; ours and TF_CONFIG stay."""
-    (own,) = own_environments((0,), (HostPlace("/job"),), 29500, torch_env=False)
+    (own,) = own_environments((0,), (HostFacts("/job"),), 29500, torch_env=False)
     assert not own.keys() & set(TORCHRUN_VARIABLES)
     assert {"DDL_RANK", "DDL_JOB_FILE", "TF_CONFIG"} <= own.keys()
     given = {**dict.fromkeys(TORCHRUN_VARIABLES, "7"), "COLOUR": "red"}
@@ -58,7 +58,7 @@ def test_torchs_variables_can_be_left_out() -> None:
 
 def test_master_addr_is_the_address_of_rank_0s_host() -> None:
     """Also if rank 0 is not on the first host, nor on the host of the launcher; each rank is told its own host's address."""
-    places = (HostPlace("/job", "10.0.0.1", (5, 6)), HostPlace("", "10.0.0.2", (7, 8)))
+    places = (HostFacts("/job", "10.0.0.1", (5, 6)), HostFacts("", "10.0.0.2", (7, 8)))
     environments = own_environments((1, 0, 1), places, 29500)
     assert {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in environments} == {("10.0.0.2", "29500")}
     assert [e["DDL_ADDRESS"] for e in environments] == ["10.0.0.2", "10.0.0.1", "10.0.0.2"]

@@ -19,7 +19,7 @@ import pytest
 from ddlcore.config.table import CHILD_MARK
 from ddlcore.launch.job.history import History
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages.elastic import Register, World, WorldReport
+from ddlcore.messages.elastic import NextWorld, Register, WorldReport
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_rank import Welcome
 
@@ -42,7 +42,7 @@ class Job:
         self.history.heard(rank, Register(PROTOCOL, "1", generation, steps, reason, again))
 
     def announce(self, generation: int, *members: int) -> None:
-        self.history.told(World(generation, members, (0,) * 4, members[0], 3))
+        self.history.told(NextWorld(generation, members, (0,) * 4, members[0], 3))
 
     def begin(self, generation: int, *members: int) -> WorldReport:
         self.announce(generation, *members)

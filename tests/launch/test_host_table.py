@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlcore.contracts.launcher import HostSlots
-from ddlcore.launch.job.host_table import Call, Dismiss, HostTable, Start
+from ddlcore.launch.job.host_table import CallHost, Dismiss, HostTable, Start
 from tests.runtime.effort import examples
 
 
@@ -23,7 +23,7 @@ def test_nothing_to_do() -> None:
 def test_a_new_host_is_called_and_then_used() -> None:
     table = HostTable(slots(a=2), (0, 0), 8, 4, (60.0, 600.0))
     table.found(slots(a=2, b=3))
-    assert table.decide(0.0) == [Call(1)] and table.decide(1.0) == []
+    assert table.decide(0.0) == [CallHost(1)] and table.decide(1.0) == []
     table.reached(1)
     assert table.decide(2.0) == [Start(2, 1), Start(3, 1)], "no more than 4 run"
     assert [table.name_of(place) for place in range(5)] == ["a", "a", "b", "b", ""]
@@ -32,15 +32,15 @@ def test_a_new_host_is_called_and_then_used() -> None:
 def test_no_more_hosts_are_called_than_needed() -> None:
     table = HostTable(slots(a=1), (0,), 8, 3, (60.0, 600.0))
     table.found(slots(a=1, b=2, c=2))
-    assert table.decide(0.0) == [Call(1)]
+    assert table.decide(0.0) == [CallHost(1)]
     table.lost(1, 1.0)
-    assert table.decide(1.0) == [Call(2)], "another one instead"
+    assert table.decide(1.0) == [CallHost(2)], "another one instead"
 
 
 def test_a_host_that_leaves() -> None:
     table = HostTable(slots(a=2, b=2), (0, 0, 1, 1), 8, 4, (60.0, 600.0))
     table.found(slots(a=2, c=2))
-    assert table.decide(0.0) == [Dismiss((2, 3), "b leaves the job"), Call(2)]
+    assert table.decide(0.0) == [Dismiss((2, 3), "b leaves the job"), CallHost(2)]
     table.reached(2)
     assert table.decide(1.0) == [Start(4, 2), Start(5, 2)], "before those that leave have ended"
     for place in (2, 3):
@@ -60,14 +60,14 @@ def test_a_lost_host_comes_back_after_its_cooldown() -> None:
         table.lost(1, now_s)
         assert table.decide(now_s + wait_s - 0.1) == []
         now_s += wait_s
-        assert table.decide(now_s) == [Call(1)]
+        assert table.decide(now_s) == [CallHost(1)]
         table.reached(1)
         assert table.decide(now_s) == [Start(1, 1), Start(2, 1)]
     now_s += 100.0
     table.lost(1, now_s)
     for place in (1, 2):
         table.ended(place, False)
-    assert table.decide(now_s + 10.0) == [Call(1)], "it was there for long"
+    assert table.decide(now_s + 10.0) == [CallHost(1)], "it was there for long"
 
 
 def test_processes_that_fail_too_often() -> None:
@@ -131,7 +131,7 @@ def test_no_host_and_no_job_has_too_many(data: st.DataObject) -> None:
             del running[place]
             leaving.discard(place)
         for decision in table.decide(now_s):
-            if isinstance(decision, Call):
+            if isinstance(decision, CallHost):
                 assert decision.host not in calls and not table.hosts[decision.host].reached
                 calls.add(decision.host)
             elif isinstance(decision, Start):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlcore.launch.job.network import ObservedCoordinator
-from ddlcore.messages.elastic import Finished, Register, World, WorldReport
+from ddlcore.messages.elastic import Finished, NextWorld, Register, WorldReport
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
@@ -73,7 +73,7 @@ def test_agents_are_told_whatever_a_successor_must_know() -> None:
     report = WorldReport(1, 2)
     ranks = (LaunchedRank(0), LaunchedRank(1))
     steps: list[tuple[ToCoordinator, Outgoing[LaunchedRank]]] = [
-        (Register(PROTOCOL, "0.1.0", 0, -1, ""), [(rank, World(1, (0, 1), (0, 0), 0, 0)) for rank in ranks]),
+        (Register(PROTOCOL, "0.1.0", 0, -1, ""), [(rank, NextWorld(1, (0, 1), (0, 0), 0, 0)) for rank in ranks]),
         (Bye("x"), [(rank, Welcome("world1", report)) for rank in ranks]),
         (Bye("x"), [(rank, AgreedCall(STOP, 0, 5, "SIGTERM")) for rank in ranks]),
         (Finished(1), []),

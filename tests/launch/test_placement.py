@@ -9,7 +9,7 @@ import pytest
 from ddlcore.config.loading import load_settings
 from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import HostSlots
-from ddlcore.launch.job.placement import place
+from ddlcore.launch.job.placement import place_ranks
 from ddlcore.plug import load_plugins
 
 
@@ -35,5 +35,5 @@ def test_a_job_begins_with_the_slots_that_are_found_and_grows_to_what_was_asked_
     ranks: int | None, max_np: str, size: int, most: int
 ) -> None:
     settings = load_settings({}, flags={"min_np": "1", "max_np": max_np})
-    placed = place(ranks, None, None, settings, load_plugins(settings), {}, Found())
+    placed = place_ranks(ranks, None, None, settings, load_plugins(settings), {}, Found())
     assert (placed.layout.size, placed.most) == (size, most)

@@ -38,7 +38,7 @@ from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.exchange import nameless_file, write_all
 from ddlcore.launch.ranks.exit_status import STOPPED
 from ddlcore.messages.elastic import Finished as TrainingFinished
-from ddlcore.messages.elastic import Opened, Register, World
+from ddlcore.messages.elastic import NextWorld, Opened, Register
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import Hello
@@ -101,7 +101,7 @@ class OrphanedAgent:
             channel.send(Register(PROTOCOL, VERSION, generation, 5, "its launcher is lost", 0, last.ballot))
             (world,) = channel.receive(PATIENCE_S)
             heard.append(world)
-            if not isinstance(world, World):
+            if not isinstance(world, NextWorld):
                 return heard
             channel.send(Hello(self.place, (), generation + 1, PROTOCOL, VERSION, 0))
             heard += channel.receive(PATIENCE_S)
@@ -218,7 +218,7 @@ def test_a_successor_opens_the_next_world_and_ends_the_job(orphans: Orphans, mon
     assert "it is gone: this process on h0 takes the place of the launcher" in orphans.output
     for place in (0, 1):
         world, welcome, *_ = heard[place]  # on a busy machine, what follows the end of the other rank comes along
-        assert isinstance(world, World) and isinstance(welcome, Welcome)
+        assert isinstance(world, NextWorld) and isinstance(welcome, Welcome)
         assert (world.ballot, world.members, world.hosts) == ((2, 1), (0, 1), (0, 1))
         told = [word for word in agents[place].words if isinstance(word, Opened)]
         assert told and {(one.ballot, one.places, one.steps) for one in told} == {((2, 1), (0, 1), 5)}
@@ -265,7 +265,7 @@ def test_an_older_world_does_not_count_if_a_rank_registers_before_all_agents_hav
     job.succeed(monkeypatch, lambda: play(1), lambda: play(2))
     assert job.code == "0\n", job.output
     for place in (1, 2):
-        assert isinstance(world := heard[place][0], World) and (world.ballot, world.members) == ((4, 2), (1, 2))
+        assert isinstance(world := heard[place][0], NextWorld) and (world.ballot, world.members) == ((4, 2), (1, 2))
 
 
 def test_the_exit_code_is_that_of_the_rank_that_failed(orphans: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:

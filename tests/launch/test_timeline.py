@@ -451,12 +451,12 @@ def test_a_report_of_the_doctor_shows_any_name() -> None:
     import io
 
     from ddl_doctor.doctor.drawn import print_report
-    from ddl_doctor.doctor.report import Report
+    from ddl_doctor.doctor.report import DoctorReport
     from rich.console import Console
 
     from ddlcore.contracts.check import Matrix
 
-    report = Report(title="[/]")
+    report = DoctorReport(title="[/]")
     report.matrices.append(Matrix("t[/]", "us", ("h[/]", "[red]h"), ((None, 1.0), (1.0, None))))
     sink = io.StringIO()
     print_report(report, Console(file=sink, width=200))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ddlcore.coordinator.membership import Coordinating, ElasticMembership, MemberPatience
 from ddlcore.coordinator.quorum import Quorum
 from ddlcore.launch.agents.succession import Succession as AgentsMemory
-from ddlcore.messages.elastic import Dismissed, Opened, Register, World
+from ddlcore.messages.elastic import Dismissed, NextWorld, Opened, Register
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_rank import Outgoing
@@ -127,7 +127,7 @@ class Follower:
         """Compare what coordinator ``number`` of the code sends with the decision of the model, and do that."""
         decisions = [one for one in self._moves() if _DECISION.match(one.name)]
         membership = self._memberships.get(number)
-        worlds = [message for _, message in outgoing if isinstance(message, World)]
+        worlds = [message for _, message in outgoing if isinstance(message, NextWorld)]
         dismissed = {place for place, message in outgoing if isinstance(message, Dismissed)}
         if membership is None or not (worlds or dismissed or membership.over):
             assert not decisions, f"the code waits, and the model: {decisions[0].name}"

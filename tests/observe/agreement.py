@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ddl_doctor.timeline.summary import Run
+from ddl_doctor.timeline.summary import BucketRun
 
 __all__ = ["Apart", "ahead_us", "ends_apart"]
 
@@ -27,15 +27,15 @@ class Apart:
     replayed: bool
 
 
-def _buckets(runs: Iterable[Run]) -> list[dict[int, Run]]:
-    found: dict[str, dict[int, Run]] = defaultdict(dict)
+def _buckets(runs: Iterable[BucketRun]) -> list[dict[int, BucketRun]]:
+    found: dict[str, dict[int, BucketRun]] = defaultdict(dict)
     for run in runs:
         if run.kind == "ALLREDUCE":
             found[run.key][run.pid] = run
     return [members for members in found.values() if len(members) > 1]
 
 
-def ends_apart(runs: Iterable[Run], metadata: dict[str, Any]) -> list[Apart]:
+def ends_apart(runs: Iterable[BucketRun], metadata: dict[str, Any]) -> list[Apart]:
     """Of each sum. By clocks that are right, its ends lie no further apart than ``error_us + took_us``."""
     error_us = {one["pid"]: one["clock_error_us"] for one in metadata["ranks"]}
     found = []
@@ -48,7 +48,7 @@ def ends_apart(runs: Iterable[Run], metadata: dict[str, Any]) -> list[Apart]:
     return found
 
 
-def ahead_us(runs: Iterable[Run], pid: int) -> tuple[float, float]:
+def ahead_us(runs: Iterable[BucketRun], pid: int) -> tuple[float, float]:
     """By how much ``pid``'s clock may be ahead of rank 0's, if all sums of both are to make sense."""
     both = [(members[0], members[pid]) for members in _buckets(runs) if 0 in members and pid in members]
     return max(one.begun - base.ended for base, one in both), min(one.ended - base.begun for base, one in both)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from ddlcore.messages.coding import encode
-from ddlcore.messages.elastic import Complete, Dismissed, World
+from ddlcore.messages.elastic import Complete, Dismissed, NextWorld
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Adjust, Arranged, Arrivals, Bucket, Drain, FromCoordinator, Planned, Resume
 from ddlcore.process.jobs import lone_job
@@ -78,5 +78,5 @@ def test_every_message_of_the_coordinator_is_known() -> None:
         known = set(job._parts.control_thread._deeds)
     finally:
         job.shutdown()
-    assert set(get_args(FromCoordinator)) - known == {Arrivals, World, Complete, Dismissed}
+    assert set(get_args(FromCoordinator)) - known == {Arrivals, NextWorld, Complete, Dismissed}
     assert known <= set(get_args(FromCoordinator))

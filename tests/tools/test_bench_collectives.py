@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ddl_doctor.bench.plan import SIZES, parse_sizes
-from ddl_doctor.bench.results import TRANSPORT, Ratio, Row
+from ddl_doctor.bench.results import TRANSPORT, MeasuredRow, Ratio
 
 from ddlcore.contracts.transport import Context
 from ddlcore.types import Kind, Member
@@ -20,8 +20,10 @@ from tools.mpi_world import mpi_words
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def row(nbytes: int, ours: float, **peers: float) -> Row:
-    return Row("allreduce", nbytes, {TRANSPORT: [ours] * 9, **{name: [value] * 9 for name, value in peers.items()}})
+def row(nbytes: int, ours: float, **peers: float) -> MeasuredRow:
+    return MeasuredRow(
+        "allreduce", nbytes, {TRANSPORT: [ours] * 9, **{name: [value] * 9 for name, value in peers.items()}}
+    )
 
 
 def test_targets_by_size() -> None:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from ddl_doctor.bench.results import Row
+from ddl_doctor.bench.results import MeasuredRow
 
 from ddlcore.errors import DeadlineExceeded
 from tools.bench_hierarchical import BF16, BOTH, FLAT, LEADER, PARTS, judged, main
@@ -23,16 +23,18 @@ def test_parts_have_what_their_targets_compare() -> None:
 def test_verdicts() -> None:
     """Ratios round by round; what the links carried against what they can."""
     part = PARTS["two"]
-    row = Row("allreduce", part.nbytes, {BOTH: [0.15] * 6, FLAT: [0.2] * 6, LEADER: [0.16] * 6, BF16: [0.12] * 6})
+    row = MeasuredRow(
+        "allreduce", part.nbytes, {BOTH: [0.15] * 6, FLAT: [0.2] * 6, LEADER: [0.16] * 6, BF16: [0.12] * 6}
+    )
     rows = judged(part, row, 1000.0)
     assert [one.measured.middle for one in rows] == pytest.approx([0.75, 0.8, 0.8])
     assert [one.verdict for one in rows] == ["holds", "", "MISSES"]
     part = PARTS["rate"]
     ideal_s = part.nbytes * 8 / 1e9  # of two hosts each sends as many bytes as the tensor has
-    (used,) = judged(part, Row("allreduce", part.nbytes, {BOTH: [ideal_s / 0.9] * 6}), 1000.0)
+    (used,) = judged(part, MeasuredRow("allreduce", part.nbytes, {BOTH: [ideal_s / 0.9] * 6}), 1000.0)
     assert used.measured.middle == pytest.approx(0.9)
     assert used.verdict == "holds"
-    (used,) = judged(part, Row("allreduce", part.nbytes, {BOTH: [ideal_s / 0.8] * 6}), 1000.0)
+    (used,) = judged(part, MeasuredRow("allreduce", part.nbytes, {BOTH: [ideal_s / 0.8] * 6}), 1000.0)
     assert used.verdict == "MISSES"
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ddl_doctor.bench.results import TRANSPORT, Row
+from ddl_doctor.bench.results import TRANSPORT, MeasuredRow
 
 from tools.bench_transport import STANDARD, judged
 from tools.bench_verdicts import missed
@@ -15,8 +15,8 @@ from tools.bench_verdicts import missed
 TOOL = Path(__file__).parents[2] / "tools" / "bench_transport.py"
 
 
-def row(nbytes: int, **times: float) -> Row:
-    return Row("allreduce", nbytes, {name: [value] * 9 for name, value in times.items()})
+def row(nbytes: int, **times: float) -> MeasuredRow:
+    return MeasuredRow("allreduce", nbytes, {name: [value] * 9 for name, value in times.items()})
 
 
 def test_verdicts() -> None:

@@ -55,7 +55,7 @@ def test_the_worlds_of_an_elastic_job() -> None:
     ]  # fmt: skip
     for number, present in enumerate((everyone, survivors, everyone)):
         told, worlds = seen[2 * number][2:]
-        assert told == {place: ["World"] for place in present}
+        assert told == {place: ["NextWorld"] for place in present}
         assert set(worlds) == present and len(set(worlds.values())) == 1
         world = worlds[LaunchedRank(0)]
         assert (world.generation, world.members) == (number + 1, tuple(sorted(present)))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from ddl_doctor.bench.contenders import Call, finish
-from ddl_doctor.bench.results import Row
+from ddl_doctor.bench.results import MeasuredRow
 from ddl_doctor.bench.timing import Together
 
 from ddlcore.contracts.store import PrefixStore
@@ -68,7 +68,7 @@ class Spec:
         return cls(**given)
 
 
-def play(spec: Spec, rank: int, tell: Callable[[Row], None]) -> None:
+def play(spec: Spec, rank: int, tell: Callable[[MeasuredRow], None]) -> None:
     """Run the measurement; every rank calls this. ``tell`` gets the rows, which are the same on all ranks."""
     transports = {name: _open(spec, rank, name, one) for name, one in spec.contenders.items()}
     together = Together(next(iter(transports.values())))
@@ -77,7 +77,7 @@ def play(spec: Spec, rank: int, tell: Callable[[Row], None]) -> None:
         calls = {name: _call(transports[name], one, memory) for name, one in spec.contenders.items()}
         for name, call in calls.items():
             _check(name, call, memory, rank, len(spec.hosts))
-        tell(Row("allreduce", nbytes, _times(calls, together, spec.rounds)))
+        tell(MeasuredRow("allreduce", nbytes, _times(calls, together, spec.rounds)))
     together.barrier()
     for transport in transports.values():
         transport.close()

@@ -31,7 +31,7 @@ from ddlcore.launch.job.history import History
 from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.messages.coding import decode_from_coordinator, decode_to_coordinator, encode
-from ddlcore.messages.elastic import Process, Register, World
+from ddlcore.messages.elastic import NextWorld, Process, Register
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.spec import PROTOCOL
 from ddlcore.messages.to_coordinator import COMMIT, Bye, CallCount, Done, Hello, ToCoordinator
@@ -86,7 +86,7 @@ class Members:
         self.size, self.hosts = size, hosts or -(-size // HOST_RANKS)
         self.host_of = [place * self.hosts // size for place in map(LaunchedRank, range(size))]
         self.said: list[str] = []  # lines for the user
-        self.worlds: dict[LaunchedRank, World] = {}  # by living place: the newest world of which it was told
+        self.worlds: dict[LaunchedRank, NextWorld] = {}  # by living place: the newest world of which it was told
         self.told: dict[LaunchedRank, list[FromCoordinator]] = {}  # by place: what it was told in the last turns
         self._decoded: tuple[bytes, FromCoordinator] = (b"", Farewell())
         self.wire = _Wire()
@@ -170,7 +170,7 @@ class Members:
                 self._decoded = data, decode_from_coordinator(data)
             message = self._decoded[1]
             self.told.setdefault(place, []).append(message)
-            if isinstance(message, World):
+            if isinstance(message, NextWorld):
                 self.worlds[place] = message
 
 

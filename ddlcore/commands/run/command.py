@@ -20,7 +20,7 @@ from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.launch.job.horovod import Answers, log_level, read_variables
 from ddlcore.launch.job.launcher import JobDescription, check_route, prepare_directory, run_job
 from ddlcore.launch.job.local_ranks import chosen_port
-from ddlcore.launch.job.placement import check_elastic, find_discovery, place
+from ddlcore.launch.job.placement import check_elastic, find_discovery, place_ranks
 from ddlcore.launch.job.watch import check_watches
 from ddlcore.launch.ranks.command import own_script, ranks_path, resolve_command
 from ddlcore.launch.ranks.exit_status import NotStarted
@@ -259,7 +259,7 @@ def prepare(
     environ = {**os.environ, **given.environ}
     settings, registry = _settings(flags, given, config)
     discovery = find_discovery(settings, registry, environ)
-    placed = place(num_proc, hosts, hostfile, settings, registry, environ, discovery)
+    placed = place_ranks(num_proc, hosts, hostfile, settings, registry, environ, discovery)
     launch = JobDescription(
         command=tuple(resolve_command(command, path=ranks_path(environ.get("PATH", os.defpath)))),
         placed=placed,

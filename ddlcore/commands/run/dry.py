@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ddlcore.launch.job.launcher import JobDescription
 from ddlcore.launch.ranks.environment import (
-    HostPlace,
+    HostFacts,
     own_environments,
     setting_variables,
     thread_variables,
@@ -75,14 +75,14 @@ def _shared(launch: JobDescription) -> list[str]:
 
 def _own_environments(launch: JobDescription) -> Sequence[dict[str, str]]:
     layout, reach = launch.layout, launch.remote_plan.reach.own if launch.remote_plan is not None else ""
-    places = []
+    facts = []
     for index, name in enumerate(layout.hosts):
         address = reach if index == layout.here else f"<address of {name}>"
         ports = (f"<free port of {name}>",) * layout.ranks.count(index)
-        places.append(HostPlace(_AT_START, address, ports))
+        facts.append(HostFacts(_AT_START, address, ports))
     port = launch.port or f"<free port of {layout.hosts[layout.ranks[0]]}>"
     settings = launch.settings
-    return own_environments(layout.ranks, places, port, bool(settings["torch_env"]), settings.whole("min_np") > 0)
+    return own_environments(layout.ranks, facts, port, bool(settings["torch_env"]), settings.whole("min_np") > 0)
 
 
 def _task(way: str) -> str:

@@ -22,7 +22,7 @@ from ddlcore.launch.agents.remote_plan import RemotePlan, route_for
 from ddlcore.launch.agents.wire import CHUNK_BYTES, Begin, Credit, Handover, Heir, Look, RankTask
 from ddlcore.launch.ranks.command import may_run_python
 from ddlcore.launch.ranks.environment import (
-    HostPlace,
+    HostFacts,
     carried,
     late_environment,
     own_environments,
@@ -49,7 +49,7 @@ def goes_on_without_launcher(settings: Settings, command: Sequence[str]) -> bool
 
 
 @dataclass
-class _Job:
+class _SharedTask:
     """The command, the settings and the other values that are the same for all ranks of one job."""
 
     command: Sequence[str]  # (): the ranks call a function instead
@@ -73,8 +73,8 @@ class RemoteLaunch:
     def __post_init__(self) -> None:
         self.agents = AgentPool(self.remote_plan.places, self.remote_plan.launcher, self.say, self.unheard)
         self._owns: list[dict[str, str]] = []
-        self._places: dict[str, HostPlace] = {}  # by name of the host
-        self._job: _Job | None = None
+        self._facts: dict[str, HostFacts] = {}  # by name of the host
+        self._shared: _SharedTask | None = None
         self._own: set[str] = set()
         self._descriptors: set[str] = set()
         self._successor_keys = KeyPair()  # with which agents connect to a successor of this launcher
@@ -176,26 +176,26 @@ class RemoteLaunch:
         """
         layout = self.remote_plan.layout
         names = {name: host for host, name in enumerate(layout.hosts)}
-        places = [
-            HostPlace(
+        facts = [
+            HostFacts(
                 job_file, self.remote_plan.reach.own, (), usable_cores(), self.remote_plan.provider.name, timeline_dir
             )
             if host == layout.here
-            else HostPlace()
+            else HostFacts()
             for host in range(len(layout.hosts))
         ]
         for member in self.agents.members:
             host, report = names[member.place.host], member.report
             assert report is not None
-            ports = tuple(dict.fromkeys((*places[host].ports, *report.ports)))
-            places[host] = HostPlace("", report.address, ports, report.cores, self.remote_plan.provider.name)
+            ports = tuple(dict.fromkeys((*facts[host].ports, *report.ports)))
+            facts[host] = HostFacts("", report.address, ports, report.cores, self.remote_plan.provider.name)
         first = layout.ranks[0]
-        spare = places[first].ports[-1:] or tuple(free_ports(1))
-        self._places = dict(zip(layout.hosts, places, strict=True))
+        spare = facts[first].ports[-1:] or tuple(free_ports(1))
+        self._facts = dict(zip(layout.hosts, facts, strict=True))
         self._port = port or spare[0]
         self._owns = own_environments(
             layout.ranks,
-            places,
+            facts,
             self._port,
             bool(self.remote_plan.settings["torch_env"]),
             self.remote_plan.settings.whole("min_np") > 0,
@@ -218,7 +218,7 @@ class RemoteLaunch:
         says whether rank 0 gets this process's stdin. ``timeline_dir`` is the directory for the ranks' parts of a
         timeline; None means that the agents send no parts. The wait ends early if ``interrupted()`` becomes true.
         """
-        self._job = job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
+        self._shared = job = _SharedTask(command, environ, settings, gives_input, timeline_dir is not None)
         self.agents.streams.timeline_dir = timeline_dir
         begins = [
             self._begin(member.place.host, member.ranks, job, len(member.place.ranks)) for member in self.agents.members
@@ -253,14 +253,14 @@ class RemoteLaunch:
         If there is no problem, send the agent the data that it needs to start up to ``slots`` ranks, and return (). If
         the host cannot take part, end the agent and return one line of text for each problem.
         """
-        assert member.report is not None and self._job is not None
+        assert member.report is not None and self._shared is not None
         check = judge(member.place.host, member.report, member.gone, compared_packages(self.registry))
         if check.problems:
             self.agents.dismiss(member)
             return tuple(check.problems)
         name, report = self.remote_plan.provider.name, member.report
-        self._places[member.place.host] = HostPlace("", report.address, report.ports, report.cores, name)
-        self.agents.begin_late(member, self._begin(member.place.host, (), self._job, slots))
+        self._facts[member.place.host] = HostFacts("", report.address, report.ports, report.cores, name)
+        self.agents.begin_late(member, self._begin(member.place.host, (), self._shared, slots))
         return ()
 
     def own_variables(self, rank: LaunchedRank, host: str, hosts: Sequence[int]) -> dict[str, str]:
@@ -270,8 +270,8 @@ class RemoteLaunch:
         was not started yet.
         """
         torch_env = bool(self.remote_plan.settings["torch_env"])
-        first = self._places[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]]
-        return late_environment(Placement(rank, tuple(hosts)), self._places[host], first.address, self._port, torch_env)
+        first = self._facts[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]]
+        return late_environment(Placement(rank, tuple(hosts)), self._facts[host], first.address, self._port, torch_env)
 
     def handover(self, hosts: Sequence[tuple[str, int]], places: int, most: int, directory: Path) -> Handover:
         """Return what a successor of this launcher needs, as things are now.
@@ -279,35 +279,35 @@ class RemoteLaunch:
         ``hosts`` are all hosts by their index, with their slots. There are ``places`` numbers of ranks, and ``most`` ranks
         at the same time. ``directory`` is where the successor writes the output.
         """
-        assert self._job is not None
+        assert self._shared is not None
         heirs = []
         for member in self.agents.members:
-            begun, place = member.begun, self._places.get(member.place.host)
-            if begun is not None and not member.over and place is not None:
-                ports = tuple(int(port) for port in place.ports)
+            begun, facts = member.begun, self._facts.get(member.place.host)
+            if begun is not None and not member.over and facts is not None:
+                ports = tuple(int(port) for port in facts.ports)
                 where = (member.place.index, member.place.host, begun.endpoint, begun.server_public)
-                heirs.append(Heir(*where, ports, place.address, place.cores))
-        ours = {name: value for name, value in carried(self._job.environ).items() if name.startswith("DDL_")}
+                heirs.append(Heir(*where, ports, facts.address, facts.cores))
+        ours = {name: value for name, value in carried(self._shared.environ).items() if name.startswith("DDL_")}
         return Handover(
             heirs=tuple(heirs),
             client_public=self._successor_keys.public,
             client_secret=self._successor_keys.secret,
-            variables={**ours, **setting_variables(self._job.settings)},
+            variables={**ours, **setting_variables(self._shared.settings)},
             hosts=tuple(hosts),
             places=places,
             most=most,
             launcher=self.remote_plan.provider.name,
             master=(
-                self._places[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]].address,
+                self._facts[self.remote_plan.layout.hosts[self.remote_plan.layout.ranks[0]]].address,
                 int(self._port),
             ),
             directory=str(directory),
         )
 
-    def _begin(self, name: str, ranks: Sequence[LaunchedRank], job: _Job, slots: int) -> Begin:
+    def _begin(self, name: str, ranks: Sequence[LaunchedRank], job: _SharedTask, slots: int) -> Begin:
         layout = self.remote_plan.layout
         host = layout.hosts.index(name) if name in layout.hosts else len(layout.hosts)
-        threads = thread_variables(job.environ, self._places[name].cores, max(1, slots))
+        threads = thread_variables(job.environ, self._facts[name].cores, max(1, slots))
         added = {**threads, **setting_variables(job.settings)}
         shared = shared_environment(carried(job.environ), added, bool(job.settings["torch_env"]))
         return Begin(

@@ -11,7 +11,7 @@ from typing import Any
 from ddlcore.config.loading import Settings
 from ddlcore.launch.job.horovod import KEYWORDS, read_keywords
 from ddlcore.launch.job.launcher import check_route
-from ddlcore.launch.job.placement import Placed, check_elastic, find_discovery, place
+from ddlcore.launch.job.placement import Placed, check_elastic, find_discovery, place_ranks
 from ddlcore.plug.registry import Registry
 
 # Arguments, and the settings with the same meaning. If two arguments have one meaning, the later one of this table counts.
@@ -118,7 +118,7 @@ def placed_on(
     if hosts is not None and hostfile is not None:
         raise ValueError("run: hosts and hostfile both say where; pass one of them")
     discovery = find_discovery(settings, registry, environ)
-    placed = place(ranks, hosts, hostfile, settings, registry, environ, discovery)
+    placed = place_ranks(ranks, hosts, hostfile, settings, registry, environ, discovery)
     route = check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
     check_elastic(settings, placed.layout.size, route)
     return placed

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddlcore.contracts.discovery import HostDiscovery
 from ddlcore.contracts.launcher import HostSlots
-from ddlcore.launch.job.host_table import Call, Dismiss, HostTable, Start, cooldown_range
+from ddlcore.launch.job.host_table import CallHost, Dismiss, HostTable, Start, cooldown_range
 from ddlcore.launch.ranks.exit_status import End
 from ddlcore.launch.ranks.hosts import is_this_host
 from ddlcore.launch.ranks.revival import Revival
@@ -330,7 +330,7 @@ class Growth:
                 self._say(f"rank {decision.place} is started on {self._table.hosts[decision.host].name}")
                 assert self._supervisor is not None
                 self._supervisor.start(decision.place)
-            elif isinstance(decision, Call):
+            elif isinstance(decision, CallHost):
                 self._call(decision.host)
 
     def _call(self, host: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages.elastic import Opened, Register, World, WorldReport
+from ddlcore.messages.elastic import NextWorld, Opened, Register, WorldReport
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import ToCoordinator
 from ddlcore.messages.to_rank import FromCoordinator, Welcome
@@ -63,7 +63,7 @@ class History:
         self._host_of = host_of
         self._clock = clock
         self._lock = threading.Lock()
-        self._announced: World | None = None  # the world that its members are about to begin
+        self._announced: NextWorld | None = None  # the world that its members are about to begin
         self._generation = 0  # of the last world that has begun
         # Of that world, in order; there may be thousands, so it is no tuple.
         self._members: dict[LaunchedRank, None] = {}
@@ -102,7 +102,7 @@ class History:
 
     def told(self, message: FromCoordinator) -> FromCoordinator:
         """Take a message of the coordinator to a rank. Returns the message to send: a welcome gets the report on its world."""
-        if isinstance(message, World):
+        if isinstance(message, NextWorld):
             with self._lock:
                 self._announced = message
         elif isinstance(message, Welcome):
@@ -173,7 +173,7 @@ class History:
         if self._stopped_at_s is None:
             self._stopped_at_s = at_s
 
-    def _begins(self, world: World) -> WorldReport:
+    def _begins(self, world: NextWorld) -> WorldReport:
         """Record that all members of ``world`` are there. Returns the report on it, whose text is for the user."""
         now_s = self._clock()
         before, self._members, self._generation = self._members, dict.fromkeys(world.members), world.generation
@@ -189,7 +189,7 @@ class History:
             self._ends.pop(rank, None)
         return report
 
-    def _changed(self, before: Collection[LaunchedRank], world: World, now_s: float) -> WorldReport:
+    def _changed(self, before: Collection[LaunchedRank], world: NextWorld, now_s: float) -> WorldReport:
         """Return the report on ``world``, which follows on that of the members ``before``, and add to the totals."""
         members = self._members
         new = [rank for rank in members if rank not in self._known]

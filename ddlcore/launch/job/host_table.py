@@ -16,7 +16,7 @@ _FREE, _BUSY, _LEAVING, _DONE = "free", "busy", "leaving", "done"
 
 
 @dataclass(frozen=True)
-class Call:
+class CallHost:
     """The decision to start an agent on ``host`` (an index in the host table), so that the host can be used."""
 
     host: int
@@ -38,7 +38,7 @@ class Dismiss:
     reason: str
 
 
-Decision = Call | Start | Dismiss
+Decision = CallHost | Start | Dismiss
 
 
 @dataclass
@@ -187,7 +187,7 @@ class HostTable:
                     break
                 if not host.reached:
                     host.calling, host.called_s = True, now_s
-                    decisions.append(Call(index))
+                    decisions.append(CallHost(index))
                     break
                 self._at[place], self._state[place] = index, _BUSY
                 decisions.append(Start(place, index))

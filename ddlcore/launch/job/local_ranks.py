@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddlcore.config.loading import Settings
 from ddlcore.launch.output.output import Output
 from ddlcore.launch.ranks.environment import (
-    HostPlace,
+    HostFacts,
     late_environment,
     master_port,
     own_environments,
@@ -61,7 +61,7 @@ def local_environments(
     shared = shared_environment(environ, {**threads, **setting_variables(settings)}, torch_env)
     if remote is None:
         owns = own_environments(
-            layout.ranks, (HostPlace(job_file, timeline_dir=timeline_dir),), port, torch_env, elastic
+            layout.ranks, (HostFacts(job_file, timeline_dir=timeline_dir),), port, torch_env, elastic
         )
     else:
         owns = remote.environments(job_file, port, timeline_dir)
@@ -69,7 +69,7 @@ def local_environments(
     def late(rank: LaunchedRank, hosts: Sequence[int]) -> dict[str, str]:
         if remote is not None:
             return {**shared, **remote.own_variables(rank, layout.hosts[layout.here], hosts)}
-        here = HostPlace(job_file, timeline_dir=timeline_dir)
+        here = HostFacts(job_file, timeline_dir=timeline_dir)
         return {**shared, **late_environment(Placement(rank, tuple(hosts)), here, "", port, torch_env)}
 
     return threads, {rank: {**shared, **owns[rank]} for rank in local}, late

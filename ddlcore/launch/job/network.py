@@ -17,7 +17,7 @@ from ddlcore.launch.job.history import History
 from ddlcore.launch.job.host_table import HostTable
 from ddlcore.launch.job.watch import Watches
 from ddlcore.launch.ranks.exit_status import End, exit_code
-from ddlcore.messages.elastic import Ballot, Finished, Register, World, WorldReport
+from ddlcore.messages.elastic import Ballot, Finished, NextWorld, Register, WorldReport
 from ddlcore.messages.observing import Differ, Profile, Pulse
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.messages.to_coordinator import STOP, Bye, ToCoordinator
@@ -111,7 +111,7 @@ class ObservedCoordinator:
         if self.history is not None:
             outgoing = _told(outgoing, self.history)
         for rank, message in outgoing:
-            if isinstance(message, World) and message.ballot != self._opened:
+            if isinstance(message, NextWorld) and message.ballot != self._opened:
                 self._opened = message.ballot
                 self._world_opened(self.stopped)
             elif isinstance(message, Refused):

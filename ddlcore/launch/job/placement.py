@@ -55,7 +55,7 @@ class Placed:
         return [self.layout.hosts[host] for host in self.layout.ranks] + later
 
 
-def place(
+def place_ranks(
     ranks: int | None,
     hosts: str | None,
     hostfile: str | None,

@@ -83,7 +83,7 @@ def master_port(environ: Mapping[str, str]) -> int:
 
 
 @dataclass(frozen=True)
-class HostPlace:
+class HostFacts:
     """The data about one host that the environment of its ranks depends on."""
 
     job_file: str = ""  # path of the job file; "": the agent of the host adds it
@@ -116,32 +116,34 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 
 def own_environments(
     hosts: Sequence[int],
-    places: Sequence[HostPlace],
+    facts: Sequence[HostFacts],
     port: int | str,
     torch_env: bool = True,
     elastic: bool = False,
 ) -> list[dict[str, str]]:
     """Return, for each rank, the environment variables that differ between ranks.
 
-    ``hosts`` has the host index of each rank, ``places`` describes each host, and ``port`` is the value of MASTER_PORT.
+    ``hosts`` has the host index of each rank, ``facts`` describes each host, and ``port`` is the value of MASTER_PORT.
     The result contains ddl's own variables, RANK and the other variables that torchrun sets (unless ``torch_env`` is
     false), and TF_CONFIG, which multi-worker strategies read. ``elastic`` means that the job continues if ranks are
     lost.
     """
-    workers = _workers(hosts, places, port)
+    workers = _workers(hosts, facts, port)
     made = []
     for rank, host in enumerate(hosts):
         placement = Placement(rank, tuple(hosts))
         tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-        place = places[host]
-        ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir, elastic)
+        host_facts = facts[host]
+        ours = Environment(
+            placement, host_facts.job_file, host_facts.address, host_facts.launcher, host_facts.timeline_dir, elastic
+        )
         values = (
             rank,
             placement.size,
             placement.local_rank,
             placement.local_size,
             host,
-            places[hosts[0]].address or LOOPBACK,
+            facts[hosts[0]].address or LOOPBACK,
             port,
         )
         theirs = dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True)) if torch_env else {}
@@ -150,31 +152,33 @@ def own_environments(
 
 
 def late_environment(
-    placement: Placement, place: HostPlace, master: str, port: int | str, torch_env: bool = True
+    placement: Placement, host_facts: HostFacts, master: str, port: int | str, torch_env: bool = True
 ) -> dict[str, str]:
     """Return the variables of one process that is started while the other ranks of an elastic job already train.
 
     The result has only the variables that differ between ranks. ``placement`` has the rank of the process, and the host
-    index of each rank (-1 if it was not started yet). ``place`` describes the host of the process. ``master`` and
+    index of each rank (-1 if it was not started yet). ``host_facts`` describes the host of the process. ``master`` and
     ``port`` are the values of MASTER_ADDR and MASTER_PORT; if ``master`` is "", the loopback address is used. TF_CONFIG
     is not set, because the strategies that read TF_CONFIG cannot add a worker later. If ``torch_env`` is false,
     torchrun's variables are not set either.
     """
-    ours = Environment(placement, place.job_file, place.address, place.launcher, place.timeline_dir, True)
+    ours = Environment(
+        placement, host_facts.job_file, host_facts.address, host_facts.launcher, host_facts.timeline_dir, True
+    )
     rank, host = placement.rank, placement.hosts[placement.rank]
     values = (rank, placement.size, placement.local_rank, placement.local_size, host, master or LOOPBACK, port)
     theirs = dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True)) if torch_env else {}
     return {**ours.variables(), **theirs}
 
 
-def _workers(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[str]:
+def _workers(hosts: Sequence[int], facts: Sequence[HostFacts], port: int | str) -> list[str]:
     """Return, for each rank, an "address:port" with a free port, at which a library of the script may listen."""
-    missing = sum(not places[host].ports for host in hosts)
+    missing = sum(not facts[host].ports for host in hosts)
     found = iter(free_ports(missing, avoid=(port,) if isinstance(port, int) else ()))
-    ports = [iter(place.ports) for place in places]
+    ports = [iter(one.ports) for one in facts]
     workers = []
     for host in hosts:
-        address = places[host].address or LOOPBACK
-        free = next(ports[host]) if places[host].ports else next(found)
+        address = facts[host].address or LOOPBACK
+        free = next(ports[host]) if facts[host].ports else next(found)
         workers.append(f"[{address}]:{free}" if ":" in address else f"{address}:{free}")
     return workers

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddl_conform.conform.kinds import KINDS, Subject, _named, subjects, suites_of
-from ddl_conform.conform.watch import Run
+from ddl_conform.conform.kinds import KINDS, TestedProvider, _named, subjects, suites_of
+from ddl_conform.conform.watch import ConformRun
 from ddl_conform.killed import KilledSuite
-from ddl_conform.levels import LEVELS, Result, reached
+from ddl_conform.levels import LEVELS, LevelResult, reached
 
 from ddlcore.commands.cli import main
 from ddlcore.errors import PluginError
@@ -261,9 +261,9 @@ def test_a_part_that_is_missing_is_refused_unless_its_suite_stands_by_itself(
     site.install("ddl-absent", ABSENT)
     ran: list[str] = []
 
-    def run_suite(subject: Subject, **more: object) -> Run:
+    def run_suite(subject: TestedProvider, **more: object) -> ConformRun:
         ran.append(subject.provider.name)
-        return Run(subject, [Result("test_the_limit_is_kept", "passed")])
+        return ConformRun(subject, [LevelResult("test_the_limit_is_kept", "passed")])
 
     monkeypatch.setattr("ddl_conform.conform.command.run_suite", run_suite)
     assert main(["conform", "bound"]) == 2
@@ -344,8 +344,8 @@ def test_every_door_that_has_a_suite_has_levels() -> None:
     assert set(LEVELS) == set(KINDS)
 
 
-def _results(**outcomes: str) -> list[Result]:
-    return [Result(name, outcome, "a reason" if outcome != "passed" else "") for name, outcome in outcomes.items()]
+def _results(**outcomes: str) -> list[LevelResult]:
+    return [LevelResult(name, outcome, "a reason" if outcome != "passed" else "") for name, outcome in outcomes.items()]
 
 
 @pytest.mark.parametrize(

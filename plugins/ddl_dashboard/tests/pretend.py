@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddl_dashboard import records
-from ddl_dashboard.records import Begin, Heard, Record, State
+from ddl_dashboard.records import Heard, JobBegin, RankState, Record
 
 from ddlcore.launch.job.watch import WatchedJob
 from ddlcore.messages.observing import Activity, Pulse, Traffic
@@ -30,7 +30,7 @@ class PretendJob:
         begun_s: float = 0.0,
     ) -> None:
         self.hosts = hosts
-        self.begin = Begin(title, tuple(hosts), "0.1.0", begun_s, token, 1.0)
+        self.begin = JobBegin(title, tuple(hosts), "0.1.0", begun_s, token, 1.0)
         self.exposed = [0.2] * len(hosts)  # share of a step
         self.input = [0.1] * len(hosts)
         self.memory = [1.5 * 2**30] * len(hosts)
@@ -47,7 +47,7 @@ class PretendJob:
         self._input_s = [0.0] * len(hosts)
 
     def started(self) -> list[Record]:
-        return [State(rank, records.RUNNING) for rank in range(len(self.hosts))]
+        return [RankState(rank, records.RUNNING) for rank in range(len(self.hosts))]
 
     def pulses(self, at_s: float) -> list[Record]:
         """Let time go on to ``at_s``, and return a pulse of each rank that is not silent."""

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 from ddl_dashboard import records
-from ddl_dashboard.history import KEPT_S, MOST_EVENTS, MOST_ROWS, History
-from ddl_dashboard.records import Begin, Event, Heard, Over, State, World, decoded, encoded
+from ddl_dashboard.history import KEPT_S, MOST_EVENTS, MOST_ROWS, JobHistory
+from ddl_dashboard.records import Heard, JobBegin, JobEvent, Over, RankState, WorldState, decoded, encoded
 
 from ddlcore.messages.observing import Pulse
 from plugins.ddl_dashboard.tests.pretend import HOSTILE, PretendJob
 
 
-def trained(job: PretendJob, seconds: int, history: History | None = None, first_s: int = 1) -> History:
+def trained(job: PretendJob, seconds: int, history: JobHistory | None = None, first_s: int = 1) -> JobHistory:
     """The history after so many seconds, with a pulse of each rank and a point in each."""
     if history is None:
-        history = History(job.begin)
+        history = JobHistory(job.begin)
         for record in job.started():
             history.take(record, 0.0)
     for at_s in range(first_s, first_s + seconds):
@@ -28,7 +28,7 @@ def trained(job: PretendJob, seconds: int, history: History | None = None, first
     return history
 
 
-def states(history: History, now_s: float) -> list[str]:
+def states(history: JobHistory, now_s: float) -> list[str]:
     return [rank["state"] for rank in history.now(now_s)["ranks"]]
 
 
@@ -59,9 +59,9 @@ def test_an_elastic_job() -> None:
     """Its present world; a rank that joins on a host of its own gets a row; a rank that moves, another host."""
     history = trained(PretendJob(), 5)
     assert history.now(5.0)["world"] is None
-    history.take(World(3, 5, 1, 2, 0.5), 6.0)
-    history.take(State(5, records.INIT, host="node\x1b9"), 6.0)
-    history.take(State(0, records.INIT, host="node2"), 6.0)
+    history.take(WorldState(3, 5, 1, 2, 0.5), 6.0)
+    history.take(RankState(5, records.INIT, host="node\x1b9"), 6.0)
+    history.take(RankState(0, records.INIT, host="node2"), 6.0)
     now = history.now(6.0)
     assert now["world"] == {"generation": 3, "size": 5, "ranks_lost": 1, "ranks_joined": 2, "seconds_lost": 0.5}
     hosts = [(rank["rank"], rank["host"], rank["state"]) for rank in now["ranks"]]
@@ -144,13 +144,13 @@ def test_a_slow_rank() -> None:
 def test_states_of_ranks_that_do_not_run() -> None:
     """The launcher's words are shown; pulses of the past change nothing."""
     job = PretendJob()
-    history = History(job.begin)
+    history = JobHistory(job.begin)
     assert states(history, 0.0) == ["starting"] * 4
     assert history.now(0.0)["summary"]["steps_per_s"] is None
-    history.take(State(0, records.INIT), 1.0)
-    history.take(State(1, records.ENDED, "exited with code 0"), 1.0)
-    history.take(State(2, records.FAILED, "killed by signal 9 (SIGKILL)"), 1.0)
-    history.take(State(9, records.FAILED), 1.0)
+    history.take(RankState(0, records.INIT), 1.0)
+    history.take(RankState(1, records.ENDED, "exited with code 0"), 1.0)
+    history.take(RankState(2, records.FAILED, "killed by signal 9 (SIGKILL)"), 1.0)
+    history.take(RankState(9, records.FAILED), 1.0)
     assert states(history, 100.0) == ["init", "ended", "failed", "starting"]
     assert history.now(100.0)["ranks"][2]["remark"] == "killed by signal 9 (SIGKILL)"
 
@@ -160,8 +160,8 @@ def test_another_world_begins_anew() -> None:
     job = PretendJob()
     history = trained(job, 20)
     for rank in range(4):
-        history.take(State(rank, records.INIT), 20.5)
-        history.take(State(rank, records.RUNNING), 20.6)
+        history.take(RankState(rank, records.INIT), 20.5)
+        history.take(RankState(rank, records.RUNNING), 20.6)
     history = trained(PretendJob(), 10, history, 21)
     assert history.now(30.0)["summary"]["steps_per_s"] == pytest.approx(20, rel=0.2)
 
@@ -189,7 +189,7 @@ def test_memory_is_bounded() -> None:
     assert history.points_after(made - 3)[0] == points[-3:]
     assert history.points_after(made) == ([], made)
     for number in range(MOST_EVENTS + 50):
-        history.take(Event(1.0, "info", f"event {number} " + "x" * 100_000), 1.0)
+        history.take(JobEvent(1.0, "info", f"event {number} " + "x" * 100_000), 1.0)
     events = history.now(1.0)["events"]
     assert len(events) == MOST_EVENTS
     assert max(len(event["text"]) for event in events) <= 4000
@@ -214,7 +214,7 @@ def test_hostile_texts_become_printable() -> None:
     history = trained(job, 20)
     job.late = {1}
     history = trained(job, 3, history, 21)
-    history.take(Event(23.0, "warning", f"a\n{HOSTILE}\x07"), 23.0)
+    history.take(JobEvent(23.0, "warning", f"a\n{HOSTILE}\x07"), 23.0)
     now = history.now(23.0)
 
     def texts(value: Any) -> list[str]:
@@ -232,10 +232,10 @@ def test_hostile_texts_become_printable() -> None:
 def test_records_are_lines() -> None:
     """Whatever is in them; a line that is none is refused."""
     for record in (
-        Begin("a\nb", ("n",), "1", 2.0, "t", 1.0),
+        JobBegin("a\nb", ("n",), "1", 2.0, "t", 1.0),
         Heard(3, Pulse(1.0, 2, 3.0, 4.0, 5)),
         *PretendJob().pulses(3.0),
-        Event(1.0, "info", "x\u2028\n"),
+        JobEvent(1.0, "info", "x\u2028\n"),
         Over(-1, ""),
     ):
         line = encoded(record)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from ddl_dashboard.waits import Told, Wait, waits_of
+from ddl_dashboard.waits import LastReport, Wait, waits_of
 
 from ddlcore.messages.observing import Activity
 
 
-def told(waits_s: float, *names: str, more: int = 0, silent: bool = False, ranks: tuple[int, ...] = ()) -> Told:
+def told(waits_s: float, *names: str, more: int = 0, silent: bool = False, ranks: tuple[int, ...] = ()) -> LastReport:
     in_flight = tuple((name, ranks) for name in names)
-    return Told(Activity("", waits_s=waits_s, in_flight=in_flight, pending=len(names) + more), silent)
+    return LastReport(Activity("", waits_s=waits_s, in_flight=in_flight, pending=len(names) + more), silent)
 
 
 def test_a_rank_that_lacks_what_others_have() -> None:

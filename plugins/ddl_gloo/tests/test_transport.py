@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ddl_conform.group import Group
+from ddl_conform.group import TransportGroup
 from ddl_gloo import transport as module
 
 from ddlcore.contracts.interfaces import interface_addresses
@@ -34,7 +34,7 @@ LARGE = 300_000  # elements: too large to be sent whole to all ranks
 # --- values
 
 
-def reduced(group: Group, sources: list[Any], op: ReduceOp) -> list[Any]:
+def reduced(group: TransportGroup, sources: list[Any], op: ReduceOp) -> list[Any]:
     """Return the result on every rank."""
     targets = [np.zeros_like(source) for source in sources]
     group.run(call(lambda rank, transport: transport.allreduce(buffer(sources[rank]), buffer(targets[rank]), op)))

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
-from ddl_conform.group import Group, finish
+from ddl_conform.group import TransportGroup, finish
 from ddl_conform.oracle import Array
 from ddl_gloo.transport import GlooTransport
 
@@ -23,11 +23,11 @@ def buffer(array: Array) -> Buffer:
     return Buffer(array.ctypes.data, array.size, DType.of(array.dtype.name), array.shape, owner=array)
 
 
-def unopened(size: int, hosts: Sequence[int] = (), settings: Mapping[str, str] | None = None) -> Group:
+def unopened(size: int, hosts: Sequence[int] = (), settings: Mapping[str, str] | None = None) -> TransportGroup:
     """Return a group that is not open; its ranks are on one host, or on those in ``hosts``."""
     members = [Member(rank, host) for rank, host in enumerate(hosts or (0,) * size)]
     transports = [GlooTransport() for _ in range(size)]
-    return Group(transports, CpuKernels(), members=members, settings=settings or {}, deadline_s=20.0)
+    return TransportGroup(transports, CpuKernels(), members=members, settings=settings or {}, deadline_s=20.0)
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def open_group(
     settings: Mapping[str, str] | None = None,
     address: str = "",
     timeout_s: float = 80.0,
-) -> Iterator[Group]:
+) -> Iterator[TransportGroup]:
     """Open a group with these options, and close it at the end, even after an error."""
     group = unopened(size, hosts, settings)
     try:

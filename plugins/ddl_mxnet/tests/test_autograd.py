@@ -9,7 +9,7 @@ import ddl_mxnet as ddl
 import mxnet as mx
 import pytest
 from ddl_mxnet.engine import Pushed
-from ddl_mxnet.traffic import Traffic
+from ddl_mxnet.traffic import EngineTraffic
 
 from ddlcore.testing import run_world
 
@@ -165,7 +165,7 @@ def test_backward_passes_in_another_order_on_each_rank() -> None:
     both_run_one = threading.Barrier(2)
 
     def play(rank: int, job: Any) -> list[float]:
-        traffic = job.companion(Traffic)
+        traffic = job.companion(EngineTraffic)
         inputs = [mx.nd.ones((4,)), mx.nd.ones((4,))]
         factors = [mx.nd.full((4,), 2.0), mx.nd.full((4,), 30.0)]
         mx.autograd.mark_variables(inputs, [mx.nd.zeros((4,)), mx.nd.zeros((4,))])

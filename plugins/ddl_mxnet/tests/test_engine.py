@@ -18,7 +18,7 @@ from ddl_mxnet import autograd, engine, ops
 from ddl_mxnet.autograd import OPERATIONS
 from ddl_mxnet.engine import Pushed
 from ddl_mxnet.reducer import Fence, Slot
-from ddl_mxnet.traffic import Traffic
+from ddl_mxnet.traffic import EngineTraffic
 
 from ddlcore.api import current_job
 from ddlcore.testing import run_world
@@ -75,7 +75,7 @@ def test_the_call_does_not_wait_for_what_is_computed() -> None:
         ddl.allreduce_(array, name="place", op=ddl.Sum)
         handle = ddl.allreduce_async(array, name="handle", op=ddl.Sum)
         assert not ddl.poll(handle)
-        assert job.companion(Traffic)._running == 0
+        assert job.companion(EngineTraffic)._running == 0
         writing.end()
         assert outcome.asnumpy().tolist() == [3.0] * 4
         assert array.asnumpy().tolist() == [3.0] * 4
@@ -247,7 +247,7 @@ def test_what_mxnet_cannot_compute_is_not_waited_for() -> None:
             handle.wait()
         with pytest.raises(RuntimeError, match="no memory, say"):
             array.wait_to_read()
-        job.companion(Traffic).settle()
+        job.companion(EngineTraffic).settle()
         assert ddl.allreduce(mx.nd.ones((1,)), name="x", op=ddl.Sum).asscalar() == 2.0
 
     run_world(2, play)
@@ -328,7 +328,7 @@ def test_the_jobs_thread_ends_with_it() -> None:
 
     def play(rank: int, job: Any) -> str:
         ddl.allreduce(mx.nd.ones((1,))).wait_to_read()
-        thread = current_job().companion(Traffic)._thread
+        thread = current_job().companion(EngineTraffic)._thread
         assert thread is not None
         assert thread.is_alive()
         return thread.name
@@ -355,7 +355,7 @@ def test_a_call_behind_one_of_its_name_is_handed_over_later() -> None:
     """``join`` and ``remove_process_set`` also wait for calls that are queued behind a call of the same name."""
 
     def play(rank: int, job: Any) -> None:
-        traffic = job.companion(Traffic)
+        traffic = job.companion(EngineTraffic)
         first, second = traffic.queue("x"), traffic.queue("x")
         thread = threading.Thread(target=traffic.handed_over)
         thread.start()

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from ddl_conform.group import Group, finish
+from ddl_conform.group import TransportGroup, finish
 from ddl_conform.pretend import PretendRuntime
 from ddl_nccl import reductions
 from ddl_nccl.codes import native
@@ -33,7 +33,7 @@ def buffer(array: Any) -> Buffer:
     return Buffer(array.ctypes.data, array.size, DType.of(array.dtype.name), array.shape, owner=array)
 
 
-def reduce(group: Group, dtype: DType, op: ReduceOp, count: int) -> list[oracle.Array]:
+def reduce(group: TransportGroup, dtype: DType, op: ReduceOp, count: int) -> list[oracle.Array]:
     """Run an allreduce, and return what each rank gets."""
     sources = [oracle.values(dtype, count, rank) for rank in range(group.size)]
     targets = [np.zeros_like(source) for source in sources]
@@ -58,14 +58,14 @@ def standin() -> StandIn:
 
 
 @pytest.fixture(scope="module")
-def group(standin: StandIn) -> Iterator[Group]:
+def group(standin: StandIn) -> Iterator[TransportGroup]:
     with open_group(SIZE, standin) as group:
         yield group
     assert standin.faults == [] and standin.alive() == []
 
 
 @pytest.mark.parametrize(("dtype", "op"), REDUCED, ids=lambda value: getattr(value, "label", None) or value.name)
-def test_who_reduces(standin: StandIn, group: Group, dtype: DType, op: ReduceOp) -> None:
+def test_who_reduces(standin: StandIn, group: TransportGroup, dtype: DType, op: ReduceOp) -> None:
     """NCCL reduces where it keeps ddl's promises; other values are moved as bytes and reduced by the kernels.
 
     A bool is reduced by NCCL as a byte.
@@ -79,7 +79,7 @@ def test_who_reduces(standin: StandIn, group: Group, dtype: DType, op: ReduceOp)
     assert calls == ({"all_reduce"} if itself else OWN if count * dtype.itemsize * SIZE > 1 << 20 else {"all_gather"})
 
 
-def test_all_ranks_get_the_same_bits(group: Group) -> None:
+def test_all_ranks_get_the_same_bits(group: TransportGroup) -> None:
     """All ranks get the same bits, also if they reduce different parts, or the rest on every rank."""
     for dtype in (DType.BF16, DType.I16):
         for count in (1, 1001, 300_007):
@@ -120,7 +120,7 @@ def test_nccls_own_16_bits_are_a_setting() -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
-def test_average(group: Group, kind: str) -> None:
+def test_average(group: TransportGroup, kind: str) -> None:
     """Floats are averaged by NCCL, or by the kernels in the same pass as the sum."""
     dtype = np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
     arrays = [np.array([3.0 * rank, 1.0, -6.0], dtype) for rank in range(SIZE)]
@@ -184,7 +184,7 @@ def test_calls_are_queued_and_nothing_waits() -> None:
     standin = StandIn()
     transports = [Ordered(standin) for _ in range(2)]
     with open_group(2, standin) as plain:
-        group = Group(
+        group = TransportGroup(
             transports,
             plain.context(0).kernels,
             members=plain.context(0).members,

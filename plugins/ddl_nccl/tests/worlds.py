@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import ClassVar
 
-from ddl_conform.group import Group
+from ddl_conform.group import TransportGroup
 from ddl_conform.pretend import KIND, PretendQueue
 from ddl_conform.pretend_world import PretendWorld, pretend_registry
 from ddl_conform.world import World
@@ -29,17 +29,17 @@ def hosted(
     standin: StandIn,
     settings: Mapping[str, str | int | float | bool] | None = None,
     deadline_s: float = 20.0,
-) -> Group:
+) -> TransportGroup:
     """Return a group of ranks on one host, not open yet."""
     members = [Member(2 * rank + 1, 0) for rank in range(size)]
     transports = [HostedTransport(standin) for _ in range(size)]
-    return Group(transports, CpuKernels(), members=members, settings=settings or {}, deadline_s=deadline_s)
+    return TransportGroup(transports, CpuKernels(), members=members, settings=settings or {}, deadline_s=deadline_s)
 
 
 @contextmanager
 def open_group(
     size: int, standin: StandIn, settings: Mapping[str, str | int | float | bool] | None = None
-) -> Iterator[Group]:
+) -> Iterator[TransportGroup]:
     """Yield an open group, and close it in any case."""
     group = hosted(size, standin, settings)
     try:

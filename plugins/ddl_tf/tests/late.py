@@ -25,7 +25,7 @@ __all__ = ["CPU_0", "LateGpu", "late_gpu", "on_ranks"]
 CPU_0 = "/job:localhost/replica:0/task:0/device:CPU:0"  # where graph operations run that would otherwise run on the GPU
 
 
-class LateGpu(gpu.Gpu):
+class LateGpu(gpu.GpuFunctions):
     """A Gpu whose float tensors are on each rank's own pretended device; TensorFlow itself waits for what it computes.
 
     The threads of TensorFlow's pools belong to no rank: a thread that uses an exchange acts for the exchange's rank.

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from itertools import chain
 
-from ddl_tf.buckets import MOST_GROUPS, SMALL_BYTES, Bucket, Look, cut, pack
+from ddl_tf.buckets import MOST_GROUPS, SMALL_BYTES, GradientBucket, GradientLook, cut, pack
 from hypothesis import given
 from hypothesis import strategies as st
 
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=3).map(tuple), min_size=1, max_size=60)
 
 
-def looks(shapes: list[tuple[int, ...]], dtype: str = "float32") -> list[Look]:
-    return [Look(dtype, 4, shape) for shape in shapes]
+def looks(shapes: list[tuple[int, ...]], dtype: str = "float32") -> list[GradientLook]:
+    return [GradientLook(dtype, 4, shape) for shape in shapes]
 
 
 def test_small_tensors_that_are_alike_but_for_the_rows_travel_as_they_are() -> None:
     shapes = [(64, 64), (64,), (64, 64), (10,), (8, 64)]
-    assert pack(looks(shapes), [4, 3, 2, 1, 0]) == [Bucket((4, 2, 0), (64,)), Bucket((3, 1), ())]
+    assert pack(looks(shapes), [4, 3, 2, 1, 0]) == [GradientBucket((4, 2, 0), (64,)), GradientBucket((3, 1), ())]
 
 
 def test_a_small_tensor_without_its_like_is_flattened() -> None:
-    assert pack(looks([(3, 3, 5), (7,), ()]), [0, 1, 2]) == [Bucket((0, 1, 2), ())]
+    assert pack(looks([(3, 3, 5), (7,), ()]), [0, 1, 2]) == [GradientBucket((0, 1, 2), ())]
 
 
 def test_large_tensors_and_those_of_unknown_shape_travel_alone() -> None:
     large = SMALL_BYTES // 4 + 1
-    assert pack([*looks([(large,), (5,)]), Look("float32", 4, None)], [0, 1, 2]) == [
-        Bucket((0,)),
-        Bucket((2,)),
-        Bucket((1,), ()),
+    assert pack([*looks([(large,), (5,)]), GradientLook("float32", 4, None)], [0, 1, 2]) == [
+        GradientBucket((0,)),
+        GradientBucket((2,)),
+        GradientBucket((1,), ()),
     ]
 
 
 def test_types_do_not_mix() -> None:
-    mixed = [Look("float32", 4, (5,)), Look("float16", 2, (5,))]
-    assert pack(mixed, [0, 1]) == [Bucket((0,), ()), Bucket((1,), ())]
+    mixed = [GradientLook("float32", 4, (5,)), GradientLook("float16", 2, (5,))]
+    assert pack(mixed, [0, 1]) == [GradientBucket((0,), ()), GradientBucket((1,), ())]
 
 
 @given(SHAPES)

@@ -145,11 +145,11 @@ def test_waiting_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting ends when the event has occurred; an error of the GPU becomes one of ddl's errors."""
     driver = Driver([600, 600, 0])
     monkeypatch.setattr(gpu, "_driver", lambda: driver)
-    gpu.Gpu().wait(0xAB)
+    gpu.GpuFunctions().wait(0xAB)
     assert driver.asked == [0xAB] * 3
     driver.codes = [600, 700]
     with pytest.raises(DeviceError, match="CUDA error 700"):
-        gpu.Gpu().wait(0xAB)
+        gpu.GpuFunctions().wait(0xAB)
 
 
 class Elsewhere:
@@ -173,9 +173,9 @@ def test_where_a_tensor_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gpu, "_cuda_device", device)
     name = "/job:localhost/replica:0/task:0/device:GPU:0"
-    assert gpu.Gpu().place(Elsewhere(name)) == Device("cuda", 3)
-    assert gpu.Gpu().place(Elsewhere(name, tf.int32)) is None
-    assert gpu.Gpu().place(Elsewhere("/job:localhost/replica:0/task:0/device:TPU:0")) is None
+    assert gpu.GpuFunctions().place(Elsewhere(name)) == Device("cuda", 3)
+    assert gpu.GpuFunctions().place(Elsewhere(name, tf.int32)) is None
+    assert gpu.GpuFunctions().place(Elsewhere("/job:localhost/replica:0/task:0/device:TPU:0")) is None
     assert asked == [name]
 
 
@@ -240,7 +240,7 @@ def test_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(gpu, "_driver", missing)
-    assert gpu.Gpu().place(Elsewhere("/job:localhost/replica:0/task:0/device:GPU:7")) is None
+    assert gpu.GpuFunctions().place(Elsewhere("/job:localhost/replica:0/task:0/device:GPU:7")) is None
 
 
 def test_graphs_tell_of_the_host(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

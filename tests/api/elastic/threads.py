@@ -15,7 +15,7 @@ from ddlcore.errors import Closed
 from ddlcore.launch.job.history import History
 from ddlcore.launch.job.network import ObservedCoordinator
 from ddlcore.launch.ranks.exit_status import End
-from ddlcore.messages.elastic import World
+from ddlcore.messages.elastic import NextWorld
 from ddlcore.messages.ranks import LaunchedRank
 from ddlcore.plug.settings import settings_of
 from ddlcore.process.build import build_membership, build_sessions
@@ -92,7 +92,7 @@ class ElasticThreads:
             channel.send = lambda message: None if mute else send(message)  # type: ignore[method-assign]
             return channel, self.network.store(place)
 
-        def in_world(world: World) -> Job:
+        def in_world(world: NextWorld) -> Job:
             here = Placement(place, world.hosts)
             world_place = WorldPlace(here, world.members, world.generation, elastic=True)
             return Job(world_place, network, self._registry, self.settings)

@@ -22,7 +22,7 @@ from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Context, Transport, Work
 from ddlcore.types import Buffer, DType, Member
 
-__all__ = ["Area", "Case", "Group", "finish"]
+__all__ = ["Area", "Case", "TransportGroup", "finish"]
 
 T = TypeVar("T")
 Call = Callable[[Transport, Buffer, Buffer], Work]
@@ -123,7 +123,7 @@ class Case:
             assert not text, f"{self.label}: rank {rank} of {len(self.expected)}: {text}"
 
 
-class Group:
+class TransportGroup:
     """The transports of all ranks of one communicator. Each transport is used by a thread of its own."""
 
     def __init__(

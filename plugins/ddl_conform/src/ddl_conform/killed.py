@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from ddl_conform import oracle
-from ddl_conform.group import Area, Group, finish
+from ddl_conform.group import Area, TransportGroup, finish
 from ddl_conform.processes import ProcessSuite, RankProcesses
 from ddl_conform.standard import StandardSuite
 from ddlcore.contracts.transport import Transport
@@ -55,13 +55,13 @@ class KilledSuite(StandardSuite):
             if "cpu" not in transports[0].capabilities.devices:
                 pytest.skip("capabilities: moves no memory of the CPU")
             members = [Member(rank, 0) for rank in range(SIZE)]
-            group = Group(transports, CpuKernels(), members=members, settings=self.settings, deadline_s=60.0)
+            group = TransportGroup(transports, CpuKernels(), members=members, settings=self.settings, deadline_s=60.0)
             group.open()
             self._kill_one(group, processes.pids)
         finally:
             processes.close()
 
-    def _kill_one(self, group: Group, pids: list[int]) -> None:
+    def _kill_one(self, group: TransportGroup, pids: list[int]) -> None:
         ended = [threading.Event() for _ in range(SIZE)]
         late: list[str] = []
 

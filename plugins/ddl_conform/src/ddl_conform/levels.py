@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["BASIC", "FAULT_TOLERANT", "FULL", "LEVELS", "NONE", "Result", "highest", "level_of", "reached"]
+__all__ = ["BASIC", "FAULT_TOLERANT", "FULL", "LEVELS", "NONE", "LevelResult", "highest", "level_of", "reached"]
 
 NONE, BASIC, FULL, FAULT_TOLERANT = "none", "basic", "full", "fault-tolerant"
 
@@ -93,7 +93,7 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Result:
+class LevelResult:
     """The result of one test with one set of parameters."""
 
     name: str  # with its parameters: test_allreduce[sum-float32]
@@ -125,7 +125,7 @@ def highest(kind: str) -> str:
     return FAULT_TOLERANT if FAULT_TOLERANT in LEVELS.get(kind, {}) else FULL
 
 
-def reached(kind: str, results: Sequence[Result]) -> tuple[str, str]:
+def reached(kind: str, results: Sequence[LevelResult]) -> tuple[str, str]:
     """Return (the level that a plugin has reached, the reason why it has not reached the next level).
 
     The reason is "" at the highest level. ``results`` are the results of all tests.

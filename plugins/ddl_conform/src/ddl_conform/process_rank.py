@@ -27,10 +27,10 @@ from ddlcore.errors import DeadlineExceeded
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.types import Buffer, DType, Member, ReduceOp
 
-__all__ = ["Line", "belongings", "main", "named"]
+__all__ = ["MessageLine", "belongings", "main", "named"]
 
 
-class Line:
+class MessageLine:
     """A connection that sends and receives messages. A message is a list of values.
 
     Only one thread at a time may use the connection.
@@ -93,7 +93,7 @@ class _DistantStore(Store):
     Any thread may call the methods.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: MessageLine) -> None:
         self._line = line
         self._lock = threading.Lock()
 
@@ -246,7 +246,7 @@ def _abort(path: str, rank: _Rank) -> None:
         _answer(line, rank.transports[number].abort)
 
 
-def _answer(line: Line, do: Any) -> None:
+def _answer(line: MessageLine, do: Any) -> None:
     try:
         result = do()
     except Exception as error:
@@ -255,10 +255,10 @@ def _answer(line: Line, do: Any) -> None:
         line.say("result", result)
 
 
-def _connect(path: str) -> Line:
+def _connect(path: str) -> MessageLine:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
-    return Line(connection)
+    return MessageLine(connection)
 
 
 if __name__ == "__main__":

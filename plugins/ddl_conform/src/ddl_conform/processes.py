@@ -27,7 +27,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from ddl_conform.process_rank import Line, named
+from ddl_conform.process_rank import MessageLine, named
 from ddl_conform.transports import TransportSuite
 from ddlcore import errors
 from ddlcore.contracts.store import Store
@@ -86,7 +86,7 @@ class RankProcesses:
             raise
 
     def _meet(self, size: int) -> list[_RankProcess]:
-        lines: dict[tuple[str, int], Line] = {}
+        lines: dict[tuple[str, int], MessageLine] = {}
         until_s = time.monotonic() + START_S
         while len(lines) < 3 * size:
             self._listener.settimeout(0.2)
@@ -97,7 +97,7 @@ class RankProcesses:
                 assert self._process.poll() is None and not late, f"the rank processes did not come\n{self.output()}"
                 continue
             self._connections.append(connection)
-            line = Line(connection)
+            line = MessageLine(connection)
             word, pid = line.hear()
             lines[word, pid] = line
         self.pids: list[int] = [pid for word, pid in lines if word == "rank"]
@@ -143,7 +143,7 @@ class _RankProcess:
     One connection is for calls, one for aborts, and one for the requests that the process sends to the store.
     """
 
-    def __init__(self, line: Line, abort_line: Line, store_line: Line) -> None:
+    def __init__(self, line: MessageLine, abort_line: MessageLine, store_line: MessageLine) -> None:
         self._line = line
         self._abort_line = abort_line
         self._store_line = store_line

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from ddl_conform.group import Case, Group
+from ddl_conform.group import Case, TransportGroup
 from ddl_conform.standard import StandardSuite
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Capabilities, Transport
@@ -64,7 +64,7 @@ class TransportBase(StandardSuite):
         None  # capabilities of the transports that ``make`` makes; if set, tests that need others may be deselected
     )
     chunk_bytes: ClassVar[int] = 128 << 10  # where the transport cuts large tensors; tests use sizes around it
-    _shared: ClassVar[dict[int, Group]] = {}  # groups that are opened once for all tests of the class
+    _shared: ClassVar[dict[int, TransportGroup]] = {}  # groups that are opened once for all tests of the class
 
     def make(self, size: int) -> Sequence[Transport]:
         """Return ``size`` new transports, which are not opened yet.
@@ -120,14 +120,14 @@ class TransportBase(StandardSuite):
         cls._shared = {}
 
     def setup_method(self) -> None:
-        self._own: dict[int, Group] = {}  # replaces a shared group that could not be opened or failed
+        self._own: dict[int, TransportGroup] = {}  # replaces a shared group that could not be opened or failed
 
     def teardown_method(self) -> None:
         for group in self._own.values():
             group.close()
         self._own.clear()
 
-    def new_group(self, size: int, name: str = "test") -> Group:
+    def new_group(self, size: int, name: str = "test") -> TransportGroup:
         """Return a new group of ``size`` ranks, which is not open yet.
 
         If the transport does not support memory of the CPU, the test is skipped.
@@ -138,7 +138,7 @@ class TransportBase(StandardSuite):
             pytest.skip(
                 f"capabilities: moves memory of {', '.join(sorted(devices))} only, and these tests' is the CPU's"
             )
-        return Group(
+        return TransportGroup(
             transports,
             self.kernels(),
             members=self.members(size),
@@ -147,7 +147,7 @@ class TransportBase(StandardSuite):
             name=name,
         )
 
-    def group(self, size: int) -> Group:
+    def group(self, size: int) -> TransportGroup:
         """Return an open group of ``size`` ranks, which the tests of the suite share."""
         group = self._shared.get(size) or self._own.get(size)
         if group is None:

@@ -11,7 +11,7 @@ from itertools import chain
 import pytest
 
 from ddl_conform import oracle
-from ddl_conform.group import Area, Case, Group, finish
+from ddl_conform.group import Area, Case, TransportGroup, finish
 from ddl_conform.process_rank import belongings
 from ddl_conform.transport_base import only_where
 from ddl_conform.transport_cases import TransportCases
@@ -97,7 +97,7 @@ def _spread(buffer: Buffer) -> Buffer:
 class TransportLife(TransportCases):
     """The tests of opening, aborting and closing a transport, also when other ranks are missing."""
 
-    def sum_of(self, group: Group, count: int = 1000) -> None:
+    def sum_of(self, group: TransportGroup, count: int = 1000) -> None:
         """Run one allreduce of ``count`` elements on all ranks of the open ``group``, and check the results."""
         sources = [oracle.values(DType.I32, count, rank) for rank in range(group.size)]
         expected = [oracle.reduce(sources, ReduceOp.Sum)] * group.size
@@ -328,7 +328,7 @@ class TransportLife(TransportCases):
         return max(self.sizes)
 
     def _abort_in_turn(
-        self, group: Group, ranks: Iterable[int], ended: Sequence[threading.Event], what: str, late: list[str]
+        self, group: TransportGroup, ranks: Iterable[int], ended: Sequence[threading.Event], what: str, late: list[str]
     ) -> None:
         """Abort the transports of ``ranks`` one after the other, and add a line to ``late`` for each one that hangs.
 
@@ -347,7 +347,7 @@ class TransportLife(TransportCases):
                 late.append(f"rank {rank}'s {what} went on {self.abort_s:g} s after its abort")
 
     def _run_with(
-        self, group: Group, play: Callable[[int, Transport], None], abort: Callable[[], None], late: list[str]
+        self, group: TransportGroup, play: Callable[[int, Transport], None], abort: Callable[[], None], late: list[str]
     ) -> None:
         """Call ``play`` on every rank, and at the same time ``abort`` on another thread. Then discard the group.
 
@@ -368,7 +368,7 @@ class TransportLife(TransportCases):
         if hung is not None:
             raise hung
 
-    def _abortable(self, size: int, opened: bool = True) -> Group:
+    def _abortable(self, size: int, opened: bool = True) -> TransportGroup:
         """Return a new group of ``size`` ranks. The group is open if ``opened`` is true.
 
         If pending calls of the transport cannot be aborted, skip the test.

@@ -17,8 +17,8 @@ from msgspec.structs import asdict as fields_of
 from ddl_dashboard import records
 from ddl_dashboard.rank_history import LinkRate, RankHistory
 from ddl_dashboard.rank_statistics import RankFigures, rows_of
-from ddl_dashboard.records import Begin, Event, Heard, Over, Record, State, World
-from ddl_dashboard.waits import Told, Wait, waits_of
+from ddl_dashboard.records import Heard, JobBegin, JobEvent, Over, RankState, Record, WorldState
+from ddl_dashboard.waits import LastReport, Wait, waits_of
 from ddlcore.text.numbers import UNKNOWN
 from ddlcore.text.plain import plain
 from ddlcore.text.ranks import span
@@ -37,42 +37,42 @@ _SILENT = 2.5  # a rank is silent after so many intervals without a pulse
 _Data = dict[str, Any]
 
 
-class History:
+class JobHistory:
     """The present state of one job and its recent past.
 
     ``now_s`` in the methods is the Unix time in seconds, as ``time.time()`` returns it.
     """
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: JobBegin) -> None:
         self._begin = begin
         self._ranks = [RankHistory(plain(host)) for host in begin.hosts]
         self._events: deque[_Data] = deque(maxlen=MOST_EVENTS)
         self._points: deque[_Data] = deque(maxlen=int(KEPT_S / POINT_S))
         self._made = 0  # number of points so far, including the points that are no longer stored
         self._point_s = 0.0
-        self._world: World | None = None  # of an elastic job
+        self._world: WorldState | None = None  # of an elastic job
         self.over: Over | None = None
 
     def take(self, record: Record, now_s: float) -> None:
         """Take a record, which was sent after those before. Figures of a rank that does not exist are ignored."""
         if isinstance(record, Heard) and 0 <= record.rank < len(self._ranks):
             self._ranks[record.rank].take(record.pulse, now_s)
-        elif isinstance(record, State) and 0 <= record.rank < self._places(record):
+        elif isinstance(record, RankState) and 0 <= record.rank < self._places(record):
             self._change(record)
-        elif isinstance(record, World):
+        elif isinstance(record, WorldState):
             self._world = record
-        elif isinstance(record, Event):
+        elif isinstance(record, JobEvent):
             self._note(record.at_s, record.kind, record.text)
         elif isinstance(record, Over):
             self.over = record
             what = record.text or f"the job has ended: exit code {record.code}"
             self._note(now_s, "info" if record.code == 0 else "error", what)
 
-    def _places(self, record: State) -> int:
+    def _places(self, record: RankState) -> int:
         """Return below which number a rank may change its state so. In an elastic job, a rank that is new calls init."""
         return MOST_RANKS if record.state == records.INIT else len(self._ranks)
 
-    def _change(self, record: State) -> None:
+    def _change(self, record: RankState) -> None:
         while record.rank >= len(self._ranks):
             self._ranks.append(RankHistory(UNKNOWN, records.ENDED))
         rank = self._ranks[record.rank]
@@ -142,7 +142,7 @@ class History:
     def _waits(self, now_s: float) -> list[Wait]:
         return waits_of(
             {
-                number: Told(rank.activity, self._unheard_s(rank, now_s) > 0)
+                number: LastReport(rank.activity, self._unheard_s(rank, now_s) > 0)
                 for number, rank in enumerate(self._ranks)
                 if rank.state == records.RUNNING and rank.activity is not None
             }

@@ -18,7 +18,7 @@ from typing import IO
 
 from ddl_dashboard import records
 from ddl_dashboard.place import chart_library, listen, place_of, url_of
-from ddl_dashboard.records import Begin, Event, Heard, Over, Record, State, World, encoded
+from ddl_dashboard.records import Heard, JobBegin, JobEvent, Over, RankState, Record, WorldState, encoded
 from ddlcore.config.loading import Settings
 from ddlcore.launch.job.watch import RunningRanks, Watch, WatchedJob
 from ddlcore.launch.ranks.command import own_python
@@ -87,11 +87,11 @@ class JobPage(Watch):
         self._generation = 0  # of the last world that was told
         self._say: Callable[[str], None] = lambda text: None  # shows a line to the user
         self._host_of: Callable[[int], str] = lambda rank: ""  # the host of a rank's process; "": that of the beginning
-        self._tell(Begin(job.title, job.hosts, VERSION, time.time(), token, job.settings.number("pulse_s")))
+        self._tell(JobBegin(job.title, job.hosts, VERSION, time.time(), token, job.settings.number("pulse_s")))
         self._thread = threading.Thread(target=self._write, name="ddl-page", daemon=True)
         self._thread.start()
         for rank in range(len(job.hosts)):
-            self._tell(State(rank, records.STARTING))
+            self._tell(RankState(rank, records.STARTING))
 
     # --- what happens
 
@@ -115,16 +115,16 @@ class JobPage(Watch):
         ``outgoing`` is the messages that the coordinator sends because of ``message``.
         """
         if isinstance(message, Hello):
-            self._tell(State(rank, records.INIT, host=self._host_of(rank)))
+            self._tell(RankState(rank, records.INIT, host=self._host_of(rank)))
         elif isinstance(message, Bye):
-            self._tell(State(rank, records.LEFT, message.reason))
+            self._tell(RankState(rank, records.LEFT, message.reason))
             if message.reason.startswith(("raised ", "init failed")):
                 self._event("error", f"rank {rank} {message.reason}")
         elif isinstance(message, Leave) and not message.slow:
             self._seldom(f"rank {rank} asks to leave replay: {message.reason}")
         for other, answer in outgoing:
             if isinstance(answer, Welcome):
-                self._tell(State(other, records.RUNNING))
+                self._tell(RankState(other, records.RUNNING))
                 if answer.report is not None:
                     self._begins(answer.report)
             elif isinstance(answer, Answer):
@@ -137,12 +137,12 @@ class JobPage(Watch):
         if report.generation != self._generation:
             self._generation = report.generation
             totals = report.ranks_lost, report.ranks_joined, report.seconds_lost
-            self._tell(World(report.generation, report.size, *totals))
+            self._tell(WorldState(report.generation, report.size, *totals))
 
     def rank_ended(self, end: End) -> None:
         """Record the end of a rank's process."""
         failed = records.STOPPED if end.stopped else records.FAILED
-        self._tell(State(end.rank, records.ENDED if end.returncode == 0 else failed, end.reason))
+        self._tell(RankState(end.rank, records.ENDED if end.returncode == 0 else failed, end.reason))
         if end.failed:
             self._event("error", f"rank {end.rank} {end.reason}")
 
@@ -179,7 +179,7 @@ class JobPage(Watch):
     # --- to the process
 
     def _event(self, kind: str, text: str) -> None:
-        self._tell(Event(time.time(), kind, text))
+        self._tell(JobEvent(time.time(), kind, text))
 
     def _seldom(self, text: str) -> None:
         now_s = time.monotonic()

@@ -16,7 +16,7 @@ STOPPED = "stopped"  # the launcher has ended its process
 FAILED = "failed"
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class JobBegin(msgspec.Struct, frozen=True, tag="begin"):
     """The first record: a description of the job, and the token that browsers need."""
 
     title: str  # the command
@@ -34,7 +34,7 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
     pulse: Pulse
 
 
-class State(msgspec.Struct, frozen=True, tag="state"):
+class RankState(msgspec.Struct, frozen=True, tag="state"):
     """The new state of ``rank``. ``host``: where it runs now; "": where it was."""
 
     rank: int
@@ -43,7 +43,7 @@ class State(msgspec.Struct, frozen=True, tag="state"):
     host: str = ""
 
 
-class World(msgspec.Struct, frozen=True, tag="world"):
+class WorldState(msgspec.Struct, frozen=True, tag="world"):
     """The present world of an elastic job, and what has happened to the job so far."""
 
     generation: int
@@ -53,7 +53,7 @@ class World(msgspec.Struct, frozen=True, tag="world"):
     seconds_lost: float
 
 
-class Event(msgspec.Struct, frozen=True, tag="event"):
+class JobEvent(msgspec.Struct, frozen=True, tag="event"):
     """An event of the job, for the page's list of events."""
 
     at_s: float  # time of day
@@ -68,7 +68,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     text: str
 
 
-Record = Begin | Heard | State | World | Event | Over
+Record = JobBegin | Heard | RankState | WorldState | JobEvent | Over
 _decoder = msgspec.json.Decoder(Record)
 
 

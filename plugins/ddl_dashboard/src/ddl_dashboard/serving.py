@@ -22,9 +22,9 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ddl_dashboard.guard import Guard
-from ddl_dashboard.history import History
+from ddl_dashboard.history import JobHistory
 from ddl_dashboard.place import chart_library
-from ddl_dashboard.records import Begin, Over, decoded
+from ddl_dashboard.records import JobBegin, Over, decoded
 
 TURN_S = 0.5  # time between two updates of the open pages
 MOST_STREAMS = 16  # at most so many pages are open at one time
@@ -44,7 +44,7 @@ _CHARTS_FOR = "private, max-age=86400"  # a browser may store the library of the
 class Site:
     """The web application: serves the files of the page, and a stream of server-sent events to each open page."""
 
-    def __init__(self, history: History, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, history: JobHistory, clock: Callable[[], float] = time.time) -> None:
         self._history = history
         self._clock = clock
         self._turned = asyncio.Event()
@@ -128,7 +128,7 @@ class Site:
             self.streams -= 1
 
 
-class Connection(H11Protocol):
+class BrowserConnection(H11Protocol):
     """A connection of a browser with the server.
 
     If there are more than MOST_CONNECTIONS, the oldest connection without a request in progress is closed. A connection
@@ -153,16 +153,16 @@ class Connection(H11Protocol):
 async def serve(listening: socket.socket, reader: asyncio.StreamReader) -> None:
     """Serve the page at the socket ``listening`` until the launcher's records, read from ``reader``, have ended.
 
-    Raises ValueError if the first record is not a Begin.
+    Raises ValueError if the first record is not a JobBegin.
     """
     begin = decoded(await reader.readline())
-    if not isinstance(begin, Begin):
+    if not isinstance(begin, JobBegin):
         raise ValueError("the first record does not say what the job is")
-    site = Site(History(begin))
+    site = Site(JobHistory(begin))
     server = uvicorn.Server(
         uvicorn.Config(
             Guard(site.app(), begin.token, listening.getsockname()[1]),
-            http=Connection,
+            http=BrowserConnection,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -15,7 +15,7 @@ ALL_IN_S = 3.0  # after this time, a wait is reported even if all ranks have sub
 
 
 @dataclass(frozen=True)
-class Told:
+class LastReport:
     """The last report of a running rank. ``silent`` is true if the rank has sent no pulse for too long."""
 
     activity: Activity
@@ -36,7 +36,7 @@ class Wait:
     waits_s: float
 
 
-def waits_of(told: Mapping[int, Told]) -> list[Wait]:
+def waits_of(told: Mapping[int, LastReport]) -> list[Wait]:
     """Return the waiting operations in groups, the group with the longest wait first.
 
     All operations of a group are ready on the same ranks and missing on the same ranks. ``told`` holds the last reports
@@ -68,7 +68,7 @@ def _wait(
     return Wait(tuple(names), more, ready, missing, max(waiting[rank].waits_s for rank in ready))
 
 
-def _lacks(one: Told, operation: tuple[str, tuple[int, ...]]) -> bool:
+def _lacks(one: LastReport, operation: tuple[str, tuple[int, ...]]) -> bool:
     """Return whether a rank is silent, or has certainly not submitted ``operation``. ``one`` is the rank's last report.
 
     A report names only some of the rank's operations in flight: the first ones in alphabetical order. An operation that

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ddl_doctor.bench.chart import draw, require_matplotlib
-from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row
+from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow
 
 from tests.tiers import long
 
@@ -24,9 +24,9 @@ def test_a_file_comes_out(tmp_path: Path) -> None:
     """With a peer that lacks a size, and a single round."""
     pytest.importorskip("matplotlib", reason="matplotlib draws the chart")
     rows = [
-        Row("allreduce", 4, {TRANSPORT: [1e-6], WHOLE: [5e-5], "pigeon": [2e-4]}),
-        Row("allreduce", 1 << 20, {TRANSPORT: [1e-4, 2e-4, 3e-4], WHOLE: [2e-4] * 3}),
-        Row("alltoall", 4, {TRANSPORT: [1e-6] * 3, WHOLE: [5e-5] * 3}),
+        MeasuredRow("allreduce", 4, {TRANSPORT: [1e-6], WHOLE: [5e-5], "pigeon": [2e-4]}),
+        MeasuredRow("allreduce", 1 << 20, {TRANSPORT: [1e-4, 2e-4, 3e-4], WHOLE: [2e-4] * 3}),
+        MeasuredRow("alltoall", 4, {TRANSPORT: [1e-6] * 3, WHOLE: [5e-5] * 3}),
     ]
     path = tmp_path / "chart.svg"
     require_matplotlib(path)
@@ -78,7 +78,7 @@ def test_axes_have_titles_with_units(
         for nbytes in sizes:
             peer = {"pigeon": [2e-4 * (i + 1)]} if i else {}
             ours = {TRANSPORT: [1e-6 * (i + 1) * (1 + nbytes / 1e4)], WHOLE: [(i + 1) * (5e-5 + nbytes / 1e9)]}
-            rows.append(Row(operation, nbytes, {**ours, **peer}))
+            rows.append(MeasuredRow(operation, nbytes, {**ours, **peer}))
     draw(tmp_path / "chart.png", rows, "shm", "2 ranks, $5")
     (figure,) = kept
     panels = [panel for panel in figure.axes if panel.axison]

@@ -11,7 +11,7 @@ from ddl_conform.world import run_world
 from ddl_doctor.bench.contenders import arrays_for, check, contenders
 from ddl_doctor.bench.plan import OPERATIONS, BenchPlan
 from ddl_doctor.bench.rank import measure_all, open_peers
-from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row
+from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow
 from ddl_doctor.bench.timing import Together
 
 from ddlcore.contracts.bench import BenchPeer
@@ -98,7 +98,7 @@ def test_all_is_measured_and_told() -> None:
     assert [message["begin"] for message in first[1::2]] == [
         [operation, nbytes] for operation in plan.operations for nbytes in plan.sizes
     ]
-    rows = [Row.from_json(message["row"]) for message in first[2::2]]
+    rows = [MeasuredRow.from_json(message["row"]) for message in first[2::2]]
     assert [row.nbytes for row in rows] == [4, 4096, 8, 4096]
     for row in rows:
         assert set(row.times) == {TRANSPORT, WHOLE}
@@ -113,7 +113,7 @@ def test_replayed_calls_are_counted() -> None:
     def body(rank: int, job: Job) -> float:
         told: list[dict[str, Any]] = []
         measure_all(job, plan, {}, told.append)
-        return Row.from_json(told[-1]["row"]).replayed
+        return MeasuredRow.from_json(told[-1]["row"]).replayed
 
     assert run_world(2, body, settings={"replay": True}) == [1.0, 1.0]
     assert run_world(2, body, settings={"replay": False}) == [0.0, 0.0]

@@ -7,14 +7,16 @@ import json
 import statistics
 
 import pytest
-from ddl_doctor.bench.results import TRANSPORT, WHOLE, Ratio, Row, interval_words, median_interval, ratio
+from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow, Ratio, interval_words, median_interval, ratio
 
-ROW = Row("allreduce", 4096, {TRANSPORT: [1e-6, 2e-6, 4e-6], WHOLE: [2e-5, 3e-5, 4e-5], "pigeon": [3e-6, 8e-6, 8e-6]})
+ROW = MeasuredRow(
+    "allreduce", 4096, {TRANSPORT: [1e-6, 2e-6, 4e-6], WHOLE: [2e-5, 3e-5, 4e-5], "pigeon": [3e-6, 8e-6, 8e-6]}
+)
 
 
 def test_a_row_survives_json() -> None:
     """As it crosses from rank 0 to the launcher."""
-    assert Row.from_json(json.loads(json.dumps(ROW.as_json()))) == ROW
+    assert MeasuredRow.from_json(json.loads(json.dumps(ROW.as_json()))) == ROW
 
 
 def test_rate_counts_the_tensors_bytes() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from ddl_doctor.bench.plan import BenchPlan
-from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row
+from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow
 from ddl_doctor.bench.tables import closing, heading, line, ranks_and_hosts
 
 PLAN = BenchPlan(("allreduce",), (4, 1 << 26), "float32", 3, ("pigeon", "snail"))
-QUICK = Row(
+QUICK = MeasuredRow(
     "allreduce", 4, {TRANSPORT: [1e-6] * 3, WHOLE: [5e-5] * 3, "pigeon": [2e-4] * 3, "snail": [1e-3] * 3}, replayed=1.0
 )
-SLOW = Row("allreduce", 1 << 26, {TRANSPORT: [7e-3] * 3, WHOLE: [0.1] * 3, "pigeon": [2.0] * 3}, replayed=0.5)
+SLOW = MeasuredRow("allreduce", 1 << 26, {TRANSPORT: [7e-3] * 3, WHOLE: [0.1] * 3, "pigeon": [2.0] * 3}, replayed=0.5)
 
 
 def columns(text: str) -> list[int]:
@@ -59,5 +59,5 @@ def test_closing_says_what_was_replayed() -> None:
     """All, some or none of the whole calls."""
     assert not any("memory" in text for text in closing([QUICK], PLAN, "shm"))
     assert any(text.startswith("75% of the whole calls ran from memory") for text in closing([QUICK, SLOW], PLAN, "s"))
-    none = Row("allreduce", 4, QUICK.times)
+    none = MeasuredRow("allreduce", 4, QUICK.times)
     assert any(text.startswith("Every whole call was negotiated") for text in closing([none], PLAN, "shm"))

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from ddl_doctor.doctor import examining
 from ddl_doctor.doctor.examining import examine
-from ddl_doctor.doctor.links import Clock, Links, Pair
+from ddl_doctor.doctor.links import Clock, MeasuredLinks, Pair
 from ddl_doctor.doctor.looking import Looks
-from ddl_doctor.doctor.rank import Told, doctor_rank
-from ddl_doctor.doctor.subject import Question, Subject, subject_of
+from ddl_doctor.doctor.rank import RankAnswer, doctor_rank
+from ddl_doctor.doctor.subject import ExaminedJob, Question, subject_of
 
 from ddlcore.commands.cli import main
 from ddlcore.config.loading import Settings
 from ddlcore.errors import DeadlineExceeded, RankFailed
 from ddlcore.launch.ranks.exit_status import NotStarted
 
-Answer = BaseException | Links | str  # what is raised; what was measured; why nothing was
+Answer = BaseException | MeasuredLinks | str  # what is raised; what was measured; why nothing was
 
 
 @pytest.fixture
-def subject() -> Subject:
+def subject() -> ExaminedJob:
     return subject_of(None, "node1:1,node2:1", None, {"backend": "gloo"}, {"PATH": os.environ["PATH"]})
 
 
@@ -31,7 +31,7 @@ def played(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> list[tuple[tupl
     """Each start of ranks gets the next answer; returns the hosts of each, and whether something was to be measured."""
     left, starts = list(answers), list[tuple[tuple[str, ...], bool]]()
 
-    def run_placed(placed: Any, *rest: Any, **more: Any) -> list[Told]:
+    def run_placed(placed: Any, *rest: Any, **more: Any) -> list[RankAnswer]:
         _, arguments, _ = rest[3]
         starts.append((placed.layout.hosts, arguments[0]))
         answer = left.pop(0)
@@ -39,10 +39,10 @@ def played(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> list[tuple[tupl
             raise answer
         facts = {"versions": {"ddlcore": "0.1.0"}}
         return [
-            Told(
+            RankAnswer(
                 Looks(rank, 0, dict(facts)),
                 {},
-                answer if isinstance(answer, Links) else None,
+                answer if isinstance(answer, MeasuredLinks) else None,
                 answer if isinstance(answer, str) else "",
             )
             for rank in range(placed.layout.size)
@@ -58,7 +58,7 @@ needs_gloo = pytest.mark.skipif(
 pytestmark = needs_gloo
 
 
-def test_a_host_that_cannot_take_part(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> None:
+def test_a_host_that_cannot_take_part(monkeypatch: pytest.MonkeyPatch, subject: ExaminedJob) -> None:
     """A finding with its fix; the others are looked at without it."""
     problems = {"node2": ["numpy 1.26 there, 2.1 here", "it does not accept our key; try `ssh node2 true`"]}
     starts = played(monkeypatch, NotStarted("nothing was started", hosts=problems), "")
@@ -72,7 +72,7 @@ def test_a_host_that_cannot_take_part(monkeypatch: pytest.MonkeyPatch, subject: 
     assert report.code == 1
 
 
-def test_no_host_is_left(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> None:
+def test_no_host_is_left(monkeypatch: pytest.MonkeyPatch, subject: ExaminedJob) -> None:
     """There is a report all the same."""
     problems = {
         "node1": ["Python 3.9 runs there and 3.11 here"],
@@ -86,7 +86,7 @@ def test_no_host_is_left(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> N
     ]
 
 
-def test_a_rank_that_dies_while_it_measures(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> None:
+def test_a_rank_that_dies_while_it_measures(monkeypatch: pytest.MonkeyPatch, subject: ExaminedJob) -> None:
     """What can be looked at is; and the links are a finding."""
     starts = played(monkeypatch, RankFailed(1, "rank 1 was killed by signal 11\n  more"), "")
     report = examine(subject, Question(), lambda text: None)
@@ -96,19 +96,19 @@ def test_a_rank_that_dies_while_it_measures(monkeypatch: pytest.MonkeyPatch, sub
     assert next(line for line in report.lines if line.check == "versions").state == "ok"
 
 
-def test_a_rank_that_hangs_while_it_measures(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> None:
+def test_a_rank_that_hangs_while_it_measures(monkeypatch: pytest.MonkeyPatch, subject: ExaminedJob) -> None:
     """The stall ends in time whatever the user set, and fails the ranks that wait: so that the one that hangs is ended, too."""
     patience_s: list[float] = []
 
-    def run_placed(placed: Any, settings: Settings, *rest: Any, **more: Any) -> list[Told]:
+    def run_placed(placed: Any, settings: Settings, *rest: Any, **more: Any) -> list[RankAnswer]:
         patience_s.append(settings.number("stall_shutdown_s"))
-        return [Told(Looks(rank, 0), {}, None, "nothing") for rank in range(2)]
+        return [RankAnswer(Looks(rank, 0), {}, None, "nothing") for rank in range(2)]
 
     monkeypatch.setattr(examining, "run_placed", run_placed)
     examine(subject, Question(), lambda text: None)
     assert patience_s == [examining.STALL_S]
 
-    def stalled(*arguments: Any) -> Links:
+    def stalled(*arguments: Any) -> MeasuredLinks:
         raise DeadlineExceeded("stalled for more than 120 s")
 
     monkeypatch.setattr("ddl_doctor.doctor.pairs.measure_links", stalled)
@@ -126,10 +126,10 @@ def test_ranks_that_cannot_be_had_at_all(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == "ddl doctor: rank 0 exited with code 1\n"
 
 
-def test_what_was_measured(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> None:
+def test_what_was_measured(monkeypatch: pytest.MonkeyPatch, subject: ExaminedJob) -> None:
     """Matrices, the slow link and the clock, each in its line."""
     pairs = [Pair(0, 1, 100.0, 0.01), Pair(1, 0, 100.0, 0.012)]
-    played(monkeypatch, Links((0, 1), {"gloo": pairs}, [Clock(1, 2.5, 0.001)]))
+    played(monkeypatch, MeasuredLinks((0, 1), {"gloo": pairs}, [Clock(1, 2.5, 0.001)]))
     report = examine(subject, Question(model_mb=50.0), lambda text: None)
     assert [one.check for one in report.findings] == ["links", "clocks"]
     assert "50 MB of gradients" in report.findings[0].means

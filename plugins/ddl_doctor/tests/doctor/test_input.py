@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from ddl_doctor.doctor import watching
-from ddl_doctor.doctor.report import Report
+from ddl_doctor.doctor.report import DoctorReport
 from ddl_doctor.doctor.subject import Question, subject_of
 from ddl_doctor.doctor.watching import InputWatch, judge_input, watch_input
 
@@ -82,7 +82,7 @@ def test_a_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> No
         raise NotStarted("node2: train.py is not there")
 
     monkeypatch.setattr(watching, "run_job", refuse)
-    report = Report("a title")
+    report = DoctorReport("a title")
     subject = subject_of(1, None, None, {}, {"PATH": os.environ["PATH"]})
     watch_input(subject, Question(program=("python", "train.py"), command=("python", "train.py")), report)
     (found,) = report.findings

@@ -13,7 +13,7 @@ from ddl_doctor.doctor import pairs as measuring
 from ddl_doctor.doctor.drawn import print_report
 from ddl_doctor.doctor.links import (
     Clock,
-    Links,
+    MeasuredLinks,
     Pair,
     chosen_ranks,
     judge_clocks,
@@ -22,7 +22,7 @@ from ddl_doctor.doctor.links import (
     step_cost_s,
 )
 from ddl_doctor.doctor.pairs import measure_links
-from ddl_doctor.doctor.report import Report, text_lines
+from ddl_doctor.doctor.report import DoctorReport, text_lines
 
 from ddlcore.api.objects import allgather_object
 from ddlcore.builtin.threads import ThreadsTransport
@@ -42,7 +42,7 @@ def both(a: int, b: int, there: float, back: float) -> list[Pair]:
 
 def test_a_slow_link_and_what_it_costs() -> None:
     """100 Mbit/s one way is enough; ranks of one host are no link; the best transport and pair of ranks count."""
-    links = Links(
+    links = MeasuredLinks(
         (0, 1, 2, 3),
         {
             "gloo": [*both(0, 1, 0.01, 0.01), *both(0, 2, 0.0125, 2.0), *both(1, 2, 0.004, 0.004), *both(0, 3, 2, 2)],
@@ -57,8 +57,8 @@ def test_a_slow_link_and_what_it_costs() -> None:
 
 def test_ten_gigabits_are_enough() -> None:
     """And a single host has no link to judge."""
-    assert list(judge_links(Links((0, 2), {"gloo": both(0, 2, 1.25, 1.3)}), HOSTS, 100.0)) == []
-    assert list(judge_links(Links((0, 1), {"shm": both(0, 1, 0.1, 0.1)}), HOSTS, 100.0)) == []
+    assert list(judge_links(MeasuredLinks((0, 2), {"gloo": both(0, 2, 1.25, 1.3)}), HOSTS, 100.0)) == []
+    assert list(judge_links(MeasuredLinks((0, 1), {"shm": both(0, 1, 0.1, 0.1)}), HOSTS, 100.0)) == []
 
 
 def test_what_a_step_costs() -> None:
@@ -69,7 +69,7 @@ def test_what_a_step_costs() -> None:
 
 def test_a_transport_that_does_not_open() -> None:
     """Named with the pair and the reason."""
-    links = Links((0, 2), {}, errors={"gloo": (0, 2, "DeadlineExceeded: no answer")})
+    links = MeasuredLinks((0, 2), {}, errors={"gloo": (0, 2, "DeadlineExceeded: no answer")})
     (found,) = judge_links(links, HOSTS, 100.0)
     assert found.what == "gloo does not work between rank 0 (node1) and rank 2 (node2): DeadlineExceeded: no answer"
     assert "--network-interface" in found.fix
@@ -109,7 +109,7 @@ class BrokenTransport(ThreadsTransport):
         raise TransportError("no way")
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, *kinds: type[ThreadsTransport]) -> list[Links]:
+def measured(monkeypatch: pytest.MonkeyPatch, *kinds: type[ThreadsTransport]) -> list[MeasuredLinks]:
     """Among three ranks on two hosts."""
     made = {kind.__name__: kind for kind in kinds}
     monkeypatch.setattr(measuring, "build_transport", lambda registry, route: made[route.provider.name]())
@@ -117,7 +117,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, *kinds: type[ThreadsTransport]) ->
     monkeypatch.setattr(measuring, "_COPY_S", 0.05)
     providers = [TransportProvider(name, "nowhere:Nothing", in_process=True) for name in made]
 
-    def body(rank: int, job: Job) -> Links:
+    def body(rank: int, job: Job) -> MeasuredLinks:
         return measure_links(job, providers, (0, 1, 2), partial(allgather_object, job=job))
 
     with World(3, hosts=(0, 0, 1)) as world:
@@ -152,9 +152,9 @@ def test_a_broken_transport_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> 
 # --- showing
 
 
-def report() -> Report:
-    links = Links((0, 2, 3), {"gloo": [*both(0, 2, 0.0125, 0.012), *both(0, 3, 3.5, 3.25)]})
-    made = Report("ddl doctor: 3 ranks on 3 hosts")
+def report() -> DoctorReport:
+    links = MeasuredLinks((0, 2, 3), {"gloo": [*both(0, 2, 0.0125, 0.012), *both(0, 3, 3.5, 3.25)]})
+    made = DoctorReport("ddl doctor: 3 ranks on 3 hosts")
     made.add("links", judge_links(links, HOSTS, 100.0), "gloo 2 pairs", matrices(links))
     made.left_out("gpu-links", "no GPU")
     return made

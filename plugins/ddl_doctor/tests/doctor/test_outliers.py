@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ddl_conform.world import World
 from ddl_doctor.doctor import pairs as measuring
-from ddl_doctor.doctor.links import Links, Pair
+from ddl_doctor.doctor.links import MeasuredLinks, Pair
 from ddl_doctor.doctor.outliers import judge_outliers, outliers, repeated_lines
 from ddl_doctor.doctor.pairs import measure_links
 
@@ -32,7 +32,7 @@ def all_pairs(ranks: int, latency_us: float = 50.0, rate: float = 2.0, **slow: t
 
 def test_a_latency_of_25_times_its_twin_is_found() -> None:
     """Two ranks have only each other's direction to compare with."""
-    links = Links((0, 1), {"shm": all_pairs(2, 2.0, r0_1=(50.0, 2.0))})
+    links = MeasuredLinks((0, 1), {"shm": all_pairs(2, 2.0, r0_1=(50.0, 2.0))})
     (found,) = judge_outliers(links, HOSTS, {})
     assert found.check == "links" and found.where == "node0"
     assert found.what == (
@@ -44,7 +44,7 @@ def test_a_latency_of_25_times_its_twin_is_found() -> None:
 
 def test_the_opposite_direction_counts_even_if_most_links_are_as_slow() -> None:
     """Four ranks on two cores: nearly all links took 2 ms, and one direction of one of them 81 µs."""
-    links = Links((0, 1, 2, 3), {"gloo": all_pairs(4, 1995.0, 1.0, r2_1=(81.4, 1.0))})
+    links = MeasuredLinks((0, 1, 2, 3), {"gloo": all_pairs(4, 1995.0, 1.0, r2_1=(81.4, 1.0))})
     (found,) = judge_outliers(links, dict.fromkeys(range(4), "node"), {"node": 2})
     assert (
         "from rank 1 (node) to rank 2 (node) by gloo takes 1.99 ms, 25 times as long as in the other direction"
@@ -65,21 +65,23 @@ def test_the_opposite_direction_counts_even_if_most_links_are_as_slow() -> None:
 def test_what_noise_and_topology_explain_is_not_found(usual_us: float, other_us: float) -> None:
     """In worlds of any size."""
     for ranks in (2, 3, 8):
-        links = Links(tuple(range(ranks)), {"gloo": all_pairs(ranks, usual_us, r0_1=(other_us, 2.0))})
+        links = MeasuredLinks(tuple(range(ranks)), {"gloo": all_pairs(ranks, usual_us, r0_1=(other_us, 2.0))})
         assert list(judge_outliers(links, dict.fromkeys(range(8), "node"), {})) == []
 
 
 def test_links_of_different_kinds_are_not_compared() -> None:
     """Shared memory and a network differ by a factor of a hundred, and so do transports."""
     between = {f"r{a}_{b}": (150.0, 0.1) for a in range(4) for b in range(4) if HOSTS[a] != HOSTS[b]}
-    links = Links((0, 1, 2, 3), {"gloo": all_pairs(4, 1.5, 10.0, **between), "shm": [Pair(0, 1, 1e4), Pair(1, 0, 1e4)]})
+    links = MeasuredLinks(
+        (0, 1, 2, 3), {"gloo": all_pairs(4, 1.5, 10.0, **between), "shm": [Pair(0, 1, 1e4), Pair(1, 0, 1e4)]}
+    )
     assert list(judge_outliers(links, HOSTS, {})) == []
 
 
 def test_a_bad_host_of_three_is_named() -> None:
     """Four of six links are slow, and the two others show what is usual."""
     slow = {f"r{a}_{b}": (50.0, 0.1) for a, b in ((0, 2), (2, 0), (1, 2), (2, 1))}
-    links = Links((0, 1, 2), {"gloo": all_pairs(3, 50.0, 1.2, **slow)})
+    links = MeasuredLinks((0, 1, 2), {"gloo": all_pairs(3, 50.0, 1.2, **slow)})
     (found,) = judge_outliers(links, {0: "node0", 1: "node1", 2: "node2"}, {})
     assert found.where == "node2"
     assert found.what == (
@@ -92,7 +94,7 @@ def test_a_bad_host_of_three_is_named() -> None:
 def test_a_bad_rank_of_a_host_is_named() -> None:
     """If all links are within one host, what they have in common is a rank."""
     slow = {f"r{a}_{b}": (900.0, 2.0) for a in range(4) for b in range(4) if 3 in (a, b)}
-    links = Links((0, 1, 2, 3), {"shm": all_pairs(4, 2.0, 2.0, **slow)})
+    links = MeasuredLinks((0, 1, 2, 3), {"shm": all_pairs(4, 2.0, 2.0, **slow)})
     (found,) = judge_outliers(links, dict.fromkeys(range(4), "node"), {})
     assert found.where == "rank 3" and "and 5 more of 12 links, all of them from or to rank 3" in found.what
 
@@ -108,7 +110,9 @@ def test_the_worst_comes_first() -> None:
 # --- measuring again
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, times: dict[tuple[int, int], list[float]]) -> tuple[Links, list[int]]:
+def measured(
+    monkeypatch: pytest.MonkeyPatch, times: dict[tuple[int, int], list[float]]
+) -> tuple[MeasuredLinks, list[int]]:
     """Measure three ranks of one host; ``times`` holds the latencies of a link in µs, one measurement after the other.
 
     Return also how often each of the three pairs was measured.

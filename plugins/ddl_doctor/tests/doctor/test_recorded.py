@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ddl_doctor.checks.gpus import GpuLinksCheck
 from ddl_doctor.doctor.looking import look, put_together, recorded_view
-from ddl_doctor.doctor.report import Report, judge
+from ddl_doctor.doctor.report import DoctorReport, judge
 
 from ddlcore.commands.cli import main
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
@@ -183,7 +183,7 @@ def test_a_check_that_completes_another() -> None:
     seen = put_together(checks, looks, lambda rank: "node1")
     assert list(seen) == ["gpu-links"] and len(seen["gpu-links"]) == 1
     assert seen["gpu-links"][0].facts["latency_us"]["on"][3] == [1.0] * 4
-    report = Report("")
+    report = DoctorReport("")
     judge(report, checks, seen, {})
     assert [line.check for line in report.lines] == ["gpu-links"]
     assert "iommu" not in str(report.matrices) and len(report.matrices) == 2

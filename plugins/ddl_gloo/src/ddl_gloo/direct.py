@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from ddl_gloo.shim import Group, Message
+from ddl_gloo.shim import GlooGroup, Message
 from ddlcore.contracts.transport import Context, Memory
 from ddlcore.types import Buffer, DType, ReduceOp
 
@@ -23,7 +23,7 @@ class Direct:
     A method raises RuntimeError if one of its messages fails.
     """
 
-    def __init__(self, group: Group, context: Context) -> None:
+    def __init__(self, group: GlooGroup, context: Context) -> None:
         self._group = group
         self._kernels = context.kernels
         self._rank = context.rank

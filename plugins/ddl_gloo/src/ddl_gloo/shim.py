@@ -47,7 +47,7 @@ def tensor(address: int, count: int, dtype: DType = DType.U8) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=_TYPES[dtype])
 
 
-class Group:
+class GlooGroup:
     """Gloo's object for the ranks of one communicator, all connected to each other.
 
     Only one thread at a time may call the methods.

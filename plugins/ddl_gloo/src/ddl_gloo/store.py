@@ -14,7 +14,7 @@ from ddlcore.errors import DeadlineExceeded
 _SLICE_S = 0.5
 
 
-class Meeting(TorchStore):
+class GlooStore(TorchStore):
     """The store that Gloo uses while the ranks connect.
 
     Every wait ends at the time ``until_s`` (of time.monotonic) at the latest, and soon after ``stopped()`` has become

@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from ddl_gloo.direct import Direct, copy
-from ddl_gloo.shim import NATIVE, Group, Pending
-from ddl_gloo.store import Meeting
+from ddl_gloo.shim import NATIVE, GlooGroup, Pending
+from ddl_gloo.store import GlooStore
 from ddl_gloo.wires import Wires
 from ddl_gloo.worker import Worker
 from ddlcore.contracts.interfaces import chosen_address
@@ -52,7 +52,7 @@ class GlooTransport(Transport):
     def __init__(self) -> None:
         self._lock = threading.Lock()  # abort() may come from any thread during open() and close()
         self._aborted = False
-        self._group: Group | None = None
+        self._group: GlooGroup | None = None
         self._direct: Direct | None = None
         self._wires: Wires | None = None
         self._worker = Worker("ddl-gloo")
@@ -71,11 +71,11 @@ class GlooTransport(Transport):
         self._whole_bytes = (WHOLE_BYTES if len(hosts) == 1 else WHOLE_BYTES_ACROSS) // max(1, context.size - 1)
         address = self._address()
         until_s = time.monotonic() + context.timeout_s
-        meeting = Meeting(PrefixStore("gloo/", context.store), until_s, self._over.is_set)
-        made: list[Group] = []
+        meeting = GlooStore(PrefixStore("gloo/", context.store), until_s, self._over.is_set)
+        made: list[GlooGroup] = []
 
         def meet() -> None:
-            made.append(Group(meeting, context.rank, context.size, address, context.timeout_s))
+            made.append(GlooGroup(meeting, context.rank, context.size, address, context.timeout_s))
 
         opening = self._worker.give(meet)
         if self._aborted:
@@ -212,7 +212,7 @@ class GlooTransport(Transport):
         direct = self._ready("barrier")
         if self.context.size <= DIRECT_BARRIER:
             return self._send("barrier", 1, direct.barrier)
-        return self._start("barrier", Group.barrier)
+        return self._start("barrier", GlooGroup.barrier)
 
     # --- how they are carried out
 
@@ -247,7 +247,7 @@ class GlooTransport(Transport):
             task.end(self._failure(what))
         return task
 
-    def _start(self, what: str, call: Callable[[Group], Pending], memory: Buffer | None = None) -> Work:
+    def _start(self, what: str, call: Callable[[GlooGroup], Pending], memory: Buffer | None = None) -> Work:
         """Start a collective that runs in a thread of Gloo, and return its Work.
 
         ``call`` starts the collective, and ``memory`` is the memory that the collective reads or writes. ``what`` is

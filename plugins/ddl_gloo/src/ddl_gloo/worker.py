@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ddlcore.contracts.transport import Work
 
 
-class Task(Work):
+class WorkerTask(Work):
     """A call that the worker thread makes. A task is in flight, complete or failed."""
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -68,16 +68,16 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[WorkerTask | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._given: collections.deque[Task] = collections.deque()  # the queued tasks and the running one
+        self._given: collections.deque[WorkerTask] = collections.deque()  # the queued tasks and the running one
 
     @property
     def idle(self) -> bool:
         """Whether no task is queued or running."""
         return not self._given
 
-    def give(self, call: Callable[[], None]) -> Task:
+    def give(self, call: Callable[[], None]) -> WorkerTask:
         """Queue ``call``, and return its task. The thread makes the call after all earlier calls have returned.
 
         Start the thread if it does not run yet.
@@ -85,7 +85,7 @@ class Worker:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
-        task = Task(call)
+        task = WorkerTask(call)
         self._given.append(task)
         self._queue.put(task)
         return task

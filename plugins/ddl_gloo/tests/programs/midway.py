@@ -6,7 +6,7 @@ import sys
 import time
 
 import numpy as np
-from ddl_conform.group import Group
+from ddl_conform.group import TransportGroup
 from ddl_gloo import transport as module
 
 from ddlcore.contracts.transport import Transport, Work
@@ -47,7 +47,7 @@ def main(name: str) -> None:
     members = [Member(rank, 0) for rank in range(SIZE)]
     for _ in range(3):
         transports = [module.GlooTransport() for _ in range(SIZE)]
-        group = Group(transports, CpuKernels(), members=members, settings={}, deadline_s=20.0)
+        group = TransportGroup(transports, CpuKernels(), members=members, settings={}, deadline_s=20.0)
         group.open()
         group.run(lambda rank, transport: play(name, rank, transport))
         group.close()

@@ -13,7 +13,7 @@ LONGEST_SLEEP_S = 0.5e-3
 SLEEP_SHARE = 0.1  # a sleep takes at most this share of the wait so far, because a sleep may be longer than needed
 
 
-class Patience(NamedTuple):
+class WaitTimes(NamedTuple):
     """The two times that control a wait, in seconds since the begin of the wait.
 
     Until ``spin_s``, a rank tests the request without pause. Until ``yield_s``, the rank yields the core between two
@@ -24,10 +24,10 @@ class Patience(NamedTuple):
     yield_s: float
 
 
-ARRIVAL = Patience(15e-6, 100e-6)  # wait for other ranks, which may compute for a long time, perhaps on this core
-DATA = Patience(2e-3, 50e-3)  # wait for data after all ranks have begun; it is long only if another rank is stopped
-CROWDED = Patience(15e-6, 50e-3)  # the same if ranks share cores: to spin would delay the rank that has the data
-Step = tuple[Any, Patience]  # a started request of MPI, and the times of the wait for it
+ARRIVAL = WaitTimes(15e-6, 100e-6)  # wait for other ranks, which may compute for a long time, perhaps on this core
+DATA = WaitTimes(2e-3, 50e-3)  # wait for data after all ranks have begun; it is long only if another rank is stopped
+CROWDED = WaitTimes(15e-6, 50e-3)  # the same if ranks share cores: to spin would delay the rank that has the data
+Step = tuple[Any, WaitTimes]  # a started request of MPI, and the times of the wait for it
 
 
 class Steps(Work):
@@ -86,7 +86,7 @@ class Steps(Work):
             self._steps = None
             self._done()
 
-    def _waited(self, test: Callable[[], bool], patience: Patience, until_s: float) -> bool:
+    def _waited(self, test: Callable[[], bool], patience: WaitTimes, until_s: float) -> bool:
         now_s = time.monotonic()
         since_s = self._since_s = self._since_s or now_s
         while not test():

@@ -15,7 +15,7 @@ import mxnet as mx
 
 from ddl_mxnet.engine import EngineOperations, is_naive
 from ddl_mxnet.function import Function
-from ddl_mxnet.traffic import Traffic
+from ddl_mxnet.traffic import EngineTraffic
 from ddlcore.api import CollectiveCall, UserCompressor
 from ddlcore.types import Average
 
@@ -101,7 +101,7 @@ def _recorded(function: Function, call: Call, tensors: Sequence[Any]) -> list[An
     outputs = function.apply(call, tensors)
     # Count only calls that succeed: if a call fails on one rank alone, the counts must stay equal on all ranks.
     if call.name is None:
-        call.turn.append(call.job.companion(Traffic).turn(call.process_set.process_set_id))
+        call.turn.append(call.job.companion(EngineTraffic).turn(call.process_set.process_set_id))
     return outputs
 
 

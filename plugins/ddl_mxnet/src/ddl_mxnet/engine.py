@@ -23,7 +23,7 @@ from mxnet.base import _LIB, MXNetError, check_call, register_error
 
 from ddl_mxnet.adapter import MxnetAdapter, address_of, apart, count_of, dtype_of
 from ddl_mxnet.devices import is_on_gpu, on_host
-from ddl_mxnet.traffic import Traffic
+from ddl_mxnet.traffic import EngineTraffic
 from ddlcore.api import Handle, Operations, is_initialized
 from ddlcore.contracts import JobService, TensorEntry
 from ddlcore.errors import InvalidArgument, NotInitialized
@@ -86,7 +86,7 @@ class Pushed:
         writes: Sequence[Any],
         begin: Callable[[], None],
         skip: Callable[[], None] | None = None,
-        traffic: Traffic | None = None,
+        traffic: EngineTraffic | None = None,
     ) -> None:
         self._arrays = (*reads, *writes)  # keeps their handles alive until the engine calls back
         writes = apart(writes)
@@ -304,7 +304,7 @@ class EngineOperations(Operations):
         return other
 
     def hand_over(self, job: JobService, handle: Handle, entries: Sequence[TensorEntry], waits: bool) -> None:
-        traffic = job.companion(Traffic)
+        traffic = job.companion(EngineTraffic)
         if job.closed:
             raise NotInitialized("ddl has been shut down; call init() again first")
         places: list[Any] = [entry.target.owner for entry in entries if entry.target is not None]

@@ -5,7 +5,7 @@ Both functions first wait until MXNet's engine has handed over all queued operat
 
 from __future__ import annotations
 
-from ddl_mxnet.traffic import Traffic
+from ddl_mxnet.traffic import EngineTraffic
 from ddlcore import api
 from ddlcore.api import ProcessSet, current_job
 
@@ -16,7 +16,7 @@ def join(device: int = -1) -> int:
     Before that, wait until MXNet's engine has handed over to ddl all collectives that this rank has called. ``device``
     is ignored; it exists for compatibility with Horovod.
     """
-    traffic = current_job().companion(Traffic)
+    traffic = current_job().companion(EngineTraffic)
     traffic.handed_over()
     last = api.join(device)
     traffic.joined()
@@ -30,5 +30,5 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process set, the function waits until MXNet's engine has handed over to ddl all collectives that this rank has
     called.
     """
-    current_job().companion(Traffic).handed_over()
+    current_job().companion(EngineTraffic).handed_over()
     return api.remove_process_set(process_set)

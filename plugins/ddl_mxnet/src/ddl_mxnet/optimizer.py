@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import mxnet as mx
 
-from ddl_mxnet.reducer import Plan, Reducer, Reduction
+from ddl_mxnet.reducer import Reducer, Reduction, SumPlan
 from ddl_mxnet.replicas import UpdateCheck
 from ddlcore.api import ProcessSet, find_process_set, global_process_set, gradient_compression
 
@@ -88,7 +88,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
     _ddl: Reducer
     _plans: dict[
-        tuple[Any, ...], tuple[list[Any], Plan]
+        tuple[Any, ...], tuple[list[Any], SumPlan]
     ]  # by the indices of one call: the gradients of the call, and the plan by which these gradients are reduced
     _inside: bool  # whether an update runs: then the optimizer's own code reads the properties below
     _check: UpdateCheck
@@ -166,7 +166,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
         known, plan = self._plans.get(key, ((), None))
         if plan is None or any(a is not b for a, b in zip(grads, known, strict=True)):
             named = [(f"{self._ddl.label}{index}", grad) for index, grad in zip(indices, grads, strict=True)]
-            plan = Plan(named[::-1])  # backward computes the last parameters' gradients first
+            plan = SumPlan(named[::-1])  # backward computes the last parameters' gradients first
             self._plans[key] = list(grads), plan
         self._ddl.reduce(plan)
 

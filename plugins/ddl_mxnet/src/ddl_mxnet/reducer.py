@@ -110,7 +110,7 @@ class Fence:
         check_call(_LIB.MXNDArrayWaitToRead(self.first))
 
 
-class Plan:
+class SumPlan:
     """The arrays that are summed in every step, and the order in which they are summed.
 
     All ranks must use the same names.
@@ -234,7 +234,7 @@ class Reducer:
             raise
         self.torn = False
 
-    def reduce(self, plan: Plan) -> None:
+    def reduce(self, plan: SumPlan) -> None:
         """Replace every gradient of ``plan`` by its sum over the members. All members must call this once per step.
 
         Waits until all operations have ended. If some have failed, the first error is raised after that: PeerLost,
@@ -269,7 +269,7 @@ class Reducer:
             self.torn = False
             raise failure
 
-    def _reduce_in_place(self, plan: Plan) -> Exception | None:
+    def _reduce_in_place(self, plan: SumPlan) -> Exception | None:
         """Sum all gradients in place by persistent requests. Return the first error, or None.
 
         This method runs in every step for hundreds of gradients. So, to be fast, the loop makes only one call of MXNet
@@ -327,7 +327,7 @@ class Reducer:
             in_flight.pop()
         return failure
 
-    def _shelter(self, plan: Plan) -> None:
+    def _shelter(self, plan: SumPlan) -> None:
         """Prevent MXNet from writing gradients that are still in flight, because other ranks read these gradients.
 
         This method is called after an exception has interrupted the step: the user may catch the exception and start
@@ -352,7 +352,7 @@ class Reducer:
         guard = Pushed((), [slot.array for fence in plan.fences for slot in fence.slots], begin)
         guard.push()
 
-    def _reduce_otherwise(self, plan: Plan) -> Exception | None:
+    def _reduce_otherwise(self, plan: SumPlan) -> Exception | None:
         """Sum the gradients in groups, or with a compressor that the user has written. Return the first error, or None.
 
         In these two cases, this method is called instead of ``_reduce_in_place``.
@@ -386,7 +386,7 @@ class Reducer:
                 land(result)
         return failure
 
-    def _reduce_sparse(self, plan: Plan) -> Exception | None:
+    def _reduce_sparse(self, plan: SumPlan) -> Exception | None:
         """Sum the sparse gradients: gather their rows from all ranks, and add them on every rank, in rank order.
 
         Return the first error, or None.

@@ -27,7 +27,7 @@ STALL_S = 60.0  # how long ``settle`` waits without progress if ``stall_warning_
 log = logging.getLogger(__name__)
 
 
-class Traffic(Companion):
+class EngineTraffic(Companion):
     """The record of all operations of one job: how many are in MXNet's engine, and how many run in ddl.
 
     Any thread may call its methods.

@@ -14,7 +14,7 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 from ddl_mxnet.optimizer import undistributed
-from ddl_mxnet.reducer import OPERATIONS, Plan, Reducer, Reduction
+from ddl_mxnet.reducer import OPERATIONS, Reducer, Reduction, SumPlan
 from ddl_mxnet.replicas import trainer_verifier
 from ddlcore.api import (
     ProcessSet,
@@ -95,7 +95,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         self._backwards: list[Any] = list(reversed(given))
         self._names: list[str] = []  # the names under which the gradients of ``_backwards`` are reduced
         self._arranged: list[Any] = []  # the lists of gradients for which ``_plan`` was made
-        self._plan = Plan(())
+        self._plan = SumPlan(())
         self._watched: list[
             tuple[Any, Any, int]
         ] = []  # parameters that have a gradient, with their arrays, and their places in ``_fresh``
@@ -239,7 +239,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         named = [(name, param.list_grad()[0]) for name, param in trained]
         counts = mx.nd.zeros((max(1, len(named)),), dtype="float32")
         counts.wait_to_read()
-        self._plan = Plan(named, [(f"{self._ddl.label}{self._prefix}.fresh", counts)])
+        self._plan = SumPlan(named, [(f"{self._ddl.label}{self._prefix}.fresh", counts)])
         address = ctypes.c_void_p()
         check_call(_LIB.MXNDArrayGetData(counts.handle, ctypes.byref(address)))
         memory: Any = (ctypes.c_float * len(named)).from_address(address.value or 0)

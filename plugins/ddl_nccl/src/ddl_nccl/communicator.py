@@ -18,7 +18,7 @@ from ddl_nccl.layer import Raw
 from ddl_nccl.library import spelled
 from ddl_nccl.marks import Marks
 from ddl_nccl.meeting import Arrival, meet
-from ddl_nccl.queued import Queued
+from ddl_nccl.queued import QueuedWork
 from ddl_nccl.watchdog import bounded
 from ddlcore.contracts.device import Queue
 from ddlcore.contracts.transport import Context
@@ -124,7 +124,7 @@ class NcclCommunicator:
         """
         self._open_until_s = until_s
         self.call("connecting", first)
-        if not Queued(self.check, self._queue.record(), "connecting").wait(max(0.0, until_s - time.monotonic())):
+        if not QueuedWork(self.check, self._queue.record(), "connecting").wait(max(0.0, until_s - time.monotonic())):
             raise self._unreached()
         self._open_until_s = 0.0
 

@@ -11,7 +11,7 @@ from ddlcore.contracts.transport import Work
 SLICE_S = 0.05  # how often a waiting thread checks for an abort
 
 
-class Queued(Work):
+class QueuedWork(Work):
     """Work that is complete when ``event`` is done, unless ``check`` raises an exception.
 
     ``check`` is called during the wait and again when the event is done. Its argument is ``what``, the name of the call

@@ -12,7 +12,7 @@ from ddl_nccl.codes import BYTES, CARRIED, OPS, TYPES, native
 from ddl_nccl.communicator import NcclCommunicator
 from ddl_nccl.layer import Raw
 from ddl_nccl.marks import Marks
-from ddl_nccl.queued import Queued
+from ddl_nccl.queued import QueuedWork
 from ddl_nccl.reductions import OwnReductions
 from ddl_nccl.watchdog import unwatch, watch
 from ddlcore.contracts.device import Queue
@@ -154,7 +154,7 @@ class NcclTransport(Transport):
     def barrier(self) -> Work:
         buffer = self._one()
         self._call("barrier", lambda: self._reduced(buffer, buffer, ReduceOp.Max))
-        return Queued(self._check, self._queue.record(), "barrier", buffer)
+        return QueuedWork(self._check, self._queue.record(), "barrier", buffer)
 
     # --- how they are carried out
 
@@ -201,7 +201,7 @@ class NcclTransport(Transport):
         self._call(what, call)
         if self._marks.patience_s:
             self._marks.set(self._queue.record())
-        return DONE if self.capabilities.stream_ordered else Queued(self._check, self._queue.record(), what)
+        return DONE if self.capabilities.stream_ordered else QueuedWork(self._check, self._queue.record(), what)
 
     def _one(self) -> Buffer:
         """Return a buffer of one element, with undefined content, for a reduction whose result nobody needs."""

@@ -12,7 +12,7 @@ log = logging.getLogger("ddl")
 INTERVAL_S = 0.1
 
 
-class Watched(Protocol):
+class WatchdogTarget(Protocol):
     """An object that the watchdog thread checks every INTERVAL_S seconds."""
 
     def look(self) -> None:
@@ -23,12 +23,12 @@ class Watched(Protocol):
 
 
 _lock = threading.Lock()
-_watched: list[Watched] = []
+_watched: list[WatchdogTarget] = []
 _thread: threading.Thread | None = None
 _changed = threading.Event()
 
 
-def watch(one: Watched) -> None:
+def watch(one: WatchdogTarget) -> None:
     """Watch the object ``one`` from now on. Any thread may call this function.
 
     The first call starts the watchdog thread.
@@ -41,7 +41,7 @@ def watch(one: Watched) -> None:
             _thread.start()
 
 
-def unwatch(one: Watched) -> None:
+def unwatch(one: WatchdogTarget) -> None:
     """Stop watching the object ``one``. If a check of it is running, this function does not wait for its end.
 
     The watchdog thread ends when no object is left. Another call for the same object has no effect.

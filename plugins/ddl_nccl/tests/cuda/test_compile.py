@@ -117,9 +117,9 @@ def test_the_compiler_finds_numpy_as_it_was(present: bool, monkeypatch: pytest.M
     assert hasattr(np, "row_stack") is present
 
 
-def report(**changed: int) -> compile_all.Report:
+def report(**changed: int) -> compile_all.CompileReport:
     good = {"loads": 2, "stores": 2, "narrow": 0, "calls": 0, "machine_code": 0, "seconds": 0}
-    return compile_all.Report(name="ddl_copy", **(good | changed))
+    return compile_all.CompileReport(name="ddl_copy", **(good | changed))
 
 
 def test_a_kernel_is_wrong_that_reads_or_writes_in_pieces() -> None:

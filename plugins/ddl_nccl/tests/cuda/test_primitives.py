@@ -64,7 +64,7 @@ def _ptx(primitive: Primitive) -> str:
     return str(_gpu().emit_assembly(llvm.parse_assembly(str(module))))
 
 
-def _report(primitive: Primitive, monkeypatch: pytest.MonkeyPatch) -> compile_all.Report:
+def _report(primitive: Primitive, monkeypatch: pytest.MonkeyPatch) -> compile_all.CompileReport:
     monkeypatch.setattr(compile_all, "compile_ptx", lambda *_: _ptx(primitive))
     return compile_all.examine(KERNELS[0], (9, 0), assemble=False)
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl_tf.devices import HOST
-from ddl_tf.gpu import Gpu
+from ddl_tf.gpu import GpuFunctions
 from ddlcore.contracts import Adapter, JobService, Memory
 from ddlcore.errors import DeviceError, InvalidArgument, PluginError
 from ddlcore.types import CPU, Buffer, Device, DType
@@ -48,7 +48,7 @@ class TfAdapter(Adapter):
     name = "tensorflow"
 
     def __init__(self) -> None:
-        self.gpu = Gpu()
+        self.gpu = GpuFunctions()
         self._unserved: weakref.WeakKeyDictionary[JobService, set[str]] = weakref.WeakKeyDictionary()  # device kinds
 
     def range(self, name: str) -> AbstractContextManager[object] | None:

@@ -17,7 +17,7 @@ SMALL_BYTES = 64 << 10  # up to this size, two copies by TensorFlow cost less th
 
 
 @dataclass(frozen=True)
-class Look:
+class GradientLook:
     """Those properties of a gradient that are known while the graph is traced.
 
     ``shape`` is None if it is not fully known.
@@ -34,7 +34,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class GradientBucket:
     """Gradients that are sent as one tensor of shape (rows, *inner).
 
     ``members`` are the positions of the gradients in the list of all gradients. ``inner`` is None for a single gradient
@@ -44,13 +44,13 @@ class Bucket:
     members: tuple[int, ...]
     inner: tuple[int, ...] | None = None
 
-    def rows(self, look: Look) -> int:
+    def rows(self, look: GradientLook) -> int:
         """Return how many rows of the joined tensor belong to the gradient with the properties ``look``."""
         assert look.shape is not None and self.inner is not None
         return prod(look.shape) if not self.inner else look.shape[0]
 
 
-def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_bytes: float) -> list[list[int]]:
+def cut(looks: Sequence[GradientLook], places: Sequence[int], first_bytes: float, most_bytes: float) -> list[list[int]]:
     """Split the list ``places``, in its order, into at most MOST_GROUPS lists of about ``most_bytes`` bytes.
 
     ``places`` are positions in ``looks``, which describes the gradients. The first list has about ``first_bytes``
@@ -71,7 +71,7 @@ def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_b
     return runs
 
 
-def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Bucket]:
+def pack(looks: Sequence[GradientLook], places: Sequence[int]) -> list[GradientBucket]:
     """Return the buckets in which the gradients at the positions ``places`` are sent.
 
     ``looks`` describes all gradients.
@@ -86,5 +86,5 @@ def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Bucket]:
         empty = 0 in inner  # without elements, the number of rows cannot be derived from the size
         key = (dtype, inner if len(members) > 1 and not empty else ())
         joined.setdefault(key, []).extend(members)
-    buckets = [Bucket((place,)) for place in places if place not in small]
-    return buckets + [Bucket(tuple(members), inner) for (_, inner), members in joined.items()]
+    buckets = [GradientBucket((place,)) for place in places if place not in small]
+    return buckets + [GradientBucket(tuple(members), inner) for (_, inner), members in joined.items()]

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl_tf.buckets import Bucket, Look
+from ddl_tf.buckets import GradientBucket, GradientLook
 from ddl_tf.devices import HOST
 from ddl_tf.exchange import TOKEN
 from ddl_tf.graph import asynchronous
@@ -108,7 +108,7 @@ def _independent(output: Any) -> Any:
 # --- buckets
 
 
-def join(members: Sequence[Any], bucket: Bucket) -> Any:
+def join(members: Sequence[Any], bucket: GradientBucket) -> Any:
     """Return the tensor of shape (rows, *inner) that is sent for the gradients ``members`` of ``bucket``."""
     if bucket.inner is None:
         return members[0]
@@ -116,7 +116,7 @@ def join(members: Sequence[Any], bucket: Bucket) -> Any:
     return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
 
-def split(whole: Any, bucket: Bucket, members: Sequence[Any]) -> list[Any]:
+def split(whole: Any, bucket: GradientBucket, members: Sequence[Any]) -> list[Any]:
     """Split ``whole``, a reduced bucket, into one result for each of ``members``, in the gradient's own shape.
 
     ``members`` are the gradients that were joined in ``bucket``.
@@ -131,10 +131,10 @@ def split(whole: Any, bucket: Bucket, members: Sequence[Any]) -> list[Any]:
     return parts
 
 
-def look(gradient: Any) -> Look:
+def look(gradient: Any) -> GradientLook:
     """Return those properties of ``gradient`` that are known while the graph is traced."""
     if gradient is None or isinstance(gradient, tf.IndexedSlices):
-        return Look("", 0, None)
+        return GradientLook("", 0, None)
     # as_list(): under disable_v2_behavior() a shape iterates over Dimension objects, which cannot be hashed.
     shape = tuple(gradient.shape.as_list()) if gradient.shape.is_fully_defined() else None
-    return Look(gradient.dtype.name, gradient.dtype.size, shape)
+    return GradientLook(gradient.dtype.name, gradient.dtype.size, shape)

@@ -40,7 +40,7 @@ _capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _Address = ctypes.c_uint64  # the first field of a DLPack tensor is the address of its data
 
 
-class Gpu:
+class GpuFunctions:
     """The functions for TensorFlow's tensors on NVIDIA GPUs. Any thread may call the methods."""
 
     types: frozenset[Any] = frozenset(

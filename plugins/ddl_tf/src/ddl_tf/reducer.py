@@ -22,7 +22,7 @@ from ddl_tf import present
 from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS
 from ddl_tf.averages import average_of_slices
-from ddl_tf.buckets import Look, cut, pack
+from ddl_tf.buckets import GradientLook, cut, pack
 from ddl_tf.crossing import arrive, depart, join, lift, look, split
 from ddl_tf.devices import HOST, is_host
 from ddl_tf.exchange import Exchange, Pools, give_up
@@ -253,7 +253,7 @@ class Reducer:
             place = ADAPTER.gpu.place(tf.raw_ops.Empty(shape=[1], dtype=tf.float32))
         return place is not CPU and ADAPTER.serves(self.job, place)
 
-    def _runs(self, looks: Sequence[Look], dense: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
+    def _runs(self, looks: Sequence[GradientLook], dense: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
         """Return lists of the gradients that are sent together, late layers first.
 
         The lists are the user's groups. Without groups, all gradients are one list, or ``cut`` divides them by size if

@@ -9,7 +9,7 @@ import torch
 from ddl_torch.autograd import ADAPTER
 from ddl_torch.passes import BackwardPasses
 from ddl_torch.sending import Sender
-from ddl_torch.slots import Group, Slot
+from ddl_torch.slots import GradientGroup, Slot
 from ddlcore.types import CPU
 
 
@@ -40,7 +40,7 @@ class HookedParameters:
 
     def add_group(self, slots: Sequence[Slot]) -> None:
         """Make the gradients of ``slots`` a group: from now on, they are sent together."""
-        group = Group(slots)
+        group = GradientGroup(slots)
         for slot in slots:
             slot.group = group
             self._prepare(slot)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ddl_torch.memory import is_alone
-from ddl_torch.rounds import Result, Round
+from ddl_torch.rounds import ReducedGradient, Round
 from ddl_torch.slots import Slot
 from ddl_torch.unusual import UnusualSender
 from ddlcore.api import wait_for_all
@@ -102,7 +102,7 @@ def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
     if value is grad and slot.kept is None and not slot.sparse_dims:
         round.written.append(grad)
         return
-    round.results[slot] = Result(grad, value, fresh or slot.kept is not None)
+    round.results[slot] = ReducedGradient(grad, value, fresh or slot.kept is not None)
 
 
 def place(round: Round, slots: Sequence[Slot], apart: bool, scale: float = 1.0) -> None:
@@ -116,7 +116,7 @@ def place(round: Round, slots: Sequence[Slot], apart: bool, scale: float = 1.0) 
         for slot in slots:
             grad = slot.param.grad
             if slot.kept is not None and slot not in results and grad is not None:
-                results[slot] = Result(grad, grad, True)
+                results[slot] = ReducedGradient(grad, grad, True)
     for slot, (grad, value, fresh) in results.items():
         if slot in placed:
             continue

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddl_torch.slots import Group, Slot
+from ddl_torch.slots import GradientGroup, Slot
 from ddlcore.api import Handle, Waitable
 from ddlcore.contracts import PersistentRequest
 
 MOST_ROUNDS = 64  # how many rounds of one step have separate names: a loop that never steps must not fill the memory
 
 
-class Result(NamedTuple):
+class ReducedGradient(NamedTuple):
     """A gradient ``grad`` that was sent, and ``value``, the reduced gradient.
 
     ``place`` (results.py) puts ``value`` into ``.grad``.
@@ -78,7 +78,7 @@ class Round:
             Slot, tuple[PersistentRequest, torch.Tensor]
         ] = {}  # the requests of ``UnusualSender.send_end``, and their tensors
         self.ended = False  # other ranks were told that this rank will not send some gradients
-        self.results: dict[Slot, Result] = {}
+        self.results: dict[Slot, ReducedGradient] = {}
         self.placed: set[Slot] = set()  # the slots whose results are in ``.grad``
         self.divided: set[Slot] = set()  # the slots whose results were divided by the sum of the weights when placed
         self.written: list[torch.Tensor] = []  # gradients that were reduced in place
@@ -125,7 +125,7 @@ class Round:
         """
         return any(slot.round == self.number for slot in slots)
 
-    def clear(self, groups: list[Group]) -> None:
+    def clear(self, groups: list[GradientGroup]) -> None:
         """Drop the records of the gradients, but leave the round (the reduction of all gradients) open.
 
         An interrupt may occur within this method. Then the code that ends the round runs again, and calls this method
@@ -138,7 +138,7 @@ class Round:
         for noted in (self.placed, self.divided, self.absent, self.repeated):
             noted.clear()
 
-    def forget(self, groups: list[Group]) -> None:
+    def forget(self, groups: list[GradientGroup]) -> None:
         """Drop all records and close the round, because the job of the round has ended.
 
         A round is one reduction of all gradients.

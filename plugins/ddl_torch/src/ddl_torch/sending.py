@@ -17,7 +17,7 @@ from ddl_torch.autograd import ADAPTER
 from ddl_torch.binding import bind
 from ddl_torch.memory import ALONE, pin_size, use_count
 from ddl_torch.rounds import Round
-from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
+from ddl_torch.slots import GradientGroup, Reduction, Slot, looks_alike, looks_alike_there
 from ddl_torch.unusual import UnusualSender
 from ddl_torch.usual import UsualGradients, address_of, address_of_storage, storage_of
 from ddl_torch.weight_sum import WeightSum
@@ -41,7 +41,7 @@ class Sender:
         self.reduction = reduction
         self.round = round
         self.slots: list[Slot] = []
-        self.groups: list[Group] = []
+        self.groups: list[GradientGroup] = []
         binding = self.binding = bind(reduction)
         self.eager = False  # whether any gradient is sent while backward runs
         self.apart = False  # whether passes compute their gradients apart from earlier results and sums

@@ -86,7 +86,7 @@ class Slot:
         self.name = label  # the name under which it is reduced
         self.passes = passes
         self.submit: Callable[[Slot], None] | None = None  # sends it while backward runs; None: sent at the end
-        self.group: Group | None = None
+        self.group: GradientGroup | None = None
         self.first_hook: RemovableHandle | None = None
         self.hook: RemovableHandle | None = None
         self.tensor_hook: RemovableHandle | None = None
@@ -179,7 +179,7 @@ class Slot:
             self.turn = turn
 
 
-class Group:
+class GradientGroup:
     """Parameters whose gradients are sent together, when the last of these gradients is complete."""
 
     __slots__ = ("_came", "_moments", "_waiting", "attempt", "name", "round", "slots")

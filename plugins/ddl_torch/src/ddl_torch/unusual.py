@@ -17,8 +17,8 @@ import torch
 from ddl_torch.autograd import ADAPTER, OPERATIONS
 from ddl_torch.binding import Binding
 from ddl_torch.memory import is_alone
-from ddl_torch.rounds import Attempt, Result, Round
-from ddl_torch.slots import Group, Reduction, Slot
+from ddl_torch.rounds import Attempt, ReducedGradient, Round
+from ddl_torch.slots import GradientGroup, Reduction, Slot
 from ddl_torch.sparse import SparseHandle, start_sparse
 from ddl_torch.weighting import Weights
 from ddlcore.api import Mapped, UserCompressor, average_by
@@ -96,7 +96,7 @@ class UnusualSender:
             request = slot.request
             round.written.append(grad)
             if slot.sparse_dims:
-                round.results[slot] = Result(grad, grad, True)
+                round.results[slot] = ReducedGradient(grad, grad, True)
         else:
             value = torch.empty_like(grad)
             if slot.private is None:
@@ -105,7 +105,7 @@ class UnusualSender:
             request.set_target(value.data_ptr(), value)
             # Version 0 means that autograd has made this tensor in this pass: accumulating into an older ``.grad``
             # would have raised the version.
-            round.results[slot] = Result(grad, value, grad._version == 0)
+            round.results[slot] = ReducedGradient(grad, value, grad._version == 0)
         if slot.mark is None:
             place = request.source.device
             slot.mark = None if place is CPU else ADAPTER.streams.mark(place)
@@ -145,7 +145,7 @@ class UnusualSender:
                 self.binding.allreduce(packed.contiguous(), name=self.round.name_of(slot.name), part_of=self._part_of())
         attempt.handle = Mapped(attempt.handles[0], partial(compressor.decompress, ctx=attempt.context))
 
-    def send_group(self, group: Group) -> None:
+    def send_group(self, group: GradientGroup) -> None:
         """Send the gradients of a group together, and zeros for the gradients that this rank has not computed.
 
         Sparse gradients are made dense, because a rank that has not computed a gradient cannot know that the gradient
@@ -173,7 +173,7 @@ class UnusualSender:
         except (DdlInternalError, ValueError) as error:
             self.round.failure = self.round.failure or error
 
-    def _send_members(self, group: Group, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
+    def _send_members(self, group: GradientGroup, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
         compressor = self.reduction.user_compressor
         attempt = group.attempt
         assert isinstance(attempt, Attempt)

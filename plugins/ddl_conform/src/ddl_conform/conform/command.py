@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddl_conform.conform.kinds import KINDS, Subject, subjects
+from ddl_conform.conform.kinds import KINDS, TestedProvider, subjects
 from ddl_conform.conform.report import as_json, as_text, succeeded
-from ddl_conform.conform.watch import Run
+from ddl_conform.conform.watch import ConformRun
 from ddl_conform.conform.watch import conform as run_suite
 from ddl_conform.quick.probing import probed
 from ddl_conform.quick.trials import FAILED
@@ -112,13 +112,13 @@ def _quick(name: str | None, for_machines: bool) -> int:
     return int(any(row.state == FAILED for row in found))
 
 
-def _nothing(runs: list[Run], only: tuple[str, ...]) -> int:
+def _nothing(runs: list[ConformRun], only: tuple[str, ...]) -> int:
     if not any(run.refused for run in runs):
         click.echo(f"ddl conform: no test is called {' or '.join(only)}", err=True)
     return 2
 
 
-def _run(subject: Subject, only: tuple[str, ...], test_s: float) -> Run:
+def _run(subject: TestedProvider, only: tuple[str, ...], test_s: float) -> ConformRun:
     with _progress(str(subject)) as told:
         return run_suite(subject, test_s=test_s, only=only, told=told)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ddl_conform.conform.watch import Run
-from ddl_conform.levels import BASIC, FAULT_TOLERANT, FULL, Result, highest, level_of, reached
+from ddl_conform.conform.watch import ConformRun
+from ddl_conform.levels import BASIC, FAULT_TOLERANT, FULL, LevelResult, highest, level_of, reached
 
 WIDTH = 118
 OUTCOMES = ("passed", "failed", "not run", "skipped")
 
 
-def succeeded(run: Run) -> bool:
+def succeeded(run: ConformRun) -> bool:
     """Return whether the run was successful.
 
     A run is successful if at least one test passed, all other tests passed or were skipped, and no method of the plugin
@@ -22,7 +22,7 @@ def succeeded(run: Run) -> bool:
     return not run.refused and "passed" in outcomes and outcomes <= {"passed", "skipped"} and not run.unwritten
 
 
-def as_json(run: Run, partial: bool) -> dict[str, Any]:
+def as_json(run: ConformRun, partial: bool) -> dict[str, Any]:
     """Return the whole report about ``run`` as a dict for JSON, with one entry for each test case.
 
     If ``partial`` is true, the user has selected only some tests, so the report gives no level.
@@ -58,7 +58,7 @@ def as_json(run: Run, partial: bool) -> dict[str, Any]:
     }
 
 
-def as_text(run: Run, partial: bool) -> str:
+def as_text(run: ConformRun, partial: bool) -> str:
     """Return the report about ``run`` as text.
 
     The report begins with a line for each standard test, level by level. After these lines come the failures and their
@@ -81,7 +81,7 @@ def as_text(run: Run, partial: bool) -> str:
     return "\n".join([*lines, "", *(f"  {line}" for line in _end(run, partial))])
 
 
-def _over(run: Run) -> Iterator[str]:
+def _over(run: ConformRun) -> Iterator[str]:
     """Yield the lines about a suite that did not test the plugin itself on this machine.
 
     One line names the replacement for missing hardware or software that the suite used (``Provider.suite_over``). The
@@ -94,7 +94,7 @@ def _over(run: Run) -> Iterator[str]:
         yield f"{subject.provider.name} itself cannot be used here: {subject.missing}"
 
 
-def _by_test(results: Sequence[Result]) -> Iterator[str]:
+def _by_test(results: Sequence[LevelResult]) -> Iterator[str]:
     for test in dict.fromkeys(result.test for result in results):
         cases = [result for result in results if result.test == test]
         counts = _counts(cases)
@@ -106,7 +106,7 @@ def _by_test(results: Sequence[Result]) -> Iterator[str]:
         yield text + (f": {_cut('; '.join(reasons))}" if reasons else "")
 
 
-def _failures(failures: Sequence[Result]) -> Iterator[str]:
+def _failures(failures: Sequence[LevelResult]) -> Iterator[str]:
     """Yield the lines about failures: for each reason, a line with the tests that failed, and a line with the reason.
 
     At most three tests are named for one reason.
@@ -121,7 +121,7 @@ def _failures(failures: Sequence[Result]) -> Iterator[str]:
         yield f"  {reason}"
 
 
-def _end(run: Run, partial: bool) -> Iterator[str]:
+def _end(run: ConformRun, partial: bool) -> Iterator[str]:
     counts = [(o, n) for o, n in _counts(run.results).items() if n or o != "not run"]
     yield f"{', '.join(f'{n} {o}' for o, n in counts)} in {run.seconds:.1f} s"
     if partial:
@@ -133,7 +133,7 @@ def _end(run: Run, partial: bool) -> Iterator[str]:
     yield f"level: {level}{top}{more}"
 
 
-def _counts(results: Sequence[Result]) -> dict[str, int]:
+def _counts(results: Sequence[LevelResult]) -> dict[str, int]:
     """Return the number of ``results`` for each outcome, in the order in which the report shows the outcomes."""
     return {outcome: sum(result.outcome == outcome for result in results) for outcome in OUTCOMES}
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddl_conform.conform.kinds import Subject
-from ddl_conform.levels import Result
+from ddl_conform.conform.kinds import TestedProvider
+from ddl_conform.levels import LevelResult
 
 RESTARTS = 8  # at most so many child processes are started after the first one; then the remaining tests do not run
 POLL_S = 0.05
@@ -28,30 +28,30 @@ _OUTPUT = 2000  # how many characters of a crashed process's output are kept
 
 
 @dataclass
-class Run:
+class ConformRun:
     """The results of the tests of one plugin (``subject``)."""
 
-    subject: Subject
-    results: list[Result] = field(default_factory=list)
+    subject: TestedProvider
+    results: list[LevelResult] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)  # "Class.method  (file:line)"
     seconds: float = 0.0
     refused: str = ""  # why nothing ran; then there are no results
 
 
 def conform(
-    subject: Subject,
+    subject: TestedProvider,
     *,
     test_s: float,
     only: Sequence[str] = (),
     told: Callable[[int, int, str], None] = lambda done, all_, name: None,
-) -> Run:
+) -> ConformRun:
     """Run the suite of ``subject`` to its end, and return the results.
 
     ``test_s`` is the time limit of one test in seconds. ``only`` contains the names of the tests to run, with or
     without their parameters; empty means all tests. At the beginning of each test, ``told(done, all, name)`` is called
     with the number of tests that have a result, the number of all tests, and the name of the test.
     """
-    run = Run(subject)
+    run = ConformRun(subject)
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddl-conform-") as folder:
         gathering = _Gathering(run, told)
@@ -68,7 +68,7 @@ def conform(
 class _Gathering:
     """The collector of a run's results, which reads the lines of JSON that the child process writes."""
 
-    def __init__(self, run: Run, told: Callable[[int, int, str], None]) -> None:
+    def __init__(self, run: ConformRun, told: Callable[[int, int, str], None]) -> None:
         self.run, self._told = run, told
         self.names: list[str] = []
         self.current = ""
@@ -92,9 +92,9 @@ class _Gathering:
         if phase != "call":
             word["reason"] = f"in {phase}: {word['reason']}"
         if word["name"] not in self.done():
-            self.run.results.append(Result(**word))
+            self.run.results.append(LevelResult(**word))
         elif word["outcome"] == "failed":  # the test passed, and its teardown failed
-            self.run.results = [Result(**word) if r.name == word["name"] else r for r in self.run.results]
+            self.run.results = [LevelResult(**word) if r.name == word["name"] else r for r in self.run.results]
 
     def done(self) -> set[str]:
         return {result.name for result in self.run.results}
@@ -108,15 +108,15 @@ class _Gathering:
         late = "Timeout (" in output
         ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         what = "was not over in time; its process was ended" if late else f"ended the process {ended}"
-        self.run.results.append(Result(self.current, "failed", f"it {what}", detail=output[-_OUTPUT:]))
+        self.run.results.append(LevelResult(self.current, "failed", f"it {what}", detail=output[-_OUTPUT:]))
 
     def give_up(self, reason: str) -> None:
         """Record for every test without a result that it was not run, with the text ``reason``."""
         done = self.done()
-        self.run.results += [Result(name, "not run", reason) for name in self.names if name not in done]
+        self.run.results += [LevelResult(name, "not run", reason) for name in self.names if name not in done]
 
 
-def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: float, only: Sequence[str]) -> bool:
+def _session(folder: Path, subject: TestedProvider, gathering: _Gathering, test_s: float, only: Sequence[str]) -> bool:
     """Run one child process, which runs the tests that have no result yet.
 
     Return True if no further child process is needed. Return False if the process ended during a test; this test is

@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row
+from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow
 from ddl_doctor.sizes import exact_size
 from ddl_doctor.ticks import log_ticks, spread
 
@@ -35,7 +35,7 @@ def require_matplotlib(path: Path) -> None:
         raise ValueError(f"--plot {path}: the name must end in one of .{', .'.join(sorted(known))}")
 
 
-def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
+def draw(path: Path, rows: Sequence[MeasuredRow], transport: str, title: str) -> None:
     """Draw the results in ``rows`` into the file ``path``. The horizontal axes show the size of the tensor.
 
     Each operation has two panels, one above the other: the upper one shows the times, the lower one the rates in bytes
@@ -73,7 +73,7 @@ def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _plot(times: Any, rates: Any, rows: Sequence[Row], name: str, style: Mapping[str, Any]) -> Any:
+def _plot(times: Any, rates: Any, rows: Sequence[MeasuredRow], name: str, style: Mapping[str, Any]) -> Any:
     """Draw the times and rates of the contender ``name`` into the panels ``times`` and ``rates``.
 
     ``style`` holds matplotlib's arguments for the lines. Return the line of the times, for the legend.

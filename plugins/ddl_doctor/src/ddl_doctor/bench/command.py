@@ -22,7 +22,7 @@ from ddl_doctor.bench.plan import (
     parse_operations,
     parse_sizes,
 )
-from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row, ratio
+from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow, ratio
 from ddl_doctor.bench.tables import closing, heading, line, ranks_and_hosts
 from ddl_doctor.sizes import exact_size
 from ddlcore.commands.completion import files, providers, words
@@ -32,7 +32,7 @@ from ddlcore.commands.options import SettingsCommand, setting_options
 from ddlcore.config.loading import Settings
 from ddlcore.errors import DdlInternalError, PluginError, RankFailed
 from ddlcore.launch.job.launcher import check_route
-from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.job.placement import Placed, place_ranks
 from ddlcore.launch.ranks.exit_status import NotStarted
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
@@ -160,7 +160,7 @@ def bench(
     except (ValueError, PluginError, DdlInternalError) as error:
         raise click.ClickException(f"ddl bench: {error}") from None
     layout = placed.layout
-    show = Show(plan, ranks_and_hosts(layout.size, len(layout.hosts)))
+    show = BenchOutput(plan, ranks_and_hosts(layout.size, len(layout.hosts)))
     _measure(plan, placed, settings, registry, show)
     for text in closing(show.rows, plan, show.transport):
         click.echo(text)
@@ -210,7 +210,7 @@ def _checked(
         raise ValueError(f"--against {','.join(plan.peers)}: their ranks must be started by {by}; name one at a time")
     if launchers and settings.source("launcher") == "default":
         settings, registry = settings_of(os.environ, {**flags, "launcher": launchers.pop()})
-    placed = place(num_proc, hosts, hostfile, settings, registry, os.environ)
+    placed = place_ranks(num_proc, hosts, hostfile, settings, registry, os.environ)
     if placed.layout.size < 2:
         given = f"-np {num_proc}" if num_proc is not None else f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
         raise ValueError(f"{given}: a collective needs at least 2 ranks")
@@ -230,7 +230,7 @@ def _check_files(json_file: Path | None, plot: Path | None) -> None:
         require_matplotlib(plot)
 
 
-def _measure(plan: BenchPlan, placed: Placed, settings: Settings, registry: Registry, show: Show) -> None:
+def _measure(plan: BenchPlan, placed: Placed, settings: Settings, registry: Registry, show: BenchOutput) -> None:
     """Run the ranks and show their results with ``show``.
 
     All ranks have the same results. The first rank on this host sends each result through a named pipe, and ``show``
@@ -255,14 +255,14 @@ def _measure(plan: BenchPlan, placed: Placed, settings: Settings, registry: Regi
         show.close()
 
 
-class Show:
+class BenchOutput:
     """The output of a benchmark: prints the results of each measurement as soon as they arrive, and keeps all results.
 
     Shows the progress, too, if standard output or standard error is a terminal.
     """
 
     def __init__(self, plan: BenchPlan, ranks: str) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[MeasuredRow] = []
         self.transport = ""
         self._plan = plan
         self._ranks = ranks  # how many, in words
@@ -284,7 +284,7 @@ class Show:
                 self._print(heading(operation, self._plan, self._ranks, self.transport))
             self._advance(f"{operation} {exact_size(nbytes)}", 0)
         else:
-            self.rows.append(Row.from_json(message["row"]))
+            self.rows.append(MeasuredRow.from_json(message["row"]))
             self._print([line(self.rows[-1], self._plan.peers)])
             self._advance("", 1)
 
@@ -324,7 +324,7 @@ class Show:
         sys.stdout.flush()
 
 
-def results_json(rows: list[Row], plan: BenchPlan, layout: Layout, transport: str) -> dict[str, Any]:
+def results_json(rows: list[MeasuredRow], plan: BenchPlan, layout: Layout, transport: str) -> dict[str, Any]:
     """Return all measurements for JSON: the seconds per call in each round, and the ratios that the table shows.
 
     The entry "machine" of the result describes the host of this process. If no rank ran on this host, the host may be
@@ -341,7 +341,7 @@ def results_json(rows: list[Row], plan: BenchPlan, layout: Layout, transport: st
     }
 
 
-def _ratios(row: Row, plan: BenchPlan) -> dict[str, list[float]]:
+def _ratios(row: MeasuredRow, plan: BenchPlan) -> dict[str, list[float]]:
     found = {}
     for peer in plan.peers:
         for other in (TRANSPORT, WHOLE):

@@ -41,7 +41,7 @@ def numpy_dtype(label: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Arrays:
+class BenchArrays:
     """The source and target arrays of one collective on one rank.
 
     ``nbytes`` is the size of the larger of the two arrays in bytes. The larger array is the whole tensor.
@@ -55,7 +55,7 @@ class Arrays:
         return int(max(self.source.nbytes, self.target.nbytes))
 
 
-def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
+def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> BenchArrays:
     """Return the arrays of one rank for a collective of kind ``kind`` on a tensor of ``nbytes`` bytes.
 
     ``nbytes`` is rounded up to whole elements. If each rank has only a part of the tensor, ``nbytes`` is rounded up
@@ -65,16 +65,16 @@ def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
     count = -(-nbytes // native.itemsize)
     if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
         one = np.zeros(count, native)
-        return Arrays(one, one)
+        return BenchArrays(one, one)
     part = -(-count // size)
     whole = np.zeros(part * size, native)
     if kind is Kind.ALLGATHER:
-        return Arrays(np.zeros(part, native), whole)
-    return Arrays(whole, np.zeros(part if kind is Kind.REDUCESCATTER else part * size, native))
+        return BenchArrays(np.zeros(part, native), whole)
+    return BenchArrays(whole, np.zeros(part if kind is Kind.REDUCESCATTER else part * size, native))
 
 
 def contenders(
-    job: Job, peers: Mapping[str, BenchPeer], kind: Kind, memory: Arrays, whole: bool = True
+    job: Job, peers: Mapping[str, BenchPeer], kind: Kind, memory: BenchArrays, whole: bool = True
 ) -> dict[str, Call]:
     """Return the calls to time, by name: the transport alone, ddl's whole call if ``whole`` is true, and the peers.
 
@@ -95,7 +95,7 @@ def contenders(
     return calls
 
 
-def check(kind: Kind, memory: Arrays, calls: Mapping[str, Call], rank: int, size: int) -> None:
+def check(kind: Kind, memory: BenchArrays, calls: Mapping[str, Call], rank: int, size: int) -> None:
     """Run each of ``calls`` once, with values that differ between ranks, and check the results.
 
     Raises DdlInternalError if a result is wrong. Every rank must call this function. At the end it fills the arrays of
@@ -124,7 +124,7 @@ def finish(work: Work) -> None:
         pass
 
 
-def _transport_call(transport: Transport, kind: Kind, memory: Arrays) -> Call:
+def _transport_call(transport: Transport, kind: Kind, memory: BenchArrays) -> Call:
     """Return a function that runs the collective directly on the open transport, in the way in which the engine does.
 
     While the function runs, the engine must be idle.
@@ -152,7 +152,7 @@ def _allreduce_call(transport: Transport, buffer: Buffer) -> Call:
     return lambda: finish(prepared.start(at, at))
 
 
-def _whole_call(kind: Kind, memory: Arrays) -> Call:
+def _whole_call(kind: Kind, memory: BenchArrays) -> Call:
     """Return a function that makes ddl's whole call, in place if ddl has an in-place verb for this collective.
 
     All calls use the same tensor name, so that ddl recognises them as a step that repeats.

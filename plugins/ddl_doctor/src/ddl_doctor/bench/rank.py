@@ -10,7 +10,7 @@ from typing import Any
 import ddlcore.api as ddl
 from ddl_doctor.bench.contenders import arrays_for, check, contenders
 from ddl_doctor.bench.plan import OPERATIONS, BenchPlan
-from ddl_doctor.bench.results import Row
+from ddl_doctor.bench.results import MeasuredRow
 from ddl_doctor.bench.timing import Together, measure
 from ddlcore.contracts.bench import BenchPeer
 from ddlcore.plug.registry import Registry
@@ -56,7 +56,7 @@ def measure_all(job: Job, plan: BenchPlan, peers: Mapping[str, BenchPeer], tell:
 
     Every rank must call this function with the same plan and peers, and all ranks pass the same messages to ``tell``.
     The first message is {"transport": name}. Then two messages follow for each operation and size:
-    {"begin": [operation, nbytes]} before the measurement, and {"row": Row.as_json()} after the measurement.
+    {"begin": [operation, nbytes]} before the measurement, and {"row": MeasuredRow.as_json()} after the measurement.
     """
     communicator = job.sets.communicator(0)
     together = Together(communicator.transport)
@@ -74,4 +74,4 @@ def measure_all(job: Job, plan: BenchPlan, peers: Mapping[str, BenchPeer], tell:
             exact = {name: call for name, call in calls.items() if name not in peers or not peers[name].floor}
             check(kind, memory, exact, job.rank, job.size)
             times, share = measure(calls, together, plan.rounds, plan.budget_s, replayed)
-            tell({"row": Row(operation, memory.nbytes, times, share).as_json()})
+            tell({"row": MeasuredRow(operation, memory.nbytes, times, share).as_json()})

@@ -16,7 +16,7 @@ _CERTAIN = 0.95
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRow:
     """The measured times of one collective at one size, by contender and round."""
 
     operation: str
@@ -45,7 +45,7 @@ class Row:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
+    def from_json(cls, data: Mapping[str, Any]) -> MeasuredRow:
         return cls(data["operation"], data["nbytes"], data["times_s"], data["replayed"])
 
 
@@ -61,7 +61,7 @@ class Ratio:
         return f"{three_digits(self.middle)} [{three_digits(self.low)}, {three_digits(self.high)}]"
 
 
-def ratio(row: Row, slow: str, fast: str) -> Ratio:
+def ratio(row: MeasuredRow, slow: str, fast: str) -> Ratio:
     """Return how many times longer the contender ``slow`` takes than the contender ``fast``.
 
     The two times of the same round are divided by each other; the result is the median of these ratios.

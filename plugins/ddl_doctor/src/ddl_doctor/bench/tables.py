@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddl_doctor.bench.plan import BenchPlan
-from ddl_doctor.bench.results import TRANSPORT, WHOLE, Row, interval_words, ratio
+from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow, interval_words, ratio
 from ddl_doctor.sizes import exact_size
 from ddlcore.text.numbers import UNKNOWN
 
@@ -31,7 +31,7 @@ def heading(operation: str, plan: BenchPlan, ranks: str, transport: str) -> list
     return ["", f"{operation}, {ranks}, {plan.dtype}", "  ".join(columns).rstrip()]
 
 
-def line(row: Row, peers: Sequence[str]) -> str:
+def line(row: MeasuredRow, peers: Sequence[str]) -> str:
     """Return one row of the table as text, with the columns of ``peers``. A value that was not measured is a dash."""
     cells = [f"{exact_size(row.nbytes):>8}"]
     for name in (TRANSPORT, WHOLE):
@@ -45,7 +45,7 @@ def line(row: Row, peers: Sequence[str]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def closing(rows: Sequence[Row], plan: BenchPlan, transport: str) -> list[str]:
+def closing(rows: Sequence[MeasuredRow], plan: BenchPlan, transport: str) -> list[str]:
     """Return the lines below the table. They explain the columns, and list the peers that lack an operation.
 
     They also say which share of ddl's whole calls ran in replay, unless all of them did. ``transport`` is the name of
@@ -67,5 +67,5 @@ def closing(rows: Sequence[Row], plan: BenchPlan, transport: str) -> list[str]:
     return lines
 
 
-def _microseconds(row: Row, name: str) -> str:
+def _microseconds(row: MeasuredRow, name: str) -> str:
     return f"{row.median_s(name) * 1e6:10.1f}" if name in row.times else f"{UNKNOWN:>10}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from ddl_doctor.doctor.examining import examine, examine_recorded
-from ddl_doctor.doctor.report import Report, text_lines
+from ddl_doctor.doctor.report import DoctorReport, text_lines
 from ddl_doctor.doctor.subject import Question, subject_of
 from ddlcore.commands.completion import directories, files, script
 from ddlcore.commands.help import CORE, Group, examples, option
@@ -147,7 +147,7 @@ def doctor(
     ctx.exit(report.code)
 
 
-def _show(report: Report, as_json: bool, plot: Path | None) -> None:
+def _show(report: DoctorReport, as_json: bool, plot: Path | None) -> None:
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=1))
     elif sys.stdout.isatty() and not os.environ.get("NO_COLOR"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddl_doctor.doctor.report import Report, figure, several_hosts
+from ddl_doctor.doctor.report import DoctorReport, figure, several_hosts
 from ddlcore.contracts.check import Matrix
 from ddlcore.text.numbers import UNKNOWN
 
@@ -15,7 +15,7 @@ _STYLES = {"ok": "green", "found": "bold red", "not looked at": "yellow"}
 _SHADES = ("green", "yellow", "red")  # from good to bad
 
 
-def print_report(report: Report, console: Any = None) -> None:
+def print_report(report: DoctorReport, console: Any = None) -> None:
     """Print the report to standard output, or to ``console`` (a ``rich.console.Console``) if given."""
     from rich.console import Console
     from rich.table import Table

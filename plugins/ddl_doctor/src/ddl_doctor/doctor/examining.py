@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ddl_doctor.doctor.links import Links, judge_clocks, judge_links, matrices
+from ddl_doctor.doctor.links import MeasuredLinks, judge_clocks, judge_links, matrices
 from ddl_doctor.doctor.looking import PATIENCE_S, load_checks, look, put_together, recorded_view
 from ddl_doctor.doctor.outliers import judge_outliers, repeated_lines
-from ddl_doctor.doctor.rank import Told, doctor_rank
-from ddl_doctor.doctor.report import Report, judge
-from ddl_doctor.doctor.subject import Question, Subject
+from ddl_doctor.doctor.rank import RankAnswer, doctor_rank
+from ddl_doctor.doctor.report import DoctorReport, judge
+from ddl_doctor.doctor.subject import ExaminedJob, Question
 from ddl_doctor.doctor.watching import watch_input
 from ddlcore.contracts.check import Finding, Seen
 from ddlcore.errors import RankFailed
@@ -31,7 +31,7 @@ STALL_S = 120.0  # twice the time limit for a pair of ranks: if other ranks wait
 Tell = Callable[[str], object]
 
 
-def examine_recorded(root: str, subject: Subject, question: Question) -> Report:
+def examine_recorded(root: str, subject: ExaminedJob, question: Question) -> DoctorReport:
     """Run the checks on a recorded host, with as many ranks as ``subject`` has, and return the report.
 
     ``root`` is the folder that contains the recording (copies of /proc and /sys). Nothing is measured.
@@ -43,12 +43,12 @@ def examine_recorded(root: str, subject: Subject, question: Question) -> Report:
         problems |= one.problems
     for name in ("versions", "known-bad"):  # the record does not say what is installed there
         checks.pop(name, None)
-    report = Report(f"ddl doctor: {views[0].name}, as recorded in {root}, with {_ranks(subject.layout.size)}")
+    report = DoctorReport(f"ddl doctor: {views[0].name}, as recorded in {root}, with {_ranks(subject.layout.size)}")
     judge(report, checks, put_together(checks, looks, lambda rank: views[rank].name), problems)
     return report
 
 
-def examine(subject: Subject, question: Question, tell: Tell) -> Report:
+def examine(subject: ExaminedJob, question: Question, tell: Tell) -> DoctorReport:
     """Examine the live hosts of ``subject``, and return the report.
 
     ``question`` says what to measure. ``tell`` is called with a text about each activity that begins.
@@ -56,7 +56,7 @@ def examine(subject: Subject, question: Question, tell: Tell) -> Report:
     names = ", ".join(subject.layout.hosts)
     hosts = len(subject.layout.hosts)
     title = f"ddl doctor: {_ranks(subject.layout.size)} on {hosts} host{'' if hosts == 1 else 's'} ({names})"
-    report = Report(title)
+    report = DoctorReport(title)
     tell("asking the hosts")
     told, left = _told(subject, question, report, tell)
     if left is None:
@@ -73,15 +73,17 @@ def examine(subject: Subject, question: Question, tell: Tell) -> Report:
     return report
 
 
-def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> tuple[list[Told], Subject | None]:
+def _told(
+    subject: ExaminedJob, question: Question, report: DoctorReport, tell: Tell
+) -> tuple[list[RankAnswer], ExaminedJob | None]:
     """Run the ranks. Return the reports of the ranks, and ``subject`` without the hosts on which no rank can run.
 
     The second value is None if no host remains. A host on which no rank can run is added to ``report`` as a finding,
     and then the ranks are run again without this host.
     """
     wrong: list[Finding] = []
-    left: Subject | None = subject
-    told: list[Told] = []
+    left: ExaminedJob | None = subject
+    told: list[RankAnswer] = []
     wanted = _transports_of(subject.settings.text("backend"))
     while left is not None:
         measures = question.links and left.layout.size > 1
@@ -104,7 +106,7 @@ def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> t
     return told, left
 
 
-def _run(subject: Subject, measures: bool, wanted: tuple[str, ...]) -> list[Told]:
+def _run(subject: ExaminedJob, measures: bool, wanted: tuple[str, ...]) -> list[RankAnswer]:
     # A rank calls init only after its checks, and the checks of one rank may take much longer than those of another
     # rank. So init must have time to wait for the slowest rank's checks.
     settings = subject.settings_with(
@@ -112,7 +114,7 @@ def _run(subject: Subject, measures: bool, wanted: tuple[str, ...]) -> list[Told
         stall_shutdown_s=max(STALL_S, subject.settings.number("stall_shutdown_s")),
     )
 
-    def started(with_links: bool) -> list[Told]:
+    def started(with_links: bool) -> list[RankAnswer]:
         with contextlib.redirect_stdout(sys.stderr):  # what libraries print in the ranks does not belong to the report
             return run_placed(
                 subject.placed,
@@ -158,12 +160,16 @@ def _fix(problem: str, host: str) -> str:
 
 
 def _add_links(
-    report: Report, subject: Subject, told: Sequence[Told], question: Question, seen: Mapping[str, Sequence[Seen]]
+    report: DoctorReport,
+    subject: ExaminedJob,
+    told: Sequence[RankAnswer],
+    question: Question,
+    seen: Mapping[str, Sequence[Seen]],
 ) -> None:
     if not question.links or subject.layout.size < 2:
         report.left_out("links", "--no-links" if not question.links else "one rank has no pair")
         return
-    links: Links | None = told[0].links
+    links: MeasuredLinks | None = told[0].links
     errors = [f"rank {one.looks.rank}: {one.error}" for one in told if one.error]
     if links is None:
         finding = Finding(
@@ -193,7 +199,7 @@ def _add_links(
         report.add("clocks", judge_clocks(links.clocks, host_of, first), f"{worst * 1e3:.2g} ms apart at most")
 
 
-def _cores(subject: Subject, told: Sequence[Told]) -> dict[str, int]:
+def _cores(subject: ExaminedJob, told: Sequence[RankAnswer]) -> dict[str, int]:
     """Return, for each host, the number of cores that all ranks of the host together may use.
 
     A host is left out if its ranks do not know their cores.

@@ -36,7 +36,7 @@ class Clock:
 
 
 @dataclass
-class Links:
+class MeasuredLinks:
     """All measurements between the ranks."""
 
     ranks: tuple[int, ...]  # the ranks that took part
@@ -58,7 +58,7 @@ def chosen_ranks(hosts: Sequence[int], most: int = MOST_RANKS) -> tuple[int, ...
     return tuple(sorted(rank for _, _, rank in sorted(turns)[: max(2, most)]))
 
 
-def matrices(links: Links, host_of: Mapping[int, str] | None = None) -> Iterable[Matrix]:
+def matrices(links: MeasuredLinks, host_of: Mapping[int, str] | None = None) -> Iterable[Matrix]:
     """Return two matrices for each transport: the latencies in µs, and the bandwidths in 10⁹ bytes per second.
 
     ``host_of`` holds the name of the host of each rank. If ``host_of`` is None, the matrices contain no host names.
@@ -87,7 +87,7 @@ def step_cost_s(model_bytes: float, hosts: int, gbytes_per_s: float) -> float:
 
 
 def judge_links(
-    links: Links, host_of: Mapping[int, str], model_mb: float, cards: Mapping[str, str] | None = None
+    links: MeasuredLinks, host_of: Mapping[int, str], model_mb: float, cards: Mapping[str, str] | None = None
 ) -> Iterable[Finding]:
     """Return the findings about links: one if a link between hosts is slow, and one for each transport that failed.
 

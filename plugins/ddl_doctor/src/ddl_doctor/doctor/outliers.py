@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddl_doctor.doctor.links import Links, Pair, gbits
+from ddl_doctor.doctor.links import MeasuredLinks, Pair, gbits
 from ddlcore.contracts.check import Finding
 from ddlcore.text.numbers import duration
 
@@ -69,7 +69,7 @@ def outliers(transport: str, pairs: Sequence[Pair], host_of: Mapping[int, Hashab
     return sorted(found, key=lambda one: -one.factor)
 
 
-def judge_outliers(links: Links, host_of: Mapping[int, str], cores: Mapping[str, int]) -> Iterable[Finding]:
+def judge_outliers(links: MeasuredLinks, host_of: Mapping[int, str], cores: Mapping[str, int]) -> Iterable[Finding]:
     """Return the findings about links that are much slower than the other links of the same kind.
 
     There is at most one finding for each transport, kind of link (within a host, between hosts) and quantity (latency,
@@ -91,7 +91,7 @@ def judge_outliers(links: Links, host_of: Mapping[int, str], cores: Mapping[str,
                     yield _finding(alike, host_of, crowded)
 
 
-def repeated_lines(links: Links) -> list[str]:
+def repeated_lines(links: MeasuredLinks) -> list[str]:
     """Return one line of text for each link that was measured again.
 
     The line contains the latency and bandwidth of the first measurement, and the best values of all measurements.

@@ -13,7 +13,7 @@ import numpy as np
 
 import ddlcore.api as ddl
 from ddl_doctor.bench.contenders import finish
-from ddl_doctor.doctor.links import Clock, Links, Pair
+from ddl_doctor.doctor.links import Clock, MeasuredLinks, Pair
 from ddl_doctor.doctor.outliers import outliers
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Transport
@@ -59,7 +59,7 @@ def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) ->
 
 def measure_links(
     job: Job, transports: Sequence[TransportProvider], ranks: Sequence[int], share: Share | None = None
-) -> Links:
+) -> MeasuredLinks:
     """Measure the links between all pairs of ``ranks`` over each transport, and the clocks of their hosts.
 
     Every rank must call this function with the same arguments. All ranks get the same result. ``share`` gathers one
@@ -67,7 +67,7 @@ def measure_links(
     """
     share = share or ddl.allgather_object
     hosts = job.placement.hosts
-    links = Links(tuple(ranks))
+    links = MeasuredLinks(tuple(ranks))
     clocked: set[int] = {hosts[ranks[0]]}
     for provider in transports:
         found: list[Pair] = []
@@ -91,7 +91,7 @@ def measure_links(
     return links
 
 
-def _measure_again(job: Job, provider: TransportProvider, links: Links, share: Share) -> None:
+def _measure_again(job: Job, provider: TransportProvider, links: MeasuredLinks, share: Share) -> None:
     """Measure slow links again, and store the best result of each direction in ``links``.
 
     A link is slow if it is much slower than the other links. The link may have been slow only for a moment, because

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import ddlcore.api as ddl
-from ddl_doctor.doctor.links import Links, chosen_ranks
+from ddl_doctor.doctor.links import MeasuredLinks, chosen_ranks
 from ddl_doctor.doctor.looking import Looks, load_checks, look, this_view
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.plug.settings import settings_of
@@ -15,17 +15,17 @@ from ddlcore.process.environment import Environment
 
 
 @dataclass
-class Told:
+class RankAnswer:
     """The report that one rank returns to ``ddl doctor``."""
 
     looks: Looks
     checks: dict[str, str] = field(default_factory=dict)  # name of a check that could not be loaded there -> reason
-    links: Links | None = None
+    links: MeasuredLinks | None = None
     error: str = ""  # the reason why nothing was measured
     cores: tuple[int, ...] = ()  # numbers of the cores that the rank may use; (): unknown
 
 
-def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, str] | None = None) -> Told:
+def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, str] | None = None) -> RankAnswer:
     """Run the checks on this rank, then measure the links if ``measures`` is true, and return the rank's report.
 
     ``wanted`` holds the names of the transports to measure; () means all that can be used. ``environ`` holds the
@@ -37,7 +37,7 @@ def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, s
     _, registry = settings_of(environ)
     place = environment.placement
     checks, unusable = load_checks(registry)
-    told = Told(look(checks, this_view(registry, environ, place.rank, place.local_rank)), unusable)
+    told = RankAnswer(look(checks, this_view(registry, environ, place.rank, place.local_rank)), unusable)
     if hasattr(os, "sched_getaffinity"):
         told.cores = tuple(sorted(os.sched_getaffinity(0)))
     if not measures:

@@ -17,7 +17,7 @@ _STATES = {"ok": "green", "found": "red", "not looked at": "yellow"}
 
 
 @dataclass(frozen=True)
-class Line:
+class ReportLine:
     """The result of one check, which the report shows in one line."""
 
     check: str
@@ -26,11 +26,11 @@ class Line:
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """The whole report of one examination."""
 
     title: str
-    lines: list[Line] = field(default_factory=list)
+    lines: list[ReportLine] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # lines that are shown below the tables
@@ -46,13 +46,13 @@ class Report:
         ``words`` is the text of that line, and ``matrices`` are tables to show in the report.
         """
         found = list(findings)
-        self.lines.append(Line(check, "found" if found else "ok", words))
+        self.lines.append(ReportLine(check, "found" if found else "ok", words))
         self.findings += found
         self.matrices += matrices
 
     def left_out(self, check: str, why: str) -> None:
         """Add a line that says that ``check`` did not run. ``why`` is the reason, as text."""
-        self.lines.append(Line(check, "not looked at", why))
+        self.lines.append(ReportLine(check, "not looked at", why))
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in a form that can be written as JSON."""
@@ -66,7 +66,7 @@ class Report:
 
 
 def judge(
-    report: Report, checks: Mapping[str, Check], seen: Mapping[str, Sequence[Seen]], why: Mapping[str, str]
+    report: DoctorReport, checks: Mapping[str, Check], seen: Mapping[str, Sequence[Seen]], why: Mapping[str, str]
 ) -> None:
     """Let every check judge the facts that it reported, and add the results to the report.
 
@@ -94,7 +94,7 @@ def judge(
 # --- as text
 
 
-def text_lines(report: Report, colour: bool = False) -> list[str]:
+def text_lines(report: DoctorReport, colour: bool = False) -> list[str]:
     """Return the lines of the whole report in aligned columns. If ``colour`` is true, add colours for a terminal."""
     paint = _paint if colour else _plain
     lines = [report.title, ""]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ddlcore.builtin.nvml import open_nvml, visible
 from ddlcore.config.loading import Settings
 from ddlcore.launch.job.launcher import check_route
-from ddlcore.launch.job.placement import Placed, place
+from ddlcore.launch.job.placement import Placed, place_ranks
 from ddlcore.launch.ranks.hosts import Layout
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
@@ -30,7 +30,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExaminedJob:
     """The ranks and hosts to examine, with their settings."""
 
     placed: Placed
@@ -51,13 +51,13 @@ class Subject:
         given = {name: self.settings[name] for name in self.settings if self.settings.source(name) == "flag"}
         return settings_of(self.environ, {**given, **flags}, registry=self.registry)[0]
 
-    def without(self, hosts: Sequence[str]) -> Subject | None:
+    def without(self, hosts: Sequence[str]) -> ExaminedJob | None:
         """Return a copy of this object without the ranks on ``hosts``, or None if no rank is left."""
         layout = self.layout
         left = [f"{name}:{layout.ranks.count(index)}" for index, name in enumerate(layout.hosts) if name not in hosts]
         if not left:
             return None
-        placed = place(None, ",".join(left), None, self.settings, self.registry, self.environ)
+        placed = place_ranks(None, ",".join(left), None, self.settings, self.registry, self.environ)
         return replace(self, placed=placed)
 
 
@@ -67,7 +67,7 @@ def subject_of(
     hostfile: str | None,
     flags: Mapping[str, object],
     environ: Mapping[str, str],
-) -> Subject:
+) -> ExaminedJob:
     """Return the ranks, hosts and settings to examine, from the values on the command line.
 
     ``num_proc``, ``hosts`` and ``hostfile`` are the values of -np, -H and --hostfile; None means not given. If all
@@ -79,6 +79,6 @@ def subject_of(
         driver = open_nvml()
         gpus = visible(driver.gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if driver is not None else []
         num_proc = max(2, len(gpus))
-    placed = place(num_proc, hosts, hostfile, settings, registry, environ)
+    placed = place_ranks(num_proc, hosts, hostfile, settings, registry, environ)
     check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
-    return Subject(placed, settings, registry, environ)
+    return ExaminedJob(placed, settings, registry, environ)

@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ddl_doctor.doctor.report import Report
-from ddl_doctor.doctor.subject import Question, Subject
+from ddl_doctor.doctor.report import DoctorReport
+from ddl_doctor.doctor.subject import ExaminedJob, Question
 from ddlcore.contracts.check import Finding
 from ddlcore.launch.job.launcher import JobDescription, run_job
 from ddlcore.launch.job.watch import RunningRanks, Watch
@@ -78,7 +78,7 @@ class InputWatch(Watch):
         self.written.extend(line for line in data.decode("utf-8", "replace").splitlines() if line.strip())
 
 
-def watch_input(subject: Subject, question: Question, report: Report) -> None:
+def watch_input(subject: ExaminedJob, question: Question, report: DoctorReport) -> None:
     """Run the program of ``question``, and add to the report the share of a step in which the ranks wait for input.
 
     If the ranks cannot be started or end too early, add that fact to the report instead.

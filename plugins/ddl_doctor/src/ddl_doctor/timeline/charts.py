@@ -12,7 +12,7 @@ from typing import Any
 
 from ddl_doctor.sizes import short_size
 from ddl_doctor.ticks import linear_ticks
-from ddl_doctor.timeline.summary import Run, Summary, runs_of, waits_of
+from ddl_doctor.timeline.summary import BucketRun, Summary, runs_of, waits_of
 from ddl_doctor.timeline.typical import ALIKE, TypicalStep, typical_step
 from ddlcore.text import html
 from ddlcore.text.plain import plain
@@ -93,7 +93,7 @@ def _shares(summary: Summary) -> str:
     return _figure(key, drawn, said, len(summary.ranks))
 
 
-def _step(summary: Summary, runs: Sequence[Run], events: Iterable[Event], step: TypicalStep) -> str:
+def _step(summary: Summary, runs: Sequence[BucketRun], events: Iterable[Event], step: TypicalStep) -> str:
     shapes: dict[int, list[str]] = {row.pid: [] for row in summary.ranks[:SHOWN_RANKS]}
     length = step.end - step.begin
     ticks = linear_ticks(length / 1000)

@@ -20,7 +20,7 @@ SHOWN = 10  # rows of the tables of buckets and tensors
 
 
 @dataclass(frozen=True)
-class Run:
+class BucketRun:
     """One run of a bucket on one rank. Times are in µs on the clock of the trace."""
 
     pid: int
@@ -128,7 +128,7 @@ class Summary:
         return statistics.fmean(row.exposed for row in self.ranks) if self.ranks else 0.0
 
 
-def runs_of(events: Sequence[Event]) -> list[Run]:
+def runs_of(events: Sequence[Event]) -> list[BucketRun]:
     """Return all runs of buckets in the ``events`` of a trace, in the order of their start."""
     slices = [event for event in events if event.get("ph") == "X"]
     worlds = _Worlds(events)
@@ -162,7 +162,7 @@ class _Worlds:
         return names[max(bisect(self._since[pid], at_us) - 1, 0)] if names else ""
 
 
-def _run(pid: int, top: Event, row: Sequence[Event], at: int, world: str) -> Run:
+def _run(pid: int, top: Event, row: Sequence[Event], at: int, world: str) -> BucketRun:
     args, begun, ended = top["args"], top["ts"] + top["args"]["entered_us"], top["ts"] + top["dur"]
     before: Event = row[at - 1] if at else {"name": ""}
     asked = before["name"].startswith("NEGOTIATE_") and before["args"]["bucket"] == args["bucket"]
@@ -179,7 +179,7 @@ def _run(pid: int, top: Event, row: Sequence[Event], at: int, world: str) -> Run
             wire += one["dur"]
     ready = top["ts"] - negotiated + max(args["ready_us"], default=0.0)
     key = f"{world}.{args['set']}.{args['bucket']}"
-    return Run(pid, key, top["name"], begun, ended, ready, wire, copied_in, copied_out, negotiated, args, world)
+    return BucketRun(pid, key, top["name"], begun, ended, ready, wire, copied_in, copied_out, negotiated, args, world)
 
 
 def waits_of(events: Iterable[Event]) -> dict[int, list[Interval]]:
@@ -203,7 +203,7 @@ def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
         if event.get("name") in ("REPLAY", "FREEZE", "DRAIN") and event.get("ph") in ("B", "X"):
             changes[event["pid"]][event["name"]] += 1
     late = _stragglers([run for run in runs if run.step is not None] or runs)
-    by_rank: dict[int, list[Run]] = defaultdict(list)
+    by_rank: dict[int, list[BucketRun]] = defaultdict(list)
     for run in runs:
         by_rank[run.pid].append(run)
     said = _said(metadata)
@@ -252,7 +252,7 @@ def _said(metadata: Mapping[str, Any]) -> dict[int, Event]:
 
 
 def _rank_row(
-    pid: int, said: Mapping[str, Any], runs: Sequence[Run], waits: Sequence[Interval], late: list[float]
+    pid: int, said: Mapping[str, Any], runs: Sequence[BucketRun], waits: Sequence[Interval], late: list[float]
 ) -> RankRow:
     busy, stood = Cover((run.begun, run.ended) for run in runs), Cover(waits)
     both = Cover(common(stood.intervals, busy.intervals))
@@ -286,7 +286,7 @@ def _rank_row(
     )
 
 
-def steps_of(runs: Sequence[Run]) -> list[Interval]:
+def steps_of(runs: Sequence[BucketRun]) -> list[Interval]:
     """Return the begin and the end of each step that was replayed on one rank, in µs on the clock of the trace.
 
     ``runs`` are the runs of buckets on this rank. A step ends at the end of its last bucket, and begins at the end of
@@ -303,7 +303,7 @@ def steps_of(runs: Sequence[Run]) -> list[Interval]:
     ]
 
 
-def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
+def _stragglers(runs: Sequence[BucketRun]) -> dict[int, list[float]]:
     """Return the delays in µs of the ranks that came last, by the rank's pid: one delay for each bucket.
 
     The delay is the difference between the time at which the last rank came to the bucket and the median of the times
@@ -311,7 +311,7 @@ def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
     bucket, it is the time at which all tensors were ready on this rank. So a delay comes from a rank's own work, and
     not from the network.
     """
-    buckets: dict[str, list[Run]] = defaultdict(list)
+    buckets: dict[str, list[BucketRun]] = defaultdict(list)
     for run in runs:
         buckets[run.key].append(run)
     late: dict[int, list[float]] = defaultdict(list)
@@ -324,9 +324,9 @@ def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
     return late
 
 
-def _bucket_rows(runs: Sequence[Run], events: Sequence[Event]) -> list[BucketRow]:
+def _bucket_rows(runs: Sequence[BucketRun], events: Sequence[Event]) -> list[BucketRow]:
     names = _scheduled(events)
-    groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[BucketRun]] = defaultdict(list)
     for run in runs:
         # A schedule of another world has the same number; the same buckets of it are one row.
         called = tuple(map(_plain, names.get(_place(run), run.args["names"])))
@@ -345,7 +345,7 @@ def _bucket_rows(runs: Sequence[Run], events: Sequence[Event]) -> list[BucketRow
     return sorted(rows, key=lambda row: -row.share)[:SHOWN]
 
 
-def _tensor_rows(runs: Sequence[Run], events: Sequence[Event]) -> list[TensorRow]:
+def _tensor_rows(runs: Sequence[BucketRun], events: Sequence[Event]) -> list[TensorRow]:
     names = _scheduled(events)
     held: dict[str, list[float]] = defaultdict(list)
     for run in runs:
@@ -359,7 +359,7 @@ def _tensor_rows(runs: Sequence[Run], events: Sequence[Event]) -> list[TensorRow
     return sorted(rows, key=lambda row: -row.held_ms * row.count)[:SHOWN]
 
 
-def _place(run: Run) -> tuple[Any, ...]:
+def _place(run: BucketRun) -> tuple[Any, ...]:
     """Return the place of a bucket in a schedule; () if it was negotiated."""
     return (run.world, run.args["schedule"], run.args["position"]) if "position" in run.args else ()
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddl_doctor.timeline.intervals import Cover, Interval
-from ddl_doctor.timeline.summary import Run, Summary, steps_of
+from ddl_doctor.timeline.summary import BucketRun, Summary, steps_of
 
 ALIKE = 0.005  # exposed shares count as equal if they differ by no more than half a percent of a step
 
@@ -28,7 +28,9 @@ class TypicalStep:
     exposed: float  # share of the step in which a user thread waits in ddl, as the mean over the ranks
 
 
-def typical_step(summary: Summary, runs: Sequence[Run], waits: Mapping[int, Sequence[Interval]]) -> TypicalStep | None:
+def typical_step(
+    summary: Summary, runs: Sequence[BucketRun], waits: Mapping[int, Sequence[Interval]]
+) -> TypicalStep | None:
     """Return the step that represents ``summary`` best, or None if the first rank replayed no whole step.
 
     ``summary`` was computed from ``runs`` and ``waits``. The exposed share of a step on a rank is the part of the step

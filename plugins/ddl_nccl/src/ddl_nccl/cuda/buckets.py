@@ -22,7 +22,7 @@ ARRANGED = 64  # the number of buckets whose tables pack() and unpack() keep
 BLOCK_BYTES = 32 << 10  # bytes that one block reduces or fills
 
 
-class Launch(ABC):
+class KernelLaunch(ABC):
     """A kernel with its number of blocks and its arguments. It can run several times."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Ground(ABC):
     def addresses(self, n: int) -> Addresses: ...
 
     @abstractmethod
-    def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> Launch:
+    def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> KernelLaunch:
         """Return a launch of the kernel ``name`` with ``blocks`` blocks and these arguments.
 
         Raises DeviceError if the kernel is not available.
@@ -88,7 +88,7 @@ class Ground(ABC):
         """
 
 
-class Bucket:
+class BucketCopy:
     """The packing or the unpacking of tensors with fixed element counts. Its tables are made once."""
 
     def __init__(
@@ -147,7 +147,7 @@ class CudaKernels(Kernels):
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
         # A bucket that runs again reuses its tables: the most recently used tables are kept.
-        self._bucket = functools.lru_cache(ARRANGED)(functools.partial(Bucket, ground))
+        self._bucket = functools.lru_cache(ARRANGED)(functools.partial(BucketCopy, ground))
         self._sources = functools.lru_cache(ARRANGED)(ground.addresses)
 
     def pack(

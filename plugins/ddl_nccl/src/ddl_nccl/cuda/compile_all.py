@@ -22,7 +22,7 @@ _ACCESS = re.compile(r"\b(ld|st)\.global(?:\.\w+)?\.v(\d)\.[a-z](\d+)")
 
 
 @dataclass(frozen=True)
-class Report:
+class CompileReport:
     """The result of compiling one kernel."""
 
     name: str
@@ -39,7 +39,7 @@ class Report:
         return not reads or self.stores == 0 or self.narrow > 0 or self.calls > 0
 
 
-def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> Report:
+def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> CompileReport:
     """Compile one kernel and return the report. Raises NoCompiler if there is no compiler.
 
     If ``assemble`` is true, the PTX is also translated to machine code if possible.
@@ -48,7 +48,7 @@ def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> R
     code = compile_ptx(name, capability)
     image = assembled(code.encode(), str(name), capability) if assemble else b""
     widths = [(kind, int(n) * int(bits) // 8) for kind, n, bits in _ACCESS.findall(code)]
-    return Report(
+    return CompileReport(
         name=str(name),
         loads=widths.count(("ld", 16)),
         stores=widths.count(("st", 16)),
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if found is None:
         parser.error(f"--capability {parsed.capability} is none; give it as 9.0")
     capability = (int(found[1]), int(found[2]))
-    reports: list[Report] = []
+    reports: list[CompileReport] = []
     try:
         for name in catalogue():
             if parsed.one_op and name.verb == "reduce" and name.op != OPS[name.dtypes[0] % len(OPS)]:
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-def _line(report: Report) -> str:
+def _line(report: CompileReport) -> str:
     code = f"{report.machine_code} bytes" if report.machine_code else "PTX"
     judged = "WRONG" if report.fails() else "good"
     return f"{report.name:36} {report.loads:3} loads and {report.stores:3} stores of 16 bytes  {code:>12}  {judged}"

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddl_nccl.cuda.buckets import Addresses, Bucket, CudaKernels, Ground, Launch
+from ddl_nccl.cuda.buckets import Addresses, BucketCopy, CudaKernels, Ground, KernelLaunch
 from ddl_nccl.cuda.driver import Driver, Facts
 from ddl_nccl.cuda.names import Name
 from ddlcore.contracts.device import DeviceRuntime, Event, Queue
@@ -121,12 +121,12 @@ class CudaQueue(Queue):
     def packer(
         self, counts: Sequence[int], dtype: DType, wire: DType, scale: float
     ) -> Callable[[Sequence[int], int], None]:
-        return Bucket(self._ground, counts, dtype, wire, scale, False).run
+        return BucketCopy(self._ground, counts, dtype, wire, scale, False).run
 
     def unpacker(
         self, counts: Sequence[int], dtype: DType, wire: DType, scale: float
     ) -> Callable[[int, Sequence[int]], None]:
-        run = Bucket(self._ground, counts, dtype, wire, scale, True).run
+        run = BucketCopy(self._ground, counts, dtype, wire, scale, True).run
 
         def unpack(source: int, targets: Sequence[int]) -> None:
             run(targets, source)
@@ -169,7 +169,7 @@ class _Stream(Ground):
     def addresses(self, n: int) -> Addresses:
         return _Table(self, n)
 
-    def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> Launch:
+    def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> KernelLaunch:
         return _Kernel(self, self.device.kernel(name), name, blocks, arguments)
 
     def can_run(self, name: Name) -> bool:
@@ -224,7 +224,7 @@ class _Table(Addresses):
         return place, (ctypes.c_char * max(1, self._nbytes)).from_address(place.address)
 
 
-class _Kernel(Launch):
+class _Kernel(KernelLaunch):
     """A launch that keeps the arguments in the form that the driver needs: words, and pointers to the words."""
 
     def __init__(

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddl_nccl.cuda.buckets import Addresses, Ground, Launch
+from ddl_nccl.cuda.buckets import Addresses, Ground, KernelLaunch
 from ddl_nccl.cuda.kernels import build
 from ddl_nccl.cuda.names import Name
 from ddl_nccl.cuda.primitives import Primitive
@@ -94,7 +94,7 @@ def launch(name: Name, blocks: int, arguments: Sequence[int | float], threads: i
         _kernel(name)[blocks, threads](*arguments)
 
 
-class _Launch(Launch):
+class _Launch(KernelLaunch):
     def __init__(self, name: Name, blocks: int, arguments: Sequence[int | float], threads: int) -> None:
         self._name, self._blocks, self._arguments, self._threads = name, blocks, list(arguments), threads
 
@@ -131,7 +131,7 @@ class Simulated(Ground):
     def addresses(self, n: int) -> Addresses:
         return _Words(array("q", bytes(8 * n)))
 
-    def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> Launch:
+    def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> KernelLaunch:
         return _Launch(name, blocks, arguments, self._threads)
 
     def can_run(self, name: Name) -> bool:

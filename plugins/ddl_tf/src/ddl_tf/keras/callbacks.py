@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl_tf.broadcast import broadcast_variables
-from ddl_tf.keras.families import Family, family_of, the_keras
+from ddl_tf.keras.families import KerasFamily, family_of, the_keras
 from ddl_tf.keras.values import broadcast_global_variables
 from ddl_tf.local import identity, listed
 from ddlcore.api import arrays, rank, should_stop, size
@@ -92,7 +92,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         if not self.model.built:
             return NOTHING
         optimizer = self.model.optimizer
-        if family_of(optimizer) is Family.TF_KERAS_OLDER:
+        if family_of(optimizer) is KerasFamily.TF_KERAS_OLDER:
             return WEIGHTS
         if optimizer is not None and not getattr(optimizer, "built", False):
             optimizer.build(self.model.trainable_variables)
@@ -342,7 +342,7 @@ def _velocities(optimizer: Any, model: Any) -> Iterable[Any]:
     optimizer = _unscaled(optimizer)
     if not any(cls.__name__ in ("SGD", "RMSprop") for cls in type(optimizer).__mro__):
         return []
-    if family_of(optimizer) is Family.TF_KERAS_OLDER:
+    if family_of(optimizer) is KerasFamily.TF_KERAS_OLDER:
         if "momentum" not in optimizer.get_slot_names():
             return []
         return [optimizer.get_slot(variable, "momentum") for variable in model.trainable_variables]

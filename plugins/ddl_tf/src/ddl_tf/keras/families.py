@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class Family(Enum):
+class KerasFamily(Enum):
     """The Keras that an optimizer belongs to: Keras 3, tf_keras, or the older optimizers of tf_keras.
 
     The family determines which method of the optimizer receives the gradients.
@@ -23,9 +23,9 @@ ADVICE = "ddl_tf.keras works on Keras' TensorFlow backend; set KERAS_BACKEND=ten
 
 # The base classes are compared by name, so that recognizing an optimizer of one Keras does not import the other.
 _FAMILIES = {
-    ("keras.src.optimizers.base_optimizer", "BaseOptimizer"): Family.KERAS3,
-    ("tf_keras.src.optimizers.optimizer", "Optimizer"): Family.TF_KERAS,
-    ("tf_keras.src.optimizers.legacy.optimizer_v2", "OptimizerV2"): Family.TF_KERAS_OLDER,
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer"): KerasFamily.KERAS3,
+    ("tf_keras.src.optimizers.optimizer", "Optimizer"): KerasFamily.TF_KERAS,
+    ("tf_keras.src.optimizers.legacy.optimizer_v2", "OptimizerV2"): KerasFamily.TF_KERAS_OLDER,
 }
 
 
@@ -44,7 +44,7 @@ def the_keras() -> Any:
     return keras
 
 
-def family_of(optimizer: Any) -> Family | None:
+def family_of(optimizer: Any) -> KerasFamily | None:
     """Return which Keras ``optimizer`` belongs to, or None if the object is not a Keras optimizer."""
     for ancestor in type(optimizer).__mro__:
         family = _FAMILIES.get((ancestor.__module__, ancestor.__name__))

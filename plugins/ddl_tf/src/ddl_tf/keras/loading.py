@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddl_tf.keras import seams
-from ddl_tf.keras.families import Family, family_of, the_keras
+from ddl_tf.keras.families import KerasFamily, family_of, the_keras
 from ddl_tf.keras.optimizer import DistributedOptimizer
 
 
@@ -30,6 +30,6 @@ def load_model(
     optimizer = getattr(model, "optimizer", None)
     if family_of(optimizer) is not None:
         DistributedOptimizer(optimizer, compression=compression)
-        if family_of(optimizer) is Family.KERAS3:
+        if family_of(optimizer) is KerasFamily.KERAS3:
             seams.settle_jit(model, "auto")  # the file holds the value in effect, not whether the user asked for it
     return model

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ddl_tf.graph import after, delay_writes
 from ddl_tf.keras import seams
-from ddl_tf.keras.families import Family, family_of
+from ddl_tf.keras.families import KerasFamily, family_of
 from ddl_tf.keras.step import Step
 from ddl_tf.local import LocalVariables
 from ddl_tf.reducer import Reducer
@@ -233,9 +233,9 @@ def _meet_tf_keras_older(optimizer: Any, step: Step) -> None:
 
 
 _MEET = {
-    Family.KERAS3: _meet_keras3,
-    Family.TF_KERAS: _meet_tf_keras,
-    Family.TF_KERAS_OLDER: _meet_tf_keras_older,
+    KerasFamily.KERAS3: _meet_keras3,
+    KerasFamily.TF_KERAS: _meet_tf_keras,
+    KerasFamily.TF_KERAS_OLDER: _meet_tf_keras_older,
 }
 
 
@@ -294,7 +294,7 @@ def _accumulating(
 # --- arguments
 
 
-def _family(optimizer: Any) -> Family:
+def _family(optimizer: Any) -> KerasFamily:
     family = family_of(optimizer)
     if family is None:
         raise ValueError(

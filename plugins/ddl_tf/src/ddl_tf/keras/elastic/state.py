@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ddl_tf.broadcast import broadcast_variables
 from ddl_tf.graph import after
-from ddl_tf.keras.families import Family, family_of
+from ddl_tf.keras.families import KerasFamily, family_of
 from ddl_tf.keras.optimizer import variables_of
 from ddl_tf.keras.seams import step_of
 from ddl_tf.local import identity, variable_of
@@ -85,7 +85,7 @@ class TensorFlowKerasState(StepState):
         The forward pass of the next step changes the local variables: the averages of batch normalization, and the
         seeds of dropout. If that step fails, ``restore`` assigns the copied values to these variables.
         """
-        name = "apply" if family_of(self.optimizer) is Family.KERAS3 else "apply_gradients"
+        name = "apply" if family_of(self.optimizer) is KerasFamily.KERAS3 else "apply_gradients"
         bare = getattr(self.optimizer, name)
 
         def applied(grads: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,7 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
     family = family_of(optimizer)
     if family is None:
         raise InvalidArgument(f"an elastic state takes an optimizer of Keras, not {type(optimizer).__name__}")
-    if family is Family.TF_KERAS_OLDER:
+    if family is KerasFamily.TF_KERAS_OLDER:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         with tf.init_scope():
             _ = inner.iterations  # this creates it
