@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.architecture.inner import project, run
 
+SEGMENT = Path(f"/dev/shm/ddl-leak-{os.getpid()}")  # of this process: other runs of the tests may be in progress
 LEAKS = {
     "process": "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)'])",
     "orphan": "subprocess.run(['sh', '-c', 'sleep 3 & exit'])",
@@ -15,7 +17,7 @@ LEAKS = {
     "socket": "kept.append(socket.socket(socket.AF_UNIX)); kept[0].bind(f'\\0ddl-leak-{os.getpid()}')",
     "folder": "tempfile.mkdtemp()",
     "file_of_a_child": "subprocess.run([sys.executable, '-c', 'import tempfile; tempfile.mkstemp()'])",
-    "segment": "open('/dev/shm/ddl-leak', 'w').close()",
+    "segment": f"open('{SEGMENT}', 'w').close()",
     "variable": "os.environ['DDL_LEAK'] = '1'",
     "path": "sys.path.append('/leak')",
     "handler": "signal.signal(signal.SIGUSR2, lambda *_: None)",
@@ -33,7 +35,7 @@ def test_each_kind_of_leak_fails_the_test_that_leaves_it(tmp_path: Path) -> None
     """What stays is an error at its test, whatever it is; where nothing does, there is none."""
     tests = [f"def test_{name}(tmp_path):\n    {leak}\n" for name, leak in LEAKS.items()]
     done = run(project(tmp_path, HEAD + "\n".join(tests), grace_s=GRACE_S))
-    Path("/dev/shm/ddl-leak").unlink()
+    SEGMENT.unlink()
     failed = {line.partition("::test_")[2].split()[0] for line in done.stdout.splitlines() if line.startswith("ERROR ")}
     assert failed == set(LEAKS) - {"nothing"}, done.stdout
 
