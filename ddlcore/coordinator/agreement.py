@@ -174,8 +174,8 @@ class Agreement:
         self._explaining = _Explaining(differ, advice, count, tuple(sorted(told)))
         if index < 0:
             return self._explained(late=True)
-        place = (first.set_id, first.label, step)
-        return [(rank, Explain(*place, names[rank].index(tensor))) for rank in self._explaining.asked]
+        which = (first.set_id, first.label, step)
+        return [(rank, Explain(*which, names[rank].index(tensor))) for rank in self._explaining.asked]
 
     def _listener(self) -> WorldRank:
         """Return the lowest rank that has not left. Warnings are written to the log of this rank."""

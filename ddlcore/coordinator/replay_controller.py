@@ -106,9 +106,7 @@ class ReplayController:
         self._detector = PeriodDetector()
         self._known: list[KnownSchedule] = []  # in the order in which they were last resumed or arranged
         self._arranged = 0  # how many schedules have been arranged
-        self._frozen: dict[WorldRank, dict[int, int]] | None = (
-            None  # by rank: its last places; None: no freeze is under way
-        )
+        self._frozen: dict[WorldRank, dict[int, int]] | None = None  # last places; None: no freeze is under way
         self._resumed_after: dict[int, int] = {}
 
     # --- discovery
@@ -319,16 +317,16 @@ def _turn(buckets: Sequence[Planned], period: Sequence[Occurrence]) -> int | Non
     ``period`` can begin at the index if two conditions hold: each bucket contains only tensors of one segment, and the
     buckets are in the order of the segments. The order within a segment may differ.
     """
-    rounds: dict[TensorKey, list[int]] = {}
+    segments_of: dict[TensorKey, list[int]] = {}
     for number, segment in enumerate(segments(period)):
         for one in segment:
-            rounds.setdefault(one.key, []).append(number)
+            segments_of.setdefault(one.key, []).append(number)
     turns = range(len(buckets))
-    return next((turn for turn in turns if _follows([*buckets[turn:], *buckets[:turn]], rounds)), None)
+    return next((turn for turn in turns if _follows([*buckets[turn:], *buckets[:turn]], segments_of)), None)
 
 
-def _follows(buckets: Sequence[Planned], rounds: Mapping[TensorKey, Sequence[int]]) -> bool:
-    left = {key: iter(numbers) for key, numbers in rounds.items()}
+def _follows(buckets: Sequence[Planned], segments_of: Mapping[TensorKey, Sequence[int]]) -> bool:
+    left = {key: iter(numbers) for key, numbers in segments_of.items()}
     reached = 0
     for planned in buckets:
         numbers = {next(left[key]) for key in _planned_keys(planned)}

@@ -265,7 +265,7 @@ class ExternalRank:
                 if isinstance(message, Arrivals):
                     return message
                 if isinstance(message, Lost):
-                    lost = tuple(ranks.index(sorted(ranks)[place]) for place in message.ranks)  # ordered as ``ranks``
+                    lost = tuple(ranks.index(sorted(ranks)[at]) for at in message.ranks)  # ordered as ``ranks``
                     raise PeerLost(lost, message.reason, "init")
                 if isinstance(message, Refused):
                     raise _Taken(message.text)

@@ -38,8 +38,8 @@ def launched_job(environment: Environment, ranks: tuple[LaunchedRank, ...] | Non
     settings, registry = settings_of(os.environ)
     launched = environment.placement
     everyone = tuple(map(LaunchedRank, range(launched.size)))
-    place = (environment.address, environment.launcher, environment.timeline_dir)
-    world_place = WorldPlace(launched, everyone if ranks is None else ranks, ordinal, False, *place)
+    given = (environment.address, environment.launcher, environment.timeline_dir)
+    world_place = WorldPlace(launched, everyone if ranks is None else ranks, ordinal, False, *given)
     return Job(world_place, lambda: connect(environment.job_file, launched.rank), registry, settings)
 
 
@@ -59,8 +59,8 @@ def elastic_job(environment: Environment) -> tuple[Job, ElasticMember]:
 
     def in_world(world: NextWorld) -> Job:
         here = Placement(launched.rank, world.hosts)
-        place = (environment.address, environment.launcher, environment.timeline_dir)
-        return Job(WorldPlace(here, world.members, world.generation, True, *place), network, registry, settings)
+        given = (environment.address, environment.launcher, environment.timeline_dir)
+        return Job(WorldPlace(here, world.members, world.generation, True, *given), network, registry, settings)
 
     before = JobBeforeWorld(
         WorldPlace(launched, tuple(map(LaunchedRank, range(launched.size))), 0), network, registry, settings

@@ -204,13 +204,10 @@ class Parts:
     def enter(self, overlaps: bool) -> None:
         """Wait for the other ranks, and open the communicator of all ranks; see ``Job.start``."""
         settings, world_place, standing = self._settings, self._world_place, self.standing
-        place = (
-            LaunchedRank(world_place.launched.rank),
-            () if world_place.elastic else world_place.ranks,
-            world_place.ordinal,
-        )
+        ranks = () if world_place.elastic else world_place.ranks
+        asked = (LaunchedRank(world_place.launched.rank), ranks, world_place.ordinal)
         sizes = (settings.whole("fusion_bytes"), os.getpid(), settings.whole("first_bucket_bytes"))
-        self.outbox.say(Hello(*place, PROTOCOL, VERSION, *sizes, overlaps, settings.text("join_average")))
+        self.outbox.say(Hello(*asked, PROTOCOL, VERSION, *sizes, overlaps, settings.text("join_average")))
         timeout_s = settings.number("start_timeout_s")
         if not standing.welcomed.wait(timeout_s):
             self.outbox.say(Bye("gave up waiting in init", waited_s=timeout_s))

@@ -56,9 +56,8 @@ class ObservedCoordinator:
         of it, before its members are told; it gets the reason why the ranks stop, or "". ``told_stop`` is called once
         with this reason, when it is known.
         """
-        self.kill: Callable[[LaunchedRank, str], None] | None = (
-            None  # kills a rank, with a reason; set when the ranks run
-        )
+        # Kills a rank, with a reason. It is set when the ranks run.
+        self.kill: Callable[[LaunchedRank, str], None] | None = None
         self._dead = dead
         self._killed: set[LaunchedRank] = set()
         self.raised: list[LaunchedRank] = []  # in the order of their reports

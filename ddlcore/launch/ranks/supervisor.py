@@ -118,9 +118,8 @@ class Supervisor:
         self._orders: deque[tuple[LaunchedRank, int, bool]] = deque()
         self._silent: deque[tuple[LaunchedRank, str]] = deque()  # rank, description of its state
         self._killed_silent: dict[LaunchedRank, str] = {}
-        self._remote_ends: deque[tuple[LaunchedRank, int, str, bool]] = (
-            deque()
-        )  # rank, return code, why it is lost, is it certain
+        # Rank, return code, why it is lost, whether that is certain.
+        self._remote_ends: deque[tuple[LaunchedRank, int, str, bool]] = deque()
         self._tasks: deque[Callable[[], None]] = deque()
         self._abandoned = False
         self._finished = False
