@@ -21,63 +21,22 @@ from ddlcore.types import Average
 REDUCERS_LIMIT = 64  # reducers kept for the same sources; they outlive the tapes, as each step makes a new tape
 
 
-class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorFlow has no types
-    """A tape that records like ``gradtape``, and whose ``gradient`` returns gradients reduced over ``process_set``.
+class ReducedTape(tf.GradientTape):  # type: ignore[misc]  # TensorFlow has no types
+    """The tape that ``DistributedGradientTape`` returns. It records by the tape that it wraps."""
 
-    Every rank must wrap its tape, with the same arguments, after ``init()``. A tape may be wrapped before or after it
-    has recorded. All other methods do the same as those of ``gradtape``.
+    def __init__(self, gradtape: Any, reduction: Reduction, local: LocalVariables, weight: Any) -> None:
+        """Wrap ``gradtape``. ``local`` are the variables whose gradients ``reduction`` does not reduce.
 
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
-      None, the setting ``compression`` decides.
-    * ``device_dense``, ``device_sparse``: '/cpu:0' stages the dense or the sparse gradients of a GPU on the host.
-    * ``sparse_as_dense``: IndexedSlices are converted to dense tensors; otherwise they are gathered.
-    * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
-    * ``groups`` (``num_groups``): the number of groups of gradients that are sent together, or a list of lists of
-      variables.
-    * ``scale_local_gradients``: the gradients of local sources (see ``register_local_source``) are divided by the
-      number of ranks, as in an average.
-    * ``weight``: what this rank's gradients count for in the average, which is then sum(weight * gradient) /
-      sum(weight): a number, a tensor (such as that of this rank's tokens), a variable, a ``Share``, or a function that
-      returns a number or a Share. In a graph, a number is a constant, and a function is called each time the graph runs.
-      Gradients of weight 0 count nothing, even if they are NaN. If the weights of all ranks are 0, all of them raise
-      InvalidArgument, or in a graph TensorFlow's InvalidArgumentError.
-
-    Raises ValueError for invalid arguments, and NotInitialized before ``init()``.
-    """
-
-    def __init__(
-        self,
-        gradtape: Any,
-        device_dense: str = "",
-        device_sparse: str = "",
-        compression: Any = None,
-        sparse_as_dense: bool = False,
-        op: int = Average,
-        gradient_predivide_factor: float = 1.0,
-        num_groups: int = 0,
-        groups: Groups = None,
-        process_set: ProcessSet = global_process_set,
-        scale_local_gradients: bool = True,
-        weight: Any = None,
-    ) -> None:
+        ``weight`` is what this rank's gradients count for.
+        """
         if not isinstance(gradtape, tf.GradientTape):
             raise ValueError(f"DistributedGradientTape takes a tf.GradientTape, not {type(gradtape).__name__}")
-        if isinstance(gradtape, DistributedGradientTape):
+        if isinstance(gradtape, ReducedTape):
             raise ValueError("this tape is a DistributedGradientTape already; wrap each tape once")
         self._gradtape = gradtape
-        self._reduction = Reduction(
-            resolve_op(op),
-            gradient_predivide_factor,
-            compression,
-            sparse_as_dense,
-            device_dense,
-            device_sparse,
-            groups if groups is not None else num_groups or None,
-            process_set,
-        )
-        self._local = LocalVariables(scale_local_gradients)
+        self._local = local
         current_job()
-        self._reduction = summing(self._reduction, weight)
+        self._reduction = summing(reduction, weight)
         self._weight = weight
 
     def __getattr__(self, name: str) -> Any:
@@ -85,7 +44,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
             raise AttributeError(name)
         return getattr(self._gradtape, name)
 
-    def __enter__(self) -> DistributedGradientTape:
+    def __enter__(self) -> ReducedTape:
         self._gradtape.__enter__()
         return self
 
@@ -175,6 +134,55 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         return self._local.reduce(partial(_reducer, self._reduction, self._weight), gradients, sources)
 
 
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    weight: Any = None,
+) -> ReducedTape:
+    """Return a tape that records like ``gradtape``, and whose ``gradient`` returns gradients reduced over ``process_set``.
+
+    Every rank must wrap its tape, with the same arguments, after ``init()``. A tape may be wrapped before or after it
+    has recorded. All other methods do the same as those of ``gradtape``.
+
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. If it is
+      None, the setting ``compression`` decides.
+    * ``device_dense``, ``device_sparse``: '/cpu:0' stages the dense or the sparse gradients of a GPU on the host.
+    * ``sparse_as_dense``: IndexedSlices are converted to dense tensors; otherwise they are gathered.
+    * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
+    * ``groups`` (``num_groups``): the number of groups of gradients that are sent together, or a list of lists of
+      variables.
+    * ``scale_local_gradients``: the gradients of local sources (see ``register_local_source``) are divided by the
+      number of ranks, as in an average.
+    * ``weight``: what this rank's gradients count for in the average, which is then sum(weight * gradient) /
+      sum(weight): a number, a tensor (such as that of this rank's tokens), a variable, a ``Share``, or a function that
+      returns a number or a Share. In a graph, a number is a constant, and a function is called each time the graph runs.
+      Gradients of weight 0 count nothing, even if they are NaN. If the weights of all ranks are 0, all of them raise
+      InvalidArgument, or in a graph TensorFlow's InvalidArgumentError.
+
+    Raises ValueError for invalid arguments, and NotInitialized before ``init()``.
+    """
+    reduction = Reduction(
+        resolve_op(op),
+        gradient_predivide_factor,
+        compression,
+        sparse_as_dense,
+        device_dense,
+        device_sparse,
+        groups if groups is not None else num_groups or None,
+        process_set,
+    )
+    return ReducedTape(gradtape, reduction, LocalVariables(scale_local_gradients), weight)
+
+
 def PartialDistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",
@@ -188,8 +196,8 @@ def PartialDistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> DistributedGradientTape:
-    """Return a ``DistributedGradientTape`` that keeps the gradients of ``local_layers`` local to this rank.
+) -> ReducedTape:
+    """Do the same as ``DistributedGradientTape``, but keep the gradients of ``local_layers`` local to this rank.
 
     ``local_layers`` is a Keras layer, or several of them. For the other arguments, see ``DistributedGradientTape``.
     """
