@@ -234,5 +234,5 @@ FromCoordinator = (
     | Farewell
 )
 
-# Messages, each with the rank that must get it, in the order of sending.
+# Pairs of a message and the rank that must receive it, in the order in which they are sent.
 Outgoing = list[tuple[AnyRank, FromCoordinator]]

@@ -118,11 +118,14 @@ def loaders(registry: Registry) -> list[str]:
 
 
 def _warn_of_absent(registry: Registry, environ: Mapping[str, str]) -> None:
-    """Warn of each variable that would have effect if its package were installed here, as it is on the launching host."""
+    """Warn of each variable that has no effect here because its package is missing on this host.
+
+    The launching host may have the package, and then nothing else tells the user why this host's ranks are not observed.
+    """
     packages = set(ALIASES["observer"].values())
     for name in (name for name, package in ALIASES["setting"].items() if package in packages):
         why = absent_setting(name, registry)
-        if why and environ.get(f"DDL_{name.upper()}"):
+        if why and environ.get(f"DDL_{name.upper()}", "").strip("0."):  # neither empty nor 0
             log.warning("DDL_%s has no effect on this host; %s", name.upper(), why)
 
 

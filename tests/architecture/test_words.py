@@ -209,7 +209,7 @@ def test_former_words_are_found_in_any_style(name: str, words: list[str]) -> Non
     assert _former(name) == words
 
 
-# One concept that each framework's package implements for its own tensors and loops.
+# Class names that several packages use, because each implements the same concept for the tensors of its framework.
 PER_FRAMEWORK = {"Call", "Compression", "ElasticSampler", "GlobalBatchSampler", "Reducer", "Reduction", "Slot"}
 FRAMEWORKS = {"ddl_mxnet", "ddl_tf", "ddl_torch"}
 

@@ -109,6 +109,6 @@ def test_a_package_that_only_the_launching_host_has(caplog: pytest.LogCaptureFix
     """The first rank of the host without it warns, so that nobody waits in vain for what it would tell."""
     with caplog.at_level(logging.WARNING, "ddl"):
         for local_rank in (0, 1):
-            observers(rank(registry_with(), local_rank), {"DDL_METRICS_PORT": "9400", "DDL_SAMPLE_MS": ""})
+            observers(rank(registry_with(), local_rank), {"DDL_METRICS_PORT": "9400", "DDL_SAMPLE_MS": "0"})
     (record,) = caplog.records
     assert record.getMessage().startswith("DDL_METRICS_PORT has no effect on this host; install it: pip install")

@@ -201,7 +201,7 @@ class StepState(ObjectState):
 
     @abstractmethod
     def _keep_all(self) -> None:
-        """Keep what ``restore`` needs besides the plain values."""
+        """Store what ``restore`` needs in addition to the plain values."""
 
     def _head(self) -> Any:
         """Return what the root sends to all ranks besides the plain values, even if they have its steps."""

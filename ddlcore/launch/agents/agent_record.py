@@ -18,14 +18,14 @@ class Agent:
         self.place = place
         self.credit = credit
         self.late = late
-        # That it runs or has run; grows if ranks are started there later.
+        # The ranks that the agent runs or has run. The list grows if more ranks are started there later.
         self.ranks = list(map(LaunchedRank, place.ranks))
         self.served = set(self.ranks)  # all ranks that it has ever run
         self.here = False  # the first message, Here, has arrived
         self.report: Report | None = None
         self.begun: Begun | None = None
-        self.adopted: Adopt | None = None  # what it has told this successor of its launcher
-        self.wants_to_leave = False  # its host is to leave the job
+        self.adopted: Adopt | None = None  # what the agent has told this process, a successor of the agent's launcher
+        self.wants_to_leave = False  # the agent's host will leave the job
         self.finished = False  # Finished has arrived, or the launcher has sent Quit
         self.gone = ""  # why the agent is lost and sends no more messages; "": it is not lost
 

@@ -65,7 +65,7 @@ class History:
         self._lock = threading.Lock()
         self._announced: NextWorld | None = None  # the world that its members are about to begin
         self._generation = 0  # of the last world that has begun
-        # Of that world, in order; there may be thousands, so it is no tuple.
+        # The members of that world, in order. It is a dict because a search in thousands of members must be quick.
         self._members: dict[LaunchedRank, None] = {}
         self._registered: dict[LaunchedRank, Register] = {}  # by rank: its last registration
         self._reason: tuple[LaunchedRank, str] | None = None  # the rank that was the first to leave the world, and why

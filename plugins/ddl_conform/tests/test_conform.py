@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddl_conform.conform.kinds import KINDS, TestedProvider, _named, subjects, suites_of
+from ddl_conform.conform.kinds import KINDS, ProviderUnderTest, _named, subjects, suites_of
 from ddl_conform.conform.watch import ConformRun
 from ddl_conform.killed import KilledSuite
 from ddl_conform.levels import LEVELS, LevelResult, reached
@@ -261,7 +261,7 @@ def test_a_part_that_is_missing_is_refused_unless_its_suite_stands_by_itself(
     site.install("ddl-absent", ABSENT)
     ran: list[str] = []
 
-    def run_suite(subject: TestedProvider, **more: object) -> ConformRun:
+    def run_suite(subject: ProviderUnderTest, **more: object) -> ConformRun:
         ran.append(subject.provider.name)
         return ConformRun(subject, [LevelResult("test_the_limit_is_kept", "passed")])
 

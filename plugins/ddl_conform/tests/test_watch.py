@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from ddl_conform.conform.child import _Teller
-from ddl_conform.conform.kinds import TestedProvider, subjects
+from ddl_conform.conform.kinds import ProviderUnderTest, subjects
 from ddl_conform.conform.watch import RESTARTS, conform
 
 from ddlcore.plug.settings import settings_of
@@ -31,7 +31,7 @@ end() { say '{"end": {"name": "'"$1"'", "seconds": 0.1, "outcome": "passed"}}'; 
 
 
 @pytest.fixture
-def subject() -> TestedProvider:
+def subject() -> ProviderUnderTest:
     """A plugin that has a suite. The stand-in runs none of its tests."""
     (found,) = subjects(settings_of({})[1], "threshold")
     return found
@@ -51,7 +51,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.processes
-def test_after_a_crash_and_a_hang_the_other_tests_run(subject: TestedProvider, stand_in: Any, tmp_path: Path) -> None:
+def test_after_a_crash_and_a_hang_the_other_tests_run(
+    subject: ProviderUnderTest, stand_in: Any, tmp_path: Path
+) -> None:
     """Each of both fails its own test. What a test has started ends with its process."""
     stand_in(f"""
         say '{{"collected": ["test_first", "test_crash", "test_hang", "test_last"]}}'
@@ -90,7 +92,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.processes
-def test_after_too_many_crashes_the_rest_is_not_run(subject: TestedProvider, stand_in: Any) -> None:
+def test_after_too_many_crashes_the_rest_is_not_run(subject: ProviderUnderTest, stand_in: Any) -> None:
     """These tests have not failed, and say why they have not run."""
     names = [f"test_{letter}" for letter in "abcdefghijkl"]
     stand_in(f"""
@@ -120,7 +122,7 @@ def test_after_too_many_crashes_the_rest_is_not_run(subject: TestedProvider, sta
     ],
 )
 def test_a_session_that_fails_beside_its_tests_is_refused(
-    script: str, reason: str, subject: TestedProvider, stand_in: Any
+    script: str, reason: str, subject: ProviderUnderTest, stand_in: Any
 ) -> None:
     """No test is blamed for it, and no other process is started."""
     stand_in(script)
@@ -130,7 +132,7 @@ def test_a_session_that_fails_beside_its_tests_is_refused(
 
 
 @pytest.mark.processes
-def test_a_test_that_passes_and_fails_in_its_teardown_has_failed(subject: TestedProvider, stand_in: Any) -> None:
+def test_a_test_that_passes_and_fails_in_its_teardown_has_failed(subject: ProviderUnderTest, stand_in: Any) -> None:
     failure = {"name": "test_a", "seconds": 0.1, "outcome": "failed", "phase": "teardown", "reason": "it left a file"}
     stand_in(f"begin test_a\nend test_a\nsay '{json.dumps({'end': failure})}'")
     (result,) = conform(subject, test_s=1.0).results

@@ -1,4 +1,4 @@
-"""Declare to the core what ddl_dashboard adds, as plain data: two watches, and the settings that ask for them."""
+"""Describe what ddl_dashboard adds, as plain data: two watches, and the settings that switch them on."""
 
 from __future__ import annotations
 

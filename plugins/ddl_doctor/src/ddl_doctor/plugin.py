@@ -1,4 +1,4 @@
-"""Declare to the core what ddl_doctor adds, as plain data: three commands, the checks of one of them, and its samples."""
+"""Describe what ddl_doctor adds, as plain data: the commands, the checks of `ddl doctor`, and an observer of ranks."""
 
 from __future__ import annotations
 

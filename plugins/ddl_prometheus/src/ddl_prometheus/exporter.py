@@ -125,8 +125,8 @@ class Metrics(RankObserver):
     def __init__(self, rank: ObservedRank) -> None:
         self._exporter: Exporter | PatientExporter | None = None
         place = rank.settings.text("metrics_address"), rank.settings.whole("metrics_port")
-        # In an elastic job the metrics must not tell the size or the number within the world: these change from world to
-        # world, and a series of Prometheus whose labels change ends.
+        # Prometheus begins a new series when a label changes. In an elastic job, the size and the rank in the world change
+        # from world to world, so they cannot be labels there.
         if rank.report is not None and rank.local_rank == 0:  # the host's first rank may be lost or not here yet
             exporter = Exporter(_reader(rank), {"rank": str(rank.launched.rank)})
             self._exporter = PatientExporter(exporter, *place)

@@ -1,4 +1,4 @@
-"""Declare to the core what ddl_prometheus adds, as plain data: an observer of ranks, and its settings."""
+"""Describe what ddl_prometheus adds, as plain data: an observer of ranks, and its settings."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ddl_conform.conform.kinds import KINDS, TestedProvider, subjects, suites_of
+from ddl_conform.conform.kinds import KINDS, ProviderUnderTest, subjects, suites_of
 from ddl_conform.conform.unwritten import unwritten
 
 _SOURCE = "from ddl_conform.conform import child\nglobals().update({one.__name__: one for one in child.suites()})\n"
@@ -71,13 +71,13 @@ def _prepare(wanted: Mapping[str, Any], teller: _Teller) -> None:
     teller.say(unwritten=_to_write(subject, tested, classes))
 
 
-def _to_write(subject: TestedProvider, tested: Any, classes: list[Any]) -> list[str]:
+def _to_write(subject: ProviderUnderTest, tested: Any, classes: list[Any]) -> list[str]:
     own = [suite for suite in classes if not suite.__module__.startswith("ddlcore.")]
     lines = unwritten(tested, KINDS[subject.kind].contract)
     return lines + [line for suite in own for line in unwritten(suite, type("", (), {}))]
 
 
-def _collected(suite: Any, subject: TestedProvider) -> Any:
+def _collected(suite: Any, subject: ProviderUnderTest) -> Any:
     """Return a subclass of ``suite`` that pytest collects.
 
     pytest collects only classes whose names begin with Test and whose ``__test__`` is true. The suite of a plugin need

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddl_conform.conform.kinds import KINDS, TestedProvider, subjects
+from ddl_conform.conform.kinds import KINDS, ProviderUnderTest, subjects
 from ddl_conform.conform.report import as_json, as_text, succeeded
 from ddl_conform.conform.watch import ConformRun
 from ddl_conform.conform.watch import conform as run_suite
@@ -118,7 +118,7 @@ def _nothing(runs: list[ConformRun], only: tuple[str, ...]) -> int:
     return 2
 
 
-def _run(subject: TestedProvider, only: tuple[str, ...], test_s: float) -> ConformRun:
+def _run(subject: ProviderUnderTest, only: tuple[str, ...], test_s: float) -> ConformRun:
     with _progress(str(subject)) as told:
         return run_suite(subject, test_s=test_s, only=only, told=told)
 

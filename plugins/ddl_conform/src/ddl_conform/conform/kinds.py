@@ -57,7 +57,7 @@ def suite_of(kind: str, provider: Provider) -> str:
 
 
 @dataclass(frozen=True)
-class TestedProvider:
+class ProviderUnderTest:
     """A provider that is tested, and its kind."""
 
     kind: str  # key of KINDS
@@ -70,7 +70,7 @@ class TestedProvider:
         return f"{self.provider.name}, {'an' if word[0] in 'aeiou' else 'a'} {word} of {self.origin}"
 
 
-def subjects(registry: Registry, name: str, kind: str = "") -> list[TestedProvider]:
+def subjects(registry: Registry, name: str, kind: str = "") -> list[ProviderUnderTest]:
     """Return the providers to test for ``name``, which is the name of a provider or of an installed distribution.
 
     If no provider has this name, return all providers of the distribution ``name``. Only providers of kinds for which
@@ -78,7 +78,7 @@ def subjects(registry: Registry, name: str, kind: str = "") -> list[TestedProvid
     PluginError, with a message of one line, if nothing is found.
     """
     all_of_them = [
-        TestedProvider(key, provider, str(registry.distribution(provider)))
+        ProviderUnderTest(key, provider, str(registry.distribution(provider)))
         for key, row in KINDS.items()
         if kind in ("", key)
         for provider in registry.of(row.kind()).values()
@@ -94,7 +94,7 @@ def subjects(registry: Registry, name: str, kind: str = "") -> list[TestedProvid
     return found
 
 
-def suites_of(subject: TestedProvider, registry: Registry) -> tuple[Any, list[Any]]:
+def suites_of(subject: ProviderUnderTest, registry: Registry) -> tuple[Any, list[Any]]:
     """Return (the class to test, the list of suite classes that test it).
 
     Raises PluginError if the suite that the provider names is not a subclass of the kit's suite. Also raises
@@ -118,7 +118,7 @@ def suites_of(subject: TestedProvider, registry: Registry) -> tuple[Any, list[An
     return tested, [make(subject.provider, tested, registry), *_besides(subject, registry)]
 
 
-def _tested(subject: TestedProvider, registry: Registry) -> Any:
+def _tested(subject: ProviderUnderTest, registry: Registry) -> Any:
     if not (subject.missing and subject.provider.suite_over):
         return registry.load(subject.provider)  # type: ignore[call-overload]  # each provider by its own overload
     try:
@@ -128,14 +128,14 @@ def _tested(subject: TestedProvider, registry: Registry) -> Any:
         raise PluginError(text) from error
 
 
-def _besides(subject: TestedProvider, registry: Registry) -> list[Any]:
+def _besides(subject: ProviderUnderTest, registry: Registry) -> list[Any]:
     """Return the suites of the kit that are run in addition to the plugin's suite; none if the plugin is no transport."""
     if subject.kind != "transport":
         return []
     return [_named("ddl_conform.conform.standard:killed")(subject.provider, registry)]
 
 
-def _own(subject: TestedProvider, named: str) -> Any:
+def _own(subject: ProviderUnderTest, named: str) -> Any:
     try:
         return _named(named)
     except Exception as error:  # importing a plugin's module can raise anything

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddl_conform.conform.kinds import TestedProvider
+from ddl_conform.conform.kinds import ProviderUnderTest
 from ddl_conform.levels import LevelResult
 
 RESTARTS = 8  # at most so many child processes are started after the first one; then the remaining tests do not run
@@ -31,7 +31,7 @@ _OUTPUT = 2000  # how many characters of a crashed process's output are kept
 class ConformRun:
     """The results of the tests of one plugin (``subject``)."""
 
-    subject: TestedProvider
+    subject: ProviderUnderTest
     results: list[LevelResult] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)  # "Class.method  (file:line)"
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class ConformRun:
 
 
 def conform(
-    subject: TestedProvider,
+    subject: ProviderUnderTest,
     *,
     test_s: float,
     only: Sequence[str] = (),
@@ -116,7 +116,9 @@ class _Gathering:
         self.run.results += [LevelResult(name, "not run", reason) for name in self.names if name not in done]
 
 
-def _session(folder: Path, subject: TestedProvider, gathering: _Gathering, test_s: float, only: Sequence[str]) -> bool:
+def _session(
+    folder: Path, subject: ProviderUnderTest, gathering: _Gathering, test_s: float, only: Sequence[str]
+) -> bool:
     """Run one child process, which runs the tests that have no result yet.
 
     Return True if no further child process is needed. Return False if the process ended during a test; this test is
