@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -259,7 +259,7 @@ def allgather_async(tensor: Array, name: str | None = None, process_set: Process
 
 def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
     """Call ``allgather_async``, wait for the operation, and return its result, the concatenated array."""
-    return allgather_async(tensor, name, process_set).wait()
+    return _ops.allgather_async(tensor, name=name, process_set=process_set, waits=True).wait()
 
 
 def grouped_allgather_async(
@@ -276,7 +276,7 @@ def grouped_allgather(
     tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
     """Call ``grouped_allgather_async``, wait for the operation, and return its result, a list of new arrays."""
-    return list(grouped_allgather_async(tensors, name, process_set).wait())
+    return list(_ops.grouped_allgather_async(tensors, name=name, process_set=process_set, waits=True).wait())
 
 
 def broadcast_async(
@@ -293,7 +293,7 @@ def broadcast(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Call ``broadcast_async``, wait for the operation, and return its result, a new array."""
-    return broadcast_async(tensor, root_rank, name, process_set).wait()
+    return _ops.broadcast_async(tensor, root_rank, name=name, process_set=process_set, waits=True).wait()
 
 
 def broadcast_async_(
@@ -307,7 +307,8 @@ def broadcast_(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Call ``broadcast_async_``, wait for the operation, and return ``tensor``."""
-    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+    how: Any = {"output": tensor, "name": name, "process_set": process_set}
+    return _ops.broadcast_async(tensor, root_rank, waits=True, **how).wait()
 
 
 def alltoall_async(
@@ -335,7 +336,7 @@ def alltoall(
     The result depends on ``splits``. If ``splits`` is None, it is only the rows that this rank has received. If
     ``splits`` is given, it is a pair: these rows, and a list with the number of rows from each rank.
     """
-    output, received = alltoall_async(tensor, splits, name, process_set).wait()
+    output, received = _ops.alltoall_async(tensor, splits, name=name, process_set=process_set, waits=True).wait()
     return output if splits is None else (output, received)
 
 
@@ -352,20 +353,13 @@ def reducescatter_async(
 
     The other arguments are the same as in ``allreduce_async``.
     """
-    return _ops.reducescatter_async(
-        tensor,
-        op=op,
-        name=name,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-        compression=compression,
-    )
+    how = (name, op, process_set, prescale_factor, postscale_factor, compression)
+    return _scatter(_ops.reducescatter_async, tensor, False, *how)
 
 
 def reducescatter(tensor: Array, *args: Any, **kwargs: Any) -> Array:
     """Call ``reducescatter_async`` with these arguments, wait for the operation, and return its result, a new array."""
-    return reducescatter_async(tensor, *args, **kwargs).wait()
+    return _scatter(_ops.reducescatter_async, tensor, True, *args, **kwargs).wait()
 
 
 def grouped_reducescatter_async(
@@ -381,7 +375,27 @@ def grouped_reducescatter_async(
 
     No array is reduced before all of the arrays are ready on all ranks. See ``reducescatter_async``.
     """
-    return _ops.grouped_reducescatter_async(
+    how = (name, op, process_set, prescale_factor, postscale_factor, compression)
+    return _scatter(_ops.grouped_reducescatter_async, tensors, False, *how)
+
+
+def grouped_reducescatter(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
+    """Call ``grouped_reducescatter_async`` with these arguments, wait for the operation, and return the new arrays."""
+    return list(_scatter(_ops.grouped_reducescatter_async, tensors, True, *args, **kwargs).wait())
+
+
+def _scatter(
+    start: Callable[..., Handle],
+    tensors: Any,
+    waits: bool,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: str = "none",
+) -> Handle:
+    return start(
         tensors,
         op=op,
         name=name,
@@ -389,9 +403,5 @@ def grouped_reducescatter_async(
         postscale_factor=postscale_factor,
         process_set=process_set,
         compression=compression,
+        waits=waits,
     )
-
-
-def grouped_reducescatter(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
-    """Call ``grouped_reducescatter_async`` with these arguments, wait for the operation, and return the new arrays."""
-    return list(grouped_reducescatter_async(tensors, *args, **kwargs).wait())

@@ -73,12 +73,11 @@ class Operations:
         """Start an allreduce of the ranks' tensors with ``op``, and return the handle of the operation.
 
         ``output``: the tensor to which the result is written; ``output=tensor`` works in place. None: the result is a
-        new tensor. ``waits``: the caller will wait for the handle next, so the call need not wake another thread to run
-        the operation. For the other arguments see the class.
+        new tensor. For the other arguments see the class.
         """
-        call = VerbCall(self, name, process_set, job, stage_on_host, single=True)
+        call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
         how = ReduceArguments(op, prescale_factor, postscale_factor, compression, part_of)
-        return allreduce(call, [tensor], None if output is None else [output], how, waits)
+        return allreduce(call, [tensor], None if output is None else [output], how)
 
     def grouped_allreduce_async(
         self,
@@ -102,9 +101,9 @@ class Operations:
         The handle's result is the list of outputs, or what ``then`` returns for it. ``part_of``: see
         ``persistent_allreduce``.
         """
-        call = VerbCall(self, name, process_set, job, stage_on_host, single=False)
+        call = VerbCall(self, name, process_set, job, stage_on_host, single=False, waits=waits)
         how = ReduceArguments(op, prescale_factor, postscale_factor, compression, part_of)
-        return allreduce(call, tensors, outputs, how, waits, then)
+        return allreduce(call, tensors, outputs, how, then)
 
     def persistent_allreduce(
         self,
@@ -183,6 +182,7 @@ class Operations:
         job: JobService | None = None,
         reduces: bool = False,
         sparse: bool = False,
+        waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start an allgather, and return its handle. The result is all tensors concatenated in the order of the ranks.
@@ -192,7 +192,7 @@ class Operations:
         messages, the allgather then has the name of an allreduce. So if another rank calls the allreduce, the names are
         equal and ddl detects a mismatch.
         """
-        call = VerbCall(self, name, process_set, job, stage_on_host, single=True)
+        call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
         return allgather(call, [tensor], Kind.ALLREDUCE if reduces else Kind.ALLGATHER, sparse)
 
     def grouped_allgather_async(
@@ -203,6 +203,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: JobService | None = None,
         sparse: bool = False,
+        waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start an allgather of each of several tensors, and return one handle. Its result is the list of results.
@@ -210,7 +211,7 @@ class Operations:
         No tensor is gathered before all of the tensors are ready on all ranks. For each tensor, the result is the same
         as that of ``allgather_async``.
         """
-        call = VerbCall(self, name, process_set, job, stage_on_host, single=False)
+        call = VerbCall(self, name, process_set, job, stage_on_host, single=False, waits=waits)
         return allgather(call, tensors, Kind.ALLGATHER, sparse)
 
     # --- broadcast
@@ -224,6 +225,7 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: JobService | None = None,
+        waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start a broadcast of the tensor of ``root_rank`` to all members, and return the handle of the operation.
@@ -231,7 +233,7 @@ class Operations:
         ``root_rank``: a rank of the world that is a member of the process set. ``output``: the tensor to which the
         result is written; None: the result is a new tensor.
         """
-        call = VerbCall(self, name, process_set, job, stage_on_host, single=True)
+        call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
         return broadcast(call, tensor, root_rank, output)
 
     # --- alltoall
@@ -244,6 +246,7 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: JobService | None = None,
+        waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start an alltoall, and return its handle: send ``splits[r]`` rows of ``tensor`` to rank r of the process set.
@@ -251,7 +254,7 @@ class Operations:
         ``splits``: None means that this rank sends equally many rows to all ranks. The result is a pair: the rows that
         this rank has received, and a list with the number of rows from each rank.
         """
-        call = VerbCall(self, name, process_set, job, stage_on_host, single=True)
+        call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
         return alltoall(call, tensor, splits)
 
     # --- reducescatter
@@ -267,13 +270,14 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: JobService | None = None,
+        waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start a reducescatter, and return its handle. The tensors are reduced, and each rank gets a part of the rows.
 
         If the rows cannot be divided evenly, the first ``rows % size`` ranks of the process set get one row more.
         """
-        call = VerbCall(self, name, process_set, job, stage_on_host, single=True)
+        call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
         return reducescatter(call, [tensor], ReduceArguments(op, prescale_factor, postscale_factor, compression))
 
     def grouped_reducescatter_async(
@@ -287,6 +291,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: JobService | None = None,
+        waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
         """Start a reducescatter of each of several tensors, and return one handle. Its result is the list of results.
@@ -294,7 +299,7 @@ class Operations:
         No tensor is reduced before all of the tensors are ready on all ranks. For each tensor, the result is the same
         as that of ``reducescatter_async``.
         """
-        call = VerbCall(self, name, process_set, job, stage_on_host, single=False)
+        call = VerbCall(self, name, process_set, job, stage_on_host, single=False, waits=waits)
         return reducescatter(call, tensors, ReduceArguments(op, prescale_factor, postscale_factor, compression))
 
     # --- objects, which are the same for all frameworks

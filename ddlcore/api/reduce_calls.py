@@ -56,7 +56,6 @@ def allreduce(
     tensors: Sequence[Any],
     outputs: Sequence[Any] | None,
     how: ReduceArguments,
-    waits: bool,
     then: Callable[[list[Any]], Any] | None = None,
 ) -> Handle:
     """Start an allreduce of ``tensors``; see ``Operations.grouped_allreduce_async``."""
@@ -74,7 +73,7 @@ def allreduce(
     names = call.names(Kind.ALLREDUCE, len(tensors))
     given = list(outputs)
     finish = (lambda _: given[0]) if call.single else (lambda _: given if then is None else then(given))
-    return call.submit(names, specs, sources, targets, finish, [*tensors, *given], waits=waits)
+    return call.submit(names, specs, sources, targets, finish, [*tensors, *given])
 
 
 def persistent_allreduce(

@@ -50,7 +50,18 @@ class VerbCall:
     ``single``: the call is not a grouped call. For the other arguments see ``Operations``.
     """
 
-    __slots__ = ("_hand_over", "_name", "_stage_on_host", "adapter", "encoded", "job", "ranks", "set_id", "single")
+    __slots__ = (
+        "_hand_over",
+        "_name",
+        "_stage_on_host",
+        "_waits",
+        "adapter",
+        "encoded",
+        "job",
+        "ranks",
+        "set_id",
+        "single",
+    )
 
     def __init__(
         self,
@@ -60,6 +71,7 @@ class VerbCall:
         job: JobService | None,
         stage_on_host: bool,
         single: bool,
+        waits: bool = False,
     ) -> None:
         """Find the job and the members. Raises InvalidArgument if this rank is not a member of ``process_set``."""
         self.job = job = job or current_job()
@@ -70,6 +82,7 @@ class VerbCall:
         self._hand_over = operations.hand_over
         self._name = name
         self._stage_on_host = stage_on_host
+        self._waits = waits
 
     def names(self, kind: Kind, count: int) -> list[str]:
         """Return the names of the call's tensors in messages. ``count``: the number of tensors.
@@ -153,12 +166,11 @@ class VerbCall:
         finish: Callable[[Sequence[Outcome | None]], Any],
         kept: Sequence[Any],
         rows: Sequence[tuple[int, ...]] | None = None,
-        waits: bool = False,
     ) -> Handle:
         """Submit the tensors of the call, and return the handle.
 
         ``finish`` makes the result from the outcomes. ``kept``: all tensors of the call, inputs and outputs. ``rows``:
-        for each tensor of a ragged kind, the numbers of rows that this rank announces. ``waits``: see ``Operations``.
+        for each tensor of a ragged kind, the numbers of rows that this rank announces.
         """
         waiter = job_of(self.job).waiter
         if sources[0].device.kind == CPU.kind:
@@ -170,7 +182,7 @@ class VerbCall:
             Entry(handle, i, set_id, names[i], spec, encoded[spec], sources[i], targets[i], rows[i] if rows else ())
             for i, spec in enumerate(specs)
         ]
-        self._hand_over(self.job, handle, entries, waits)
+        self._hand_over(self.job, handle, entries, self._waits)
         return handle
 
 

@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ddlcore.contracts.store import PrefixStore
-from ddlcore.contracts.transport import Capabilities, Context, Memory, Plan, Prepared, Transport, Work
+from ddlcore.contracts.transport import (
+    Capabilities,
+    Context,
+    Memory,
+    Move,
+    Plan,
+    Prepared,
+    PreparedMove,
+    Transport,
+    Work,
+)
 from ddlcore.errors import TransportError
 from ddlcore.types import Buffer, Kind, ReduceOp
 
@@ -80,6 +90,9 @@ class ByKindTransport(Transport):
 
     def prepare(self, plan: Plan) -> Prepared:
         return self._of(plan.kind).prepare(plan)
+
+    def prepare_move(self, move: Move) -> PreparedMove:
+        return self._of(move.kind).prepare_move(move)
 
     def _of(self, kind: Kind) -> Transport:
         return self._kinds.get(kind, self._default)

@@ -8,14 +8,25 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
+from ddlcore.contracts.transport import (
+    DONE,
+    Capabilities,
+    Context,
+    Move,
+    Plan,
+    Prepared,
+    PreparedMove,
+    Transport,
+    Work,
+    dense,
+)
 from ddlcore.types import Buffer, ReduceOp
 
 
 class SoloTransport(Transport):
     """The transport for a communicator of one rank whose tensors are in host memory. The calls never wait."""
 
-    capabilities = Capabilities(vectored=True, scales=True, order_fixed=True)
+    capabilities = Capabilities(vectored=True, scales=True, order_fixed=True, resumable_moves=True)
 
     def open(self, context: Context) -> None:
         if context.size != 1:
@@ -46,6 +57,18 @@ class SoloTransport(Transport):
 
     def prepare(self, plan: Plan) -> Prepared:
         return _PreparedBucket(self, plan)
+
+    def prepare_move(self, move: Move) -> PreparedMove:
+        return _SoloMove(self, move)
+
+
+class _SoloMove(PreparedMove):
+    _last = 0  # the ticket of the last run
+
+    def run(self, source: Buffer, target: Buffer, counts: Sequence[int] | Sequence[Sequence[int]], ticket: int) -> None:
+        if ticket != self._last:
+            super().run(source, target, counts, ticket)
+            self._last = ticket
 
 
 class _PreparedBucket(Prepared):

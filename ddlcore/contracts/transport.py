@@ -32,6 +32,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ddlcore.contracts.device import Queue
 from ddlcore.contracts.kernels import Kernels
@@ -46,8 +47,10 @@ __all__ = [
     "Capabilities",
     "Context",
     "Memory",
+    "Move",
     "Plan",
     "Prepared",
+    "PreparedMove",
     "Transport",
     "Work",
     "dense",
@@ -76,6 +79,7 @@ class Capabilities:
     scales: bool = False  # the transport itself applies ``prescale`` and ``postscale`` of vectored plans
     atomic: bool = False  # vectored plans can run as an atomic allreduce, see Prepared.run_atomic
     resumable: bool = False  # an atomic run may consist of several tries on a user thread: Prepared.try_run_atomic
+    resumable_moves: bool = False  # a prepared move may be repeated on another thread: see PreparedMove.run
     order_fixed: bool = False  # values are added in the order of the ranks in every bucket: bitwise reproducible
     host_first: bool = False  # values are added within each host, then across hosts in the order of their first ranks
     thread_bound: bool = False
@@ -184,6 +188,54 @@ class Prepared(ABC):
         """
         sources, targets = getattr(self, "_addresses", ([], []))
         return self.run_atomic(sources, targets, real)
+
+
+@dataclass(frozen=True)
+class Move:
+    """The description of a collective other than an allreduce, made before the memory and the counts are known."""
+
+    kind: Kind  # ALLGATHER, BROADCAST, ALLTOALL or REDUCESCATTER
+    dtype: DType
+    op: ReduceOp = ReduceOp.Sum  # of a REDUCESCATTER: Sum, Min, Max or Product
+    root: int = 0  # of a BROADCAST: the number of the root in the communicator
+
+
+class PreparedMove:
+    """A move that can be run repeatedly, each time with other memory and other counts.
+
+    This class calls the transport's methods. A transport whose ``resumable_moves`` is true returns objects of a class
+    of its own.
+    """
+
+    def __init__(self, transport: Transport, move: Move) -> None:
+        self._transport = transport
+        self._move = move
+
+    def run(self, source: Buffer, target: Buffer, counts: Sequence[int] | Sequence[Sequence[int]], ticket: int) -> None:
+        """Run the collective, and return when this rank's part of it is complete.
+
+        ``source``, ``target`` and ``counts`` are the arguments of ``allgatherv``, ``alltoallv`` or ``reducescatterv``.
+        For a broadcast, ``counts`` is empty, all ranks get the root's ``source`` in ``target``, and on the root these
+        may be the same memory. ``ticket`` is a positive number that is different for each run.
+
+        If ``capabilities.resumable_moves`` is true, a call with the ticket of the last complete run has no effect, and
+        any thread may make it. So a thread that continues the work of an interrupted thread can ask for the run again.
+        A run with a new ticket begins only when all ranks are about to make the same call, and no other method of the
+        communicator is called until the run is complete.
+        """
+        transport, move = self._transport, self._move
+        fitting: Any = counts  # mypy cannot see that ``counts`` has the type that belongs to ``move.kind``
+        if move.kind is Kind.ALLGATHER:
+            work = transport.allgatherv(source, target, fitting)
+        elif move.kind is Kind.ALLTOALL:
+            work = transport.alltoallv(source, target, fitting)
+        elif move.kind is Kind.REDUCESCATTER:
+            work = transport.reducescatterv(source, target, fitting, move.op)
+        else:
+            if transport.context.rank == move.root and source.address != target.address:
+                ctypes.memmove(target.address, source.address, source.nbytes)
+            work = transport.broadcast(target, move.root)
+        _finish(work, transport.context)
 
 
 def dense(*buffers: Buffer) -> None:
@@ -324,6 +376,10 @@ class Transport(ABC):
         This is called only if ``capabilities.vectored`` is true.
         """
         raise NotImplementedError(f"{type(self).__name__} is not vectored")
+
+    def prepare_move(self, move: Move) -> PreparedMove:
+        """Return an object that can run ``move`` repeatedly. This is called only for transports of host memory."""
+        return PreparedMove(self, move)
 
     def _temporary(self, count: int, dtype: DType) -> Buffer:
         if self.capabilities.stream_ordered:

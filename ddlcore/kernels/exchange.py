@@ -8,8 +8,29 @@ addresses, and addresses of tables of int64, such as ``nbytes``. ``frame`` is th
 from __future__ import annotations
 
 from ddlcore.kernels.bucket import ITEMSIZE
-from ddlcore.kernels.channels import INPUT, next_round, publish, reserve, slot, wait, wait_all
-from ddlcore.kernels.frame import CHUNK, COUNTS, DTYPE, IN_USED, OP, POSTSCALE, PRESCALE, RANK, SIZE, TABLE, TOTAL
+from ddlcore.kernels.channels import INPUT, aborted, next_round, publish, reserve, slot, wait, wait_all
+from ddlcore.kernels.frame import (
+    ALLTOALL,
+    CHUNK,
+    CODE,
+    COUNTS,
+    DTYPE,
+    FINISHED,
+    FRAME,
+    IN_USED,
+    OP,
+    POSTSCALE,
+    PRESCALE,
+    RANK,
+    REDUCESCATTER,
+    SIZE,
+    SOURCES,
+    TABLE,
+    TARGETS,
+    TENSORS,
+    TICKET,
+    TOTAL,
+)
 from ddlcore.kernels.functions import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
 
@@ -214,3 +235,33 @@ def ddl_reducescatter(frame: int, plan: int, source: int, target: int) -> int:
             _reduce_row_part(frame, plan, own, target, first + i - 1, i - 1, rounds)
     next_round(frame, INPUT, rounds)
     return 0
+
+
+@compiled("q")
+def _move(plan: int) -> int:
+    frame, source, target, kind = read(plan + FRAME), read(plan + SOURCES), read(plan + TARGETS), read(plan + TENSORS)
+    code = aborted(frame)
+    if code != 0:
+        return code
+    if kind == ALLTOALL:
+        return ddl_alltoall(frame, source, target, plan + COUNTS)
+    if kind == REDUCESCATTER:
+        return ddl_reducescatter(frame, plan, source, target)
+    return ddl_gather(frame, source, target, plan + COUNTS)
+
+
+@compiled(FUNCTIONS["ddl_move"])
+def ddl_move(plan: int) -> int:
+    """Run an allgather, a broadcast, an alltoall or a reducescatter. ``plan`` is the address of its plan.
+
+    When a run has ended, further calls with the same ticket in the plan only return the result of the run. Return 0, or
+    HERE or BY_PEER if the communicator was aborted.
+    """
+    # As in ddl_allreduce_try, a signal may raise an exception before the caller has stored the return code.
+    ticket = read(plan + TICKET)
+    if read(plan + FINISHED) == ticket:
+        return read(plan + CODE)
+    code = _move(plan)
+    write(plan + CODE, code)
+    write(plan + FINISHED, ticket)
+    return code

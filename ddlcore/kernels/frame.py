@@ -38,8 +38,10 @@ LAST: Final = 256  # the last round in each slot, MOST_SLOTS words per channel
 PLACES: Final = 1280  # the place of each of the last rounds in the ring, ROUNDS words per channel
 TABLE: Final = 2304  # one word per rank: the source addresses of one reduction
 
-# A plan describes one collective. It does not change between runs, except for TICKET, FINISHED and CODE.
-TENSORS: Final = 0
+# A plan describes one collective. A plan of an allreduce does not change between runs, except for TICKET, FINISHED and
+# CODE. In a plan of a move, each run also has its own SOURCES, TARGETS and COUNTS: the addresses of the source and of the
+# target themselves, and the counts of the collective, in bytes except for a reducescatter.
+TENSORS: Final = 0  # of a move: GATHER, ALLTOALL or REDUCESCATTER
 DTYPE: Final = 8
 OP: Final = 16
 TOTAL: Final = 24  # elements of all tensors
@@ -52,3 +54,7 @@ TICKET: Final = 72  # identifies the run; one run may need several calls of ddl_
 FINISHED: Final = 80  # the ticket of the last run that has ended
 CODE: Final = 88  # the return code of that run
 COUNTS: Final = 96  # elements, one word per tensor
+
+GATHER: Final = 0  # an allgather, or a broadcast, in which only the root's count is not 0
+ALLTOALL: Final = 1
+REDUCESCATTER: Final = 2

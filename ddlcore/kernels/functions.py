@@ -24,6 +24,7 @@ LINUX_FUNCTIONS = {
     "ddl_alltoall": "qqqq",
     "ddl_barrier": "q",
     "ddl_gather": "qqqq",
+    "ddl_move": "q",
     "ddl_reducescatter": "qqqq",
 }
 if sys.platform == "linux":

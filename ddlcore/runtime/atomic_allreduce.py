@@ -19,11 +19,11 @@ class AtomicAllreduce:
     Either all ranks get the results, or the tensors of all ranks stay unchanged. In the second case the bucket is void.
     """
 
-    __slots__ = ("_prepared", "done", "resumable")
+    __slots__ = ("_done", "_prepared", "resumable")
 
     def __init__(self, prepared: Prepared, tensors: int, resumable: bool) -> None:
         self._prepared = prepared
-        self.done: Deliver = partial(same, [None] * tensors)
+        self._done: Deliver = partial(same, [None] * tensors)
         self.resumable = resumable  # whether a user thread may run it, which Ctrl-C may interrupt
 
     def __call__(self, launch: Launch[Entry], use: str) -> Deliver:
@@ -31,7 +31,7 @@ class AtomicAllreduce:
             self._prepared.run_atomic((), (), False)
             return void
         sources, targets = _addresses(launch.entries)
-        return self.done if self._prepared.run_atomic(sources, targets, True) else void
+        return self._done if self._prepared.run_atomic(sources, targets, True) else void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
         """Begin to run the bucket, or continue after an interruption. Return the bucket's deliver function.
@@ -49,7 +49,10 @@ class AtomicAllreduce:
             entered = self._prepared.try_run_atomic(sources, targets, launch.number)
             if entered is None and operation is not None and not operation.pending:
                 return None
-        return self.done if entered else void
+        return self._done if entered else void
+
+    def forget(self) -> None:
+        """Do nothing, because the results are in the tensors; see AtomicMove.forget."""
 
 
 def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:

@@ -14,6 +14,7 @@ from ddlcore.messages.coding import decode_spec
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket, Planned
 from ddlcore.runtime.atomic_allreduce import AtomicAllreduce
+from ddlcore.runtime.atomic_move import AtomicMove
 from ddlcore.runtime.delivery import Deliver, Later
 from ddlcore.runtime.executor import HostExecutor
 from ddlcore.runtime.outcome import Outcome
@@ -110,9 +111,9 @@ class Dispatcher:
         run = position.run
         if run is None:
             run = position.run = self._arranged(launch.planned)
-            position.resumable = run if isinstance(run, AtomicAllreduce) and run.resumable else None
-            if not launch.planned.kind.is_ragged:
-                position.nbytes = sum(decode_spec(spec).nbytes() for spec in launch.planned.specs)
+            position.resumable = run if isinstance(run, AtomicAllreduce | AtomicMove) and run.resumable else None
+            ragged, specs = launch.planned.kind.is_ragged, map(decode_spec, launch.planned.specs)
+            position.nbytes = -1 if ragged else sum(spec.nbytes() for spec in specs)
         return run(launch, use)
 
     def _arranged(self, planned: Planned) -> Run:

@@ -23,7 +23,7 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges
-from ddlcore.runtime.request import Entry, Todo
+from ddlcore.runtime.request import Entry, Todo, brought
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
 from ddlcore.runtime.transport_calls import Unserved
@@ -204,7 +204,7 @@ class Engine:
             elif bucket.kind is Kind.JOIN:
                 self._tensor_queue.next_generation()
             self._meter.negotiated += 1
-            self._meter.nbytes[bucket.kind] += _brought(entries)
+            self._meter.nbytes[bucket.kind] += brought(entries)
             self._deliver(entries, outcomes, bucket.index)
 
     # --- buckets of a schedule
@@ -289,10 +289,8 @@ class Engine:
             return
         self._meter.replayed += 1
         position = launch.position
-        if position.planned.kind.is_ragged:  # of another size in each step
-            self._meter.nbytes[position.planned.kind] += _brought(launch.entries)
-        else:
-            self._meter.nbytes[position.planned.kind] += position.nbytes
+        nbytes = position.nbytes if position.nbytes >= 0 else brought(launch.entries)
+        self._meter.nbytes[position.planned.kind] += nbytes
         self._tensor_queue.delivered(launch)
         self._deliver(launch.entries, outcomes, -1)
 
@@ -394,11 +392,3 @@ def _ran(todo: Launch[Entry] | tuple[Bucket, Sequence[Entry | None]]) -> tuple[B
     if isinstance(todo, Launch):
         return todo.bucket or todo.position.planned, todo.place
     return todo[0], -1
-
-
-def _brought(entries: Sequence[Entry | None]) -> int:
-    """Return the size in bytes of this rank's tensors in a bucket.
-
-    An entry that is None counts as 0: this rank has not submitted that tensor.
-    """
-    return sum(entry.spec.nbytes(entry.rows) for entry in entries if entry is not None)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from math import prod
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket, Planned
+from ddlcore.runtime.atomic_move import AtomicMove
 from ddlcore.runtime.delivery import Deliver, same
-from ddlcore.runtime.host_moves import HostMoves
+from ddlcore.runtime.host_moves import Movement, movement
 from ddlcore.runtime.host_reductions import HostReductions
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry
+from ddlcore.runtime.scaling import divisor_of
 from ddlcore.runtime.schedule import HostRun, Launch
 from ddlcore.runtime.transport_calls import finish
+from ddlcore.runtime.vote import vote_of
 from ddlcore.types import Kind
 
 
@@ -32,18 +37,9 @@ class HostExecutor:
         self, sets: ProcessSets, kernels: Kernels, compressor: Callable[[str], Compressor], meter: Meter
     ) -> None:
         self._sets = sets
-        self._reductions = reductions = HostReductions(kernels, compressor, meter)
-        self._moves = moves = HostMoves(kernels, meter)
-        self._run = {
-            Kind.ALLREDUCE: reductions.allreduce,
-            Kind.ALLGATHER: moves.allgather,
-            Kind.BROADCAST: moves.broadcast,
-            Kind.ALLTOALL: moves.alltoall,
-            Kind.REDUCESCATTER: reductions.reducescatter,
-        }
-        # Attributes, to save a lookup for each bucket.
-        self._reduce_packed, self._replay_broadcast = reductions.packed, moves.replay_broadcast
-        self.forget, self.reopened = reductions.forget, reductions.reopened  # all that is kept belongs to reductions
+        self._reductions = HostReductions(kernels, compressor, meter)
+        # Everything that is kept belongs to the reductions.
+        self.forget, self.reopened = self._reductions.forget, self._reductions.reopened
 
     def execute_on_host(
         self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
@@ -52,13 +48,32 @@ class HostExecutor:
 
         ``specs`` are the specs of the bucket's tensors. An entry is None if this rank has joined.
         """
+        communicator = self._sets.communicator(bucket.set_id)
         if bucket.kind is Kind.BARRIER:
-            finish(self._sets.communicator(bucket.set_id).transport.barrier())
+            finish(communicator.transport.barrier())
             return [None]
-        for entry in entries:
-            if entry is not None and entry.source is not None and entry.source.wait is not None:
-                entry.source.wait()
-        return self._run[bucket.kind](self._sets.communicator(bucket.set_id), bucket, entries, specs)
+        _wait(entries)
+        if bucket.kind is Kind.ALLREDUCE:
+            return self._reductions.allreduce(communicator, bucket, entries, specs)
+        return [self._moved(communicator, bucket, i, entry, specs[i]) for i, entry in enumerate(entries)]
+
+    def _moved(
+        self, communicator: Communicator, bucket: Bucket, i: int, entry: Entry | None, spec: Spec
+    ) -> Outcome | None:
+        """Run the collective of tensor ``i`` of a negotiated bucket that is no allreduce, and return its outcome."""
+        one = self._movement(bucket.kind, communicator, spec, divisor_of(communicator, bucket))
+        one.begin(entry, list(chain.from_iterable(bucket.rows[i])) if bucket.rows else ())
+        communicator.transport.prepare_move(one.move).run(one.source, one.target, one.counts, ticket=1)
+        outcome = one.end(entry)
+        if outcome is None or not bucket.rows:
+            return outcome
+        digests = bucket.digests[i] if bucket.digests else ()
+        return replace(outcome, digests=digests, contributors=bucket.contributors)
+
+    def _movement(self, kind: Kind, communicator: Communicator, spec: Spec, divisor: int) -> Movement:
+        if kind is Kind.REDUCESCATTER:
+            return self._reductions.reducescatter(communicator, spec, divisor)
+        return movement(kind, communicator, spec)
 
     def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun:
         """Return a function that runs the bucket ``planned`` of a schedule.
@@ -69,13 +84,16 @@ class HostExecutor:
         communicator = self._sets.communicator(planned.set_id)
         if planned.negotiated:
             return partial(self._run_negotiated_slot, communicator, specs)
-        if planned.kind is Kind.BARRIER:
-            return partial(_run_barrier, communicator)
         if planned.kind is Kind.ALLREDUCE:
             atomic = self._reductions.atomic(communicator, specs)
-            if atomic is not None:
-                return atomic
-        return partial(self._run_packed, communicator, specs)
+            return atomic if atomic is not None else partial(self._run_packed, communicator, specs)
+        if planned.kind is Kind.BARRIER:
+            vote = vote_of(communicator, 0)
+            return AtomicMove(vote, None, None, vote.resumable)
+        one = self._movement(planned.kind, communicator, specs[0], len(communicator.ranks))
+        vote, transport = vote_of(communicator, one.words), communicator.transport
+        resumable = vote.resumable and transport.capabilities_for(planned.kind).resumable_moves
+        return AtomicMove(vote, one, transport.prepare_move(one.move), resumable)
 
     def _run_negotiated_slot(
         self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
@@ -88,33 +106,23 @@ class HostExecutor:
     def _run_packed(
         self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
     ) -> Deliver:
-        """Run a bucket of a schedule, and return the function that delivers its results.
+        """Run an allreduce of a schedule, and return the function that delivers its results.
 
         The results stay in transport memory until the bucket is known to be valid. ``use`` names the fusion buffer.
         """
-        planned = launch.planned
         entries: Sequence[Entry | None] = launch.entries if launch.entries is not None else [None] * len(specs)
-        for entry in entries:
-            if entry is not None and entry.source is not None and entry.source.wait is not None:
-                entry.source.wait()
-        if planned.kind is Kind.ALLREDUCE:
-            divisor = len(communicator.ranks)  # no schedule runs while a rank has joined
-            deliver = self._reduce_packed(communicator, planned.names, entries, specs, use, divisor)
-            if any(prod(spec.shape) for spec in specs):
-                return deliver  # no rank has the sum before all ranks have entered
-        elif planned.kind is Kind.BROADCAST:
-            deliver = self._replay_broadcast(communicator, entries[0], specs[0], use)
-        else:
-            rows = tuple(self._moves.rows(communicator, planned.kind, entry) for entry in entries)
-            bucket = Bucket(-1, planned.set_id, planned.kind, planned.names, rows)
-            deliver = partial(same, self._run[planned.kind](communicator, bucket, entries, specs))
-        # A broadcast may return on its root before any other rank has entered, and any collective may on a rank that
-        # receives nothing. A bucket that has returned may be delivered, so it must not turn out void on other ranks
-        # afterwards. The barrier makes sure that it returns only after all members have entered.
-        finish(communicator.transport.barrier())
+        _wait(entries)
+        divisor = len(communicator.ranks)  # no schedule runs while a rank has joined
+        deliver = self._reductions.packed(communicator, launch.planned.names, entries, specs, use, divisor)
+        if not any(prod(spec.shape) for spec in specs):
+            # A rank has a sum only after all ranks have entered, but an allreduce of nothing may return before. What has
+            # returned may be delivered, so it must not turn out void on other ranks afterwards.
+            finish(communicator.transport.barrier())
         return deliver
 
 
-def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) -> Deliver:
-    finish(communicator.transport.barrier())
-    return partial(same, [None])
+def _wait(entries: Sequence[Entry | None]) -> None:
+    """Wait until the source of each entry may be read."""
+    for entry in entries:
+        if entry is not None and entry.source is not None and entry.source.wait is not None:
+            entry.source.wait()

@@ -12,12 +12,13 @@ from math import prod
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.contracts.transport import Capabilities, Memory, Plan, Prepared
+from ddlcore.contracts.transport import Capabilities, Memory, Move, Plan, Prepared
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_rank import Bucket
 from ddlcore.runtime.atomic_allreduce import AtomicAllreduce
 from ddlcore.runtime.delivery import Deliver, Staged
 from ddlcore.runtime.encoding import encode, encode_once, settle
+from ddlcore.runtime.host_moves import Movement
 from ddlcore.runtime.integers import Exact, is_exact
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.outcome import Outcome
@@ -186,43 +187,9 @@ class HostReductions:
         )
         return Staged(lambda: [*summed()], summed.void)
 
-    def reducescatter(
-        self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
-    ) -> list[Outcome | None]:
-        """Run the reducescatter ``bucket``, and return one outcome for each entry: this rank's part of the rows.
-
-        An entry is None if this rank takes part with dummy data.
-        """
-        outcomes: list[Outcome | None] = []
-        divisor = divisor_of(communicator, bucket)
-        for entry, spec in zip(entries, specs):
-            op, _ = reduction(spec, divisor)
-            compressor = self._traveling(spec, divisor)
-            wire = compressor.wire_dtype(spec.dtype)
-            scales = _scaling(compressor, None, spec, divisor)
-            require(communicator, Kind.REDUCESCATTER, wire, op)
-            words = compressor.words if isinstance(compressor, Exact) else 1
-            plain = wire is spec.dtype and not isinstance(compressor, Exact)
-            row = prod(spec.shape[1:]) * words
-            counts = [rows * row for rows in reducescatter_rows(spec.shape[0], len(communicator.ranks))]
-            source, _ = self._pair(entry, spec, op) if entry is None else (entry.source, None)
-            assert source is not None
-            if entry is not None and (scales.encode != 1.0 or not plain):
-                scaled = communicator.buffers.get("scatter", source.count * words, wire)
-                encode_once(compressor, source, scaled, scales.encode)
-                source = scaled
-            elif not plain:
-                source = communicator.buffers.get("scatter", source.count * words, wire)
-                self._kernels.fill_identity(source.address, source.count, wire, op)
-            mine = counts[communicator.rank]
-            target = new_memory(mine // words, spec.dtype)
-            part = target if plain else communicator.buffers.get("part", mine, wire)
-            finish(communicator.transport.reducescatterv(source, part, counts, op))
-            if entry is not None and (part is not target or scales.decode != 1.0):
-                compressor.decode(entry.name, part, target, scales.decode)
-            assert isinstance(target.owner, Memory)
-            outcomes.append(Outcome(target.owner))
-        return outcomes
+    def reducescatter(self, communicator: Communicator, spec: Spec, divisor: int) -> Movement:
+        """Return the movement of a reducescatter of a tensor with ``spec``. An average divides by ``divisor``."""
+        return _Reducescatter(self._kernels, self._traveling(spec, divisor), communicator, spec, divisor)
 
     def _traveling(self, spec: Spec, size: int) -> Compressor:
         """Return the compressor that encodes tensors with ``spec`` for the transport and decodes the result.
@@ -257,6 +224,51 @@ class HostReductions:
     def forget(self, set_id: int) -> None:
         """Drop all prepared operations of process set ``set_id``, which is removed."""
         self._prepared = {key: prepared for key, prepared in self._prepared.items() if key[0] != set_id}
+
+
+class _Reducescatter(Movement):
+    def __init__(
+        self, kernels: Kernels, compressor: Compressor, communicator: Communicator, spec: Spec, divisor: int
+    ) -> None:
+        wire = compressor.wire_dtype(spec.dtype)
+        super().__init__(Move(Kind.REDUCESCATTER, wire, reduction(spec, divisor)[0]))
+        require(communicator, Kind.REDUCESCATTER, wire, self.move.op)
+        self._kernels, self._compressor, self._buffers, self._spec = kernels, compressor, communicator.buffers, spec
+        self._scales = _scaling(compressor, None, spec, divisor)
+        self._words = compressor.words if isinstance(compressor, Exact) else 1  # elements that are sent for one
+        self._plain = wire is spec.dtype and not isinstance(compressor, Exact)
+        row = prod(spec.shape[1:]) * self._words
+        counts = tuple(rows * row for rows in reducescatter_rows(spec.shape[0], len(communicator.ranks)))
+        self.counts, self._own = counts, counts[communicator.rank]
+        self._result = self.target
+
+    def begin(self, entry: Entry | None, told: Sequence[int]) -> None:
+        wire, count = self.move.dtype, prod(self._spec.shape) * self._words
+        if entry is None:
+            source = self._buffers.get("scatter", count, wire)
+            self._kernels.fill_identity(source.address, count, wire, self.move.op)
+        elif self._scales.encode != 1.0 or not self._plain:
+            assert entry.source is not None
+            source = self._buffers.get("scatter", count, wire)
+            encode_once(self._compressor, entry.source, source, self._scales.encode)
+        else:
+            assert entry.source is not None
+            source = entry.source
+        self._result = new_memory(self._own // self._words, self._spec.dtype)
+        # Values that are decoded are kept apart: decoding may be repeated, and must find what came from the transport.
+        apart = not self._plain or self._scales.decode != 1.0
+        self.source = source
+        self.target = self._buffers.get("part", self._own, wire) if apart else self._result
+
+    def end(self, entry: Entry | None) -> Outcome | None:
+        if entry is not None and self.target is not self._result:
+            self._compressor.decode(entry.name, self.target, self._result, self._scales.decode)
+        assert isinstance(self._result.owner, Memory)
+        return Outcome(self._result.owner)
+
+    def forget(self) -> None:
+        super().forget()
+        self._result = self.target
 
 
 def _scaling(

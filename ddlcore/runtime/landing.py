@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddlcore.runtime.completion import Completion
@@ -26,6 +25,7 @@ class Landing:
         self._completion = completion
         self.launch: Launch[Entry] | None = None  # complete and valid, but not delivered yet
         self.rest: Iterator[Entry] = iter(())  # its entries that are still to be delivered
+        self.outcomes: Sequence[Outcome | None] = ()  # of all its entries
         self.mixed = False  # some of the entries belong to handles
 
     def finish(self, after: deque[Any]) -> None:
@@ -33,12 +33,12 @@ class Landing:
         launch = self.launch
         assert launch is not None and launch.entries is not None
         self._tensor_queue.delivered(launch)
-        self.complete(launch.entries, repeat(None), self.rest, -1, after)
+        self.complete(launch.entries, self.outcomes, self.rest, -1, after)
 
     def complete(
         self,
         entries: Sequence[Entry | None],
-        outcomes: Iterable[Outcome | None],
+        outcomes: Sequence[Outcome | None],
         rest: Iterator[Entry | None],
         index: int,
         after: deque[Any],

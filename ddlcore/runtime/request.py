@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddlcore.contracts.device import Event
@@ -220,6 +220,14 @@ class PersistentRequest(Entry):
             self.error = error
             self.source.owner = None
             self.state = IDLE
+
+
+def brought(entries: Iterable[Entry | None]) -> int:
+    """Return the size in bytes of this rank's tensors in a bucket.
+
+    An entry that is None counts as 0: this rank has not submitted that tensor.
+    """
+    return sum(entry.spec.nbytes(entry.rows) for entry in entries if entry is not None)
 
 
 Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]  # an item of the engine's queue: a bucket, or a function

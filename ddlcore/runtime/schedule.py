@@ -82,7 +82,7 @@ class Position(Generic[T]):
         # begins: ranks often leave a schedule before its last bucket, and an error of arranging a bucket fails only it.
         self.run: Run | None = None
         self.resumable: Resumable | None = None  # the same as ``run`` if a user thread may run the bucket, else None
-        self.nbytes = 0
+        self.nbytes = 0  # -1: differs from launch to launch
         self.usual_s: float | None = None  # how long its first entry usually waits for the launch; None: not known yet
         self.set_id = planned.set_id
         self.missing = self.missing_when_empty = len(planned.names)
@@ -122,10 +122,11 @@ HostRun = Callable[[Launch[Any], str], Deliver]
 class Resumable(Protocol):
     """A way to run a bucket that a signal handler may interrupt on a user thread; another thread then continues."""
 
-    done: Deliver  # what ``resume`` returns if the bucket is valid
-
     def resume(self, launch: Launch[Any], operation: Waited | None = None) -> Deliver | None:
         """Begin to run the bucket, or continue after an interruption; see AtomicAllreduce.resume."""
+
+    def forget(self) -> None:
+        """Drop what is kept to continue the last launch, whose results have been delivered."""
 
 
 class Replay(Generic[T]):

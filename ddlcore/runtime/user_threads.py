@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 from ddlcore.errors import DdlInternalError
 from ddlcore.runtime.agenda import Agenda
 from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.delivery import Deliver, void
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.landing import Landing
 from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.reentry import reentrant
-from ddlcore.runtime.request import IDLE, Entry, PersistentRequest
+from ddlcore.runtime.request import IDLE, Entry, PersistentRequest, brought
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
@@ -58,7 +59,7 @@ class UserThreads:
         self._go_on = go_on
         self._events = tensor_queue.events
         self._submission = Submission(tensor_queue)
-        self._run: Callable[[Launch[Entry], Waited], bool] = self._enter if ranges is None else self._show
+        self._run: Callable[[Launch[Entry], Waited], Deliver | None] = self._enter if ranges is None else self._show
         self.own_threads: set[int] = set()  # ids of ddl's own threads, none of which may wait for a bucket
 
     def inside(self) -> bool:
@@ -104,7 +105,8 @@ class UserThreads:
             if launch is None:
                 self._submission.start_request(entry, address, owner, True)
             else:
-                if self._run(launch, entry) and self._land(launch, begun_ns, True):
+                deliver = self._run(launch, entry)
+                if deliver is not None and self._land(launch, deliver, begun_ns, True):
                     return
                 self._let_go()
         except BaseException:
@@ -137,7 +139,8 @@ class UserThreads:
                     if launch is None:
                         break
                 begun_ns = now_ns()
-                if not self._run(launch, operation) or not self._land(launch, begun_ns):
+                deliver = self._run(launch, operation)
+                if deliver is None or not self._land(launch, deliver, begun_ns):
                     break
             self._let_go()
         except BaseException:
@@ -152,29 +155,30 @@ class UserThreads:
             with self._tensor_queue.lock:
                 self._tensor_queue.work.notify()
 
-    def _enter(self, launch: Launch[Entry], operation: Waited) -> bool:
-        """Run a launched bucket on a user thread that waits for ``operation``. Return whether the bucket is complete.
+    def _enter(self, launch: Launch[Entry], operation: Waited) -> Deliver | None:
+        """Run a launched bucket on a user thread that waits for ``operation``. Return the bucket's deliver function.
 
-        Return False if the bucket is void, if running it failed, or if ``operation`` ended before the bucket could be
+        Return None if the bucket is void, if running it failed, or if ``operation`` ended before the bucket could be
         entered. In the last case the bucket may still have to be run.
         """
         run = launch.position.resumable
         assert run is not None
         try:
-            return run.resume(launch, operation) is run.done
+            deliver = run.resume(launch, operation)
+            return deliver if deliver is not void else None
         except DdlInternalError as error:
             self._broke(launch, error)
             self._tensor_queue.own = None
-            return False
+            return None
 
-    def _show(self, launch: Launch[Entry], operation: Waited) -> bool:
+    def _show(self, launch: Launch[Entry], operation: Waited) -> Deliver | None:
         """Do what ``_enter`` does, within a profiler range that has the bucket's name."""
         assert self._ranges is not None
         with self._ranges(title(launch.planned)):
             return self._enter(launch, operation)
 
-    def _land(self, launch: Launch[Entry], begun_ns: int, ends: bool = False) -> bool:
-        """Deliver a bucket that the calling user thread has run, and return True.
+    def _land(self, launch: Launch[Entry], deliver: Deliver, begun_ns: int, ends: bool = False) -> bool:
+        """Deliver a bucket that the calling user thread has run, and return True. ``deliver`` returns its outcomes.
 
         If this rank is frozen, do not deliver the bucket, and return False: the coordinator must first decide whether
         the bucket is valid, and then the engine delivers it. ``begun_ns`` is the time at which the bucket began.
@@ -183,16 +187,21 @@ class UserThreads:
         entries = launch.entries
         assert entries is not None
         alone: Any = entries[0] if len(entries) == 1 and entries[0].__class__ is PersistentRequest else None
-        rest = iter(entries) if alone is None else None
         tensor_queue, position, meter, landing = self._tensor_queue, launch.position, self._meter, self._landing
-        kind = position.planned.kind
+        kind, nbytes = position.planned.kind, position.nbytes
+        rest: Iterator[Entry] | None = None
+        outcomes: Sequence[Outcome | None] = ()
+        if alone is None:
+            rest, outcomes = iter(entries), deliver()
+            if nbytes < 0:
+                nbytes = brought(entries)
         with tensor_queue.lock:
             took_ns = now_ns() - begun_ns
             if tensor_queue.frozen:
                 return False
             # Since ``frozen`` was read nothing is called until ``own`` is cleared, so nothing can interrupt.
             meter.replayed += 1
-            meter.nbytes[kind] += position.nbytes
+            meter.nbytes[kind] += nbytes
             meter.busy_ns += took_ns
             meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
             if rest is None:  # complete the request here, which is faster for a single tensor
@@ -202,6 +211,7 @@ class UserThreads:
                 alone.state = IDLE
             else:
                 landing.rest = rest
+                landing.outcomes = outcomes
                 landing.mixed = False
                 landing.launch = launch
             tensor_queue.own = None
@@ -212,7 +222,10 @@ class UserThreads:
                     tensor_queue.work.notify()
         if rest is not None:
             tensor_queue.delivered(launch)
-            landing.complete(entries, repeat(None), rest, -1, self._agenda.todo)
+            landing.complete(entries, outcomes, rest, -1, self._agenda.todo)
+            landing.outcomes = ()
+            assert position.resumable is not None
+            position.resumable.forget()
         elif self._completion.waiting:
             self._completion.announce()
         if self._events.on:

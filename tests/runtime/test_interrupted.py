@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from ddlcore.contracts.memory import Memory, view
+from ddlcore.contracts.transport import PreparedMove
 from ddlcore.errors import MismatchError, ReentrantCall
 from ddlcore.messages.coding import encode
 from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_coordinator import Request
 from ddlcore.messages.to_rank import Arranged, Planned, Resume
+from ddlcore.runtime.atomic_move import AtomicMove
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.epochs import Epochs
 from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.host_moves import movement
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.lookout import Lookout
@@ -27,6 +31,7 @@ from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, PersistentRequest
 from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import TensorQueue
+from ddlcore.runtime.vote import Vote
 from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer, DType, Kind
 from tests.runtime.strikes import Strike, each_place, strike
@@ -39,7 +44,7 @@ DATA = encode(SPEC)
 class Rank:
     """A tensor queue and an engine without threads: the test plays all of them, one after the other."""
 
-    def __init__(self, *buckets: tuple[str, ...]) -> None:
+    def __init__(self, *buckets: tuple[str, ...], kind: Kind = Kind.ALLREDUCE, data: bytes = DATA) -> None:
         self.completion = Completion()
         self.woken = 0
         self.meter = Meter()
@@ -66,7 +71,7 @@ class Rank:
         self.lookout = Lookout(self.tensor_queue, self.engine, lambda: None, outbox, self.meter)
         self.waiter = Waiter(self.completion, self.engine.user_threads, self.lookout, failure)
         if buckets:
-            planned = tuple(Planned(0, Kind.ALLREDUCE, names, (DATA,) * len(names), False) for names in buckets)
+            planned = tuple(Planned(0, kind, names, (data,) * len(names), False) for names in buckets)
             self.epochs.learn(Arranged(0, b"", planned))
             self.epochs.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
             for position in self.tensor_queue.replay.positions if self.tensor_queue.replay is not None else ():
@@ -123,9 +128,10 @@ class Run:
         if launch.number not in self._tickets:
             self._tickets.add(launch.number)
             self._rank.ran.append([entry.name for entry in launch.entries])
-        return self.done
+        return lambda: [None] * 9
 
-    done: Any = staticmethod(lambda: [None] * 9)
+    def forget(self) -> None:
+        pass
 
 
 def test_a_call_of_several_tensors_is_asked_for_as_a_whole_or_not_at_all() -> None:
@@ -333,6 +339,81 @@ def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
         return struck
 
     assert each_place(scene) > 20
+
+
+class Voted(Vote):
+    """A vote of two ranks. The other rank has three rows, and votes after the first try."""
+
+    atomic = resumable = True
+
+    def __init__(self) -> None:
+        self.tickets: list[int] = []
+
+    def cast(self, mine: Sequence[int], real: bool) -> bool:
+        assert real
+        self._told = [*mine, 3]
+        return True
+
+    def try_cast(self, mine: Sequence[int], ticket: int) -> bool | None:
+        self.tickets.append(ticket)
+        self._told = [*mine, 3]
+        return True if self.tickets.count(ticket) > 1 else None
+
+    def told(self) -> list[int]:
+        return list(self._told)
+
+
+class MovedOnce(PreparedMove):
+    """A move that writes the result only once for a ticket, as if the other rank sent its rows only once."""
+
+    def __init__(self) -> None:
+        self.tickets: list[int] = []
+
+    def run(self, source: Buffer, target: Buffer, counts: Any, ticket: int) -> None:
+        assert tuple(counts) == (2, 3)
+        if not self.tickets or self.tickets[-1] != ticket:
+            view(target.address, 5)[:] = bytes([*view(source.address, 2), 7, 8, ticket])
+            self.tickets.append(ticket)
+
+
+def test_an_allgather_that_a_thread_runs_itself_moves_its_rows_once() -> None:
+    """The engine continues with the memory that the interrupted thread has chosen for the result."""
+    spec = Spec(Kind.ALLGATHER, DType.U8, ())
+    data = encode(spec)
+    rows = Memory(2)
+    view(rows.address, 2)[:] = b"ab"
+    source = Buffer(rows.address, 2, DType.U8, (2,), owner=rows)
+    communicator: Any = SimpleNamespace(ranks=(0, 1), rank=0)
+
+    def scene(at: int) -> bool:
+        rank = Rank(("x",), kind=Kind.ALLGATHER, data=data)
+        assert rank.tensor_queue.replay is not None
+        (position,) = rank.tensor_queue.replay.positions
+        vote, move = Voted(), MovedOnce()
+        position.run = position.resumable = run = AtomicMove(
+            vote, movement(Kind.ALLGATHER, communicator, spec), move, True
+        )
+        position.nbytes = -1
+        struck = False
+        for step in range(3):
+            handle = Handle(rank.waiter, 1, lambda outcomes: outcomes[0])
+            rank.submission.submit([Entry(handle, 0, 0, "x", spec, data, source, rows=(2,))], waits=True)
+            if step == 1:
+                struck = strike(at, lambda: rank.engine.user_threads.progress(handle))  # noqa: B023  # called at once
+            else:
+                rank.engine.user_threads.progress(handle)
+            rank.work()
+            outcome = handle.wait()
+            assert outcome.rows == ((2,), (3,))
+            assert bytes(view(outcome.memory.address, 5)) == bytes([*b"ab", 7, 8, step + 1])
+            if not struck:  # the memory of the result is the user's alone
+                assert run._movement is not None and run._movement.target.owner is None
+        assert move.tickets == [1, 2, 3]
+        assert rank.meter.nbytes[Kind.ALLGATHER] == 6
+        assert rank.meter.replayed == 3
+        return struck
+
+    assert each_place(scene) > 40
 
 
 def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:

@@ -105,11 +105,11 @@ def test_sizes_are_not_believed(wrong: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     def tamper(self: ThreadsTransport, source: Buffer, target: Buffer, counts: Sequence[int]) -> Any:
         work = honest(self, source, target, counts)
-        if source.dtype is DType.I64 and list(counts) == [1] * len(counts):
+        if source.dtype is DType.I64 and list(counts) == [2] * len(counts):  # a flag and the number of rows
             work.wait(60.0)
             # Either this rank's own number is wrong, or a number is negative.
             at = self.context.rank if wrong > 0 else 1 - self.context.rank
-            view(target.address, target.nbytes).cast("q")[at] = wrong
+            view(target.address, target.nbytes).cast("q")[2 * at + 1] = wrong
         return work
 
     def gathers() -> None:

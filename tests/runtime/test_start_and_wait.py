@@ -35,9 +35,10 @@ class Called(BaseException):
 class Run:
     """A way to run a bucket that the caller may take."""
 
-    done: Any = None
-
     def resume(self, launch: object, operation: object = None) -> Any:
+        raise AssertionError("no bucket is run here")
+
+    def forget(self) -> None:
         raise AssertionError("no bucket is run here")
 
 
@@ -111,8 +112,8 @@ def test_what_a_thread_has_run_waits_for_the_end_of_a_freeze() -> None:
         launch = tensor_queue.launch_alone(7, entry, 64, "owner", 0)
     assert launch is not None
     assert Epochs(tensor_queue).freeze(1) is not None
-    assert not engine.user_threads._land(launch, 0, True)
+    assert not engine.user_threads._land(launch, lambda: [None], 0, True)
     assert (entry.pending, entry.source.owner, list(tensor_queue.launches.values())) == (True, "owner", [launch])
     tensor_queue.frozen = False
-    assert engine.user_threads._land(launch, 0, True)
+    assert engine.user_threads._land(launch, lambda: [None], 0, True)
     assert (entry.pending, entry.source.owner, tensor_queue.launches, tensor_queue.running) == (False, None, {}, 0)

@@ -137,9 +137,10 @@ def with_slot() -> tuple[TensorQueue, PersistentRequest, Launch[Entry]]:
 class Here:
     """Stands for a way to run a bucket that the caller may take."""
 
-    done: Any = None
-
     def resume(self, launch: object, operation: object = None) -> Any:
+        raise AssertionError("no bucket is run here")
+
+    def forget(self) -> None:
         raise AssertionError("no bucket is run here")
 
 

@@ -13,14 +13,26 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ddlcore.builtin.shm import segment
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
+from ddlcore.contracts.transport import (
+    DONE,
+    Capabilities,
+    Context,
+    Move,
+    Plan,
+    Prepared,
+    PreparedMove,
+    Transport,
+    Work,
+    dense,
+)
 from ddlcore.errors import TransportError
 from ddlcore.kernels import frame as at
 from ddlcore.kernels.code import load
 from ddlcore.kernels.functions import FUNCTIONS
-from ddlcore.types import Buffer, ReduceOp
+from ddlcore.types import Buffer, Kind, ReduceOp
 
 CHUNK_BYTES = 64 << 10  # bytes of a slot: at most so many are exchanged in a round; for many ranks it is smaller
 LEAST_CHUNK_BYTES = 32 << 10
@@ -47,7 +59,13 @@ class ShmTransport(Transport):
     """
 
     capabilities = Capabilities(
-        one_host=True, vectored=True, scales=True, order_fixed=True, atomic=True, resumable=True
+        one_host=True,
+        vectored=True,
+        scales=True,
+        order_fixed=True,
+        atomic=True,
+        resumable=True,
+        resumable_moves=True,
     )
 
     def __init__(self) -> None:
@@ -151,6 +169,9 @@ class ShmTransport(Transport):
     def prepare(self, plan: Plan) -> Prepared:
         return _PreparedBucket(self, plan)
 
+    def prepare_move(self, move: Move) -> PreparedMove:
+        return _ShmMove(self, move)
+
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
         dense(source, target)
         plan = Plan((source.count,), source.dtype, op)
@@ -246,6 +267,51 @@ class _PreparedBucket(Prepared):
         if code == VOID:
             return False
         raise self._transport.failure(code, "allreduce")
+
+
+class _ShmMove(PreparedMove):
+    """A prepared move in the form that the machine code reads: a table of words. Each run writes its own words."""
+
+    def __init__(self, transport: ShmTransport, move: Move) -> None:
+        self._shm = transport
+        self._name = move.kind.name.lower()
+        size = transport.context.size
+        counts = [0] * (size * size if move.kind is Kind.ALLTOALL else size)
+        words = _plan_words(Plan(tuple(counts), move.dtype, move.op), transport.frame_address(self._name))
+        words[at.TENSORS // 8] = _MOVES.get(move.kind, at.GATHER)
+        self._plan, self._plan_at = words, ctypes.addressof(words)
+        self._root = move.root if move.kind is Kind.BROADCAST else -1
+        # Bytes, but a reducescatter counts elements.
+        self._unit = 1 if move.kind is Kind.REDUCESCATTER else move.dtype.itemsize
+        self._nested = move.kind is Kind.ALLTOALL
+        self._counts: object = None  # those in the table
+        self._function = transport.function("ddl_move")
+
+    def run(self, source: Buffer, target: Buffer, counts: Sequence[int] | Sequence[Sequence[int]], ticket: int) -> None:
+        if self._shm.closed:  # the plan contains addresses of memory that has been unmapped
+            raise self._shm.failure(0, self._name)
+        dense(source, target)
+        plan = self._plan
+        if self._root >= 0:
+            plan[at.COUNTS // 8 + self._root] = target.nbytes
+        elif counts is not self._counts:
+            self._write(counts)
+        plan[at.SOURCES // 8] = source.address
+        plan[at.TARGETS // 8] = target.address
+        plan[at.TICKET // 8] = ticket
+        code = self._function(self._plan_at)
+        if code != 0:
+            raise self._shm.failure(code, self._name)
+
+    def _write(self, counts: Sequence[Any]) -> None:
+        flat = list(itertools.chain.from_iterable(counts)) if self._nested else counts
+        self._counts = None
+        self._plan[at.COUNTS // 8 :] = [int(count) * self._unit for count in flat]
+        self._plan[at.TOTAL // 8] = sum(flat)  # only a reducescatter reads it
+        self._counts = counts if isinstance(counts, tuple) else None  # a list may change
+
+
+_MOVES = {Kind.ALLTOALL: at.ALLTOALL, Kind.REDUCESCATTER: at.REDUCESCATTER}  # all others are gathers
 
 
 def _unbound(plan: int) -> int:

@@ -91,10 +91,10 @@ class DeviceExecutor:
         assert route.confirm is not None
         entries = launch.entries if use != "dummy" else None
         if entries is None:
-            route.confirm(False)
+            route.confirm.cast((), False)
             return void
         one.pack(entries)
-        if not route.confirm(True):
+        if not route.confirm.cast((), True):
             one.void(entries)
             one.forget()
             return void

@@ -25,6 +25,7 @@ from ddlcore.runtime.device_labels import ON_HOST, describe_device, label_of_str
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets, abort_all
 from ddlcore.runtime.transport_calls import Unserved, finish
+from ddlcore.runtime.vote import Vote, vote_of
 from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
 
 log = logging.getLogger("ddl")
@@ -70,38 +71,9 @@ class OnDevice:
     reason: str
     transport: Transport | None = None
     pool: Pool | None = None  # memory that the transport prefers to send from
-    confirm: Confirm | None = None  # None: buckets are queued before it is known whether all ranks have real data
+    confirm: Vote | None = None  # None: buckets are queued before it is known whether all ranks have real data
     commit: Commit | None = None  # used without ``confirm``. None: only the device can tell that all ranks took part
     prepared: dict[Plan, Prepared] = field(default_factory=dict)
-
-
-class Confirm:
-    """A collective on the host by which the members of a process set learn whether all take part with real data.
-
-    The collective runs before the device exchanges any data.
-    """
-
-    def __init__(self, communicator: Communicator) -> None:
-        self._alone = len(communicator.ranks) == 1
-        if not self._alone:
-            self._byte = Memory(1)
-            self._prepared = communicator.transport.prepare(Plan((1,), DType.U8, ReduceOp.Max))
-
-    @staticmethod
-    def is_possible(communicator: Communicator) -> bool:
-        """Return whether the process set's transport for host memory can run an atomic allreduce."""
-        return len(communicator.ranks) == 1 or communicator.transport.capabilities_for(Kind.ALLREDUCE).atomic
-
-    def __call__(self, real: bool) -> bool:
-        """Return True on all ranks if every rank called this with ``real`` True; otherwise return False on all ranks.
-
-        ``real`` says whether the calling rank takes part with real data. The call waits until all ranks have made the
-        same call or the job is aborted.
-        """
-        if self._alone:
-            return real
-        place = [self._byte.address] if real else []
-        return self._prepared.run_atomic(place, place, real)
 
 
 class Commit:
@@ -301,7 +273,8 @@ class DeviceRoutes:
         except BaseException:
             self._end(transport)
             raise
-        confirm = Confirm(host) if Confirm.is_possible(host) else None
+        vote = vote_of(host, 0)  # the hosts meet there before the devices exchange any data
+        confirm = vote if vote.atomic else None
         commit = Commit(host, self._meter) if confirm is None and Commit.is_possible(host) else None
         pool = Pool(stream, transport.allocate)
         return OnDevice(stream, host, choice.name, choice.reason, transport, pool, confirm, commit)

@@ -18,10 +18,21 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.fusion import FusionPolicy, Ready
-from ddlcore.contracts.transport import DONE, Context, Memory, Plan, Prepared, Transport, Work, view
+from ddlcore.contracts.transport import (
+    DONE,
+    Context,
+    Memory,
+    Move,
+    Plan,
+    Prepared,
+    PreparedMove,
+    Transport,
+    Work,
+    view,
+)
 from ddlcore.errors import TransportError
 from ddlcore.testing import CompressorSuite, DeadlinePassed, FusionSuite, TransportSuite
-from ddlcore.types import Buffer, DType, ReduceOp
+from ddlcore.types import Buffer, DType, Kind, ReduceOp
 from plugins.ddl_conform.tests.plain import Meeting, PlainTransport
 from tests.tiers import long
 
@@ -160,10 +171,31 @@ class _Stubborn(_Careless):
             super().bind(sources, targets)
 
 
+class CountsKept(ThreadsTransport):
+    """Moves what the first run has moved, with the counts of the first run."""
+
+    def prepare_move(self, move: Move) -> PreparedMove:
+        return _FirstCounts(self, move)
+
+
+class _FirstCounts(PreparedMove):
+    _counts: Any = None
+
+    def run(self, source: Buffer, target: Buffer, counts: Any, ticket: int) -> None:
+        self._counts = self._counts or counts
+        super().run(source, target, self._counts, ticket)
+
+
+class TicketsUnread(ThreadsTransport):
+    """Says that a move may be repeated, and moves it twice."""
+
+    capabilities = replace(ThreadsTransport.capabilities, resumable_moves=True)
+
+
 @contextmanager
 def suite_of(transport: type[Transport]) -> Iterator[TransportSuite]:
     """The suite over it, as pytest would run it; with little patience where the fault is that the time passes."""
-    hangs = transport in (NothingIgnored, AbortForgotten, DeafWhileOpening)
+    hangs = transport in (NothingIgnored, AbortForgotten, DeafWhileOpening, TicketsUnread)
 
     class Mutant(TransportSuite):
         __test__ = False
@@ -207,6 +239,12 @@ def _abort_of_barrier(suite: TransportSuite) -> None:
             (DeafWhileOpening, lambda suite: suite.test_abort_ends_a_pending_open("first"), "open went on 1 s after")
         ),
         (DummyTaken, lambda suite: suite.test_a_dummy_makes_a_bucket_void("few"), "written to|was told True with 1"),
+        (
+            CountsKept,
+            lambda suite: suite.test_a_prepared_move_gives_what_its_collective_gives(Kind.ALLGATHER),
+            "differ",
+        ),
+        (TicketsUnread, lambda suite: suite.test_a_repeated_move_has_no_effect(Kind.ALLTOALL), "repeated move"),
         (BoundOnce, lambda suite: suite.test_bound_memory_is_entered_again("few"), "a sum is wrong"),
         (FileLeft, lambda suite: suite.test_nothing_stays(), "left behind after close: {'descriptors'"),
     ],

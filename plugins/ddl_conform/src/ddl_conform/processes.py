@@ -107,7 +107,9 @@ class RankProcesses:
         """Return ``size`` new transports. Each one passes its calls to a new real transport in another process."""
         known: Capabilities = named(self._target).capabilities
         # Another process cannot use tables of pointers.
-        capabilities = replace(known, vectored=False, scales=False, atomic=False, resumable=False)
+        capabilities = replace(
+            known, vectored=False, scales=False, atomic=False, resumable=False, resumable_moves=False
+        )
         return [_DistantTransport(rank, next(self._numbers), capabilities) for rank in self.ranks[:size]]
 
     def belongings(self) -> dict[str, set[str]]:

@@ -95,7 +95,7 @@ def allgather(call: Call, tensor: torch.Tensor) -> torch.Tensor:
     """
     if _needs_gradient((tensor,)):
         return _applied(_Allgather, call, tensor)[0]
-    result: torch.Tensor = OPERATIONS.allgather_async(tensor, **call.plain()).wait()
+    result: torch.Tensor = OPERATIONS.allgather_async(tensor, waits=True, **call.plain()).wait()
     return result
 
 
@@ -106,7 +106,7 @@ def grouped_allgather(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch
     """
     if _needs_gradient(tensors):
         return list(_applied(_Allgather, call, *tensors))
-    results: list[torch.Tensor] = OPERATIONS.grouped_allgather_async(tensors, **call.plain()).wait()
+    results: list[torch.Tensor] = OPERATIONS.grouped_allgather_async(tensors, waits=True, **call.plain()).wait()
     return results
 
 
@@ -118,7 +118,7 @@ def broadcast(call: Call, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
     """
     if _needs_gradient((tensor,)):
         return _applied(_Broadcast, call, root_rank, tensor)[0]
-    result: torch.Tensor = OPERATIONS.broadcast_async(tensor, root_rank, **call.plain()).wait()
+    result: torch.Tensor = OPERATIONS.broadcast_async(tensor, root_rank, waits=True, **call.plain()).wait()
     return result
 
 
@@ -131,7 +131,9 @@ def alltoall(call: Call, tensor: torch.Tensor, splits: list[int] | None) -> tupl
     if _needs_gradient((tensor,)):
         received: list[int] = []
         return _applied(_Alltoall, call, splits, received, tensor)[0], received
-    result: tuple[torch.Tensor, list[int]] = OPERATIONS.alltoall_async(tensor, splits, **call.plain()).wait()
+    result: tuple[torch.Tensor, list[int]] = OPERATIONS.alltoall_async(
+        tensor, splits, waits=True, **call.plain()
+    ).wait()
     return result
 
 
@@ -142,7 +144,7 @@ def reducescatter(call: Call, tensor: torch.Tensor) -> torch.Tensor:
     """
     if _needs_gradient((tensor,)):
         return _applied(_Reducescatter, call, tensor)[0]
-    result: torch.Tensor = OPERATIONS.reducescatter_async(tensor, **call.reduction()).wait()
+    result: torch.Tensor = OPERATIONS.reducescatter_async(tensor, waits=True, **call.reduction()).wait()
     return result
 
 
@@ -153,7 +155,7 @@ def grouped_reducescatter(call: Call, tensors: Sequence[torch.Tensor]) -> list[t
     """
     if _needs_gradient(tensors):
         return list(_applied(_Reducescatter, call, *tensors))
-    results: list[torch.Tensor] = OPERATIONS.grouped_reducescatter_async(tensors, **call.reduction()).wait()
+    results: list[torch.Tensor] = OPERATIONS.grouped_reducescatter_async(tensors, waits=True, **call.reduction()).wait()
     return results
 
 
