@@ -259,7 +259,7 @@ def allgather_async(tensor: Array, name: str | None = None, process_set: Process
 
 def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
     """Call ``allgather_async``, wait for the operation, and return its result, the concatenated array."""
-    return _ops.allgather_async(tensor, name=name, process_set=process_set, waits=True).wait()
+    return _ops.allgather(tensor, name=name, process_set=process_set)
 
 
 def grouped_allgather_async(
@@ -293,7 +293,7 @@ def broadcast(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Call ``broadcast_async``, wait for the operation, and return its result, a new array."""
-    return _ops.broadcast_async(tensor, root_rank, name=name, process_set=process_set, waits=True).wait()
+    return _ops.broadcast(tensor, root_rank, name=name, process_set=process_set)
 
 
 def broadcast_async_(
@@ -307,8 +307,7 @@ def broadcast_(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Call ``broadcast_async_``, wait for the operation, and return ``tensor``."""
-    how: Any = {"output": tensor, "name": name, "process_set": process_set}
-    return _ops.broadcast_async(tensor, root_rank, waits=True, **how).wait()
+    return _ops.broadcast(tensor, root_rank, output=tensor, name=name, process_set=process_set)
 
 
 def alltoall_async(
@@ -336,7 +335,7 @@ def alltoall(
     The result depends on ``splits``. If ``splits`` is None, it is only the rows that this rank has received. If
     ``splits`` is given, it is a pair: these rows, and a list with the number of rows from each rank.
     """
-    output, received = _ops.alltoall_async(tensor, splits, name=name, process_set=process_set, waits=True).wait()
+    output, received = _ops.alltoall(tensor, splits, name=name, process_set=process_set)
     return output if splits is None else (output, received)
 
 
@@ -354,12 +353,13 @@ def reducescatter_async(
     The other arguments are the same as in ``allreduce_async``.
     """
     how = (name, op, process_set, prescale_factor, postscale_factor, compression)
-    return _scatter(_ops.reducescatter_async, tensor, False, *how)
+    handle: Handle = _scatter(partial(_ops.reducescatter_async, tensor), *how)
+    return handle
 
 
 def reducescatter(tensor: Array, *args: Any, **kwargs: Any) -> Array:
     """Call ``reducescatter_async`` with these arguments, wait for the operation, and return its result, a new array."""
-    return _scatter(_ops.reducescatter_async, tensor, True, *args, **kwargs).wait()
+    return _scatter(partial(_ops.reducescatter, tensor), *args, **kwargs)
 
 
 def grouped_reducescatter_async(
@@ -376,32 +376,30 @@ def grouped_reducescatter_async(
     No array is reduced before all of the arrays are ready on all ranks. See ``reducescatter_async``.
     """
     how = (name, op, process_set, prescale_factor, postscale_factor, compression)
-    return _scatter(_ops.grouped_reducescatter_async, tensors, False, *how)
+    handle: Handle = _scatter(partial(_ops.grouped_reducescatter_async, tensors), *how)
+    return handle
 
 
 def grouped_reducescatter(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
     """Call ``grouped_reducescatter_async`` with these arguments, wait for the operation, and return the new arrays."""
-    return list(_scatter(_ops.grouped_reducescatter_async, tensors, True, *args, **kwargs).wait())
+    return list(_scatter(partial(_ops.grouped_reducescatter_async, tensors, waits=True), *args, **kwargs).wait())
 
 
 def _scatter(
-    start: Callable[..., Handle],
-    tensors: Any,
-    waits: bool,
+    call: Callable[..., Any],
     name: str | None = None,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: str = "none",
-) -> Handle:
-    return start(
-        tensors,
+) -> Any:
+    """Make ``call`` with these arguments, whose order is that of ``reducescatter``."""
+    return call(
         op=op,
         name=name,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
         compression=compression,
-        waits=waits,
     )

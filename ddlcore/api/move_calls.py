@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddlcore.api.objects import check_root
-from ddlcore.api.verb_call import VerbCall
+from ddlcore.api.verb_call import VerbCall, checked_targets
 from ddlcore.errors import InvalidArgument
 from ddlcore.messages.spec import Spec
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.types import Kind
 
-__all__ = ["allgather", "alltoall", "broadcast"]
+__all__ = ["allgather", "alltoall", "broadcast", "splits_of"]
 
 
 def allgather(call: VerbCall, tensors: Sequence[Any], named_as: Kind, sparse: bool) -> Handle:
@@ -45,7 +45,7 @@ def broadcast(call: VerbCall, tensor: Any, root_rank: int, output: Any) -> Handl
     source = call.adapter.buffer(tensor, elementwise=True)
     if output is None:
         output = call.adapter.allocate(tensor)
-    targets = call.targets([output], [source], [tensor])
+    targets = checked_targets(call.adapter, [output], [source], [tensor])
     device = call.device([source], "broadcast")
     names = call.names(Kind.BROADCAST, 1)
     spec = Spec(Kind.BROADCAST, source.dtype, source.shape, root=root_rank, device=device, strides=source.strides)
@@ -56,7 +56,7 @@ def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None) -> Handl
     """Start an alltoall of ``tensor``; see ``Operations.alltoall_async``."""
     sources = call.sources_with_rows([tensor], "alltoall")
     (source,) = sources
-    sent = _splits(splits, source.shape[0], len(call.ranks))
+    sent = splits_of(splits, source.shape[0], len(call.ranks))
     device = call.device(sources, "alltoall")
     names = call.names(Kind.ALLTOALL, 1)
     spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device)
@@ -71,7 +71,11 @@ def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None) -> Handl
     return call.submit(names, [spec], sources, [None], finish, [tensor], [sent])
 
 
-def _splits(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:
+def splits_of(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:
+    """Return how many of ``rows`` rows are sent to each of ``size`` ranks; equally many if ``splits`` is None.
+
+    Raises InvalidArgument if that is impossible, or if ``splits`` does not fit.
+    """
     if splits is None:
         if rows % size:
             raise InvalidArgument(

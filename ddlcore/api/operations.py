@@ -10,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddlcore.api.blocking_calls import PERSISTENT_LIMIT, BlockingCall
 from ddlcore.api.move_calls import allgather, alltoall, broadcast
 from ddlcore.api.objects import allgather_object, broadcast_object
 from ddlcore.api.process_set import ProcessSet, global_process_set
 from ddlcore.api.reduce_calls import ReduceArguments, allreduce, persistent_allreduce, reducescatter
-from ddlcore.api.verb_call import EncodedSpecs, VerbCall
-from ddlcore.api.world import current_job
+from ddlcore.api.verb_call import EncodedSpecs, VerbCall, checked_targets
+from ddlcore.api.world import current_job, job_of
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.framework import JobService, TensorEntry
 from ddlcore.process.job import Job
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.request import PersistentRequest
-from ddlcore.types import Average, Kind, ReduceOp
+from ddlcore.types import CPU, Average, Buffer, Kind, ReduceOp
 
 __all__ = ["Operations"]
-
-PERSISTENT_LIMIT = 1024  # names used by blocking in-place calls; a training loop uses few
 
 
 class Operations:
@@ -47,6 +46,8 @@ class Operations:
     Tensors on devices: ``wait`` returns when the work has been enqueued on the device, not when it is complete.
     ``wait`` makes the current device stream, not the host, wait for the work.
     """
+
+    background = False  # whether the framework computes in the background, and so overrides ``hand_over``
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
@@ -160,8 +161,8 @@ class Operations:
         if request is None or address is None:
             factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
             kinds: Any = {**factors, "op": op, "process_set": process_set, "compression": compression, "job": job}
-            if not name:
-                self.allreduce_async(tensor, output=tensor, waits=True, **kinds).wait()
+            if not name or self.background:
+                self.allreduce_async(tensor, output=tensor, name=name, waits=True, **kinds).wait()
                 return
             if len(job.persistent_requests) >= PERSISTENT_LIMIT:
                 job.retire()
@@ -214,6 +215,20 @@ class Operations:
         call = VerbCall(self, name, process_set, job, stage_on_host, single=False, waits=waits)
         return allgather(call, tensors, Kind.ALLGATHER, sparse)
 
+    def allgather(
+        self,
+        tensor: Any,
+        *,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: JobService | None = None,
+    ) -> Any:
+        """Run an allgather, wait for its end, and return its result; see ``allgather_async`` and ``broadcast``."""
+        source = self._named_on_host(tensor, name, False)
+        if source is None:
+            return self.allgather_async(tensor, name=name, process_set=process_set, job=job, waits=True).wait()
+        return BlockingCall(self, str(name), process_set, job_of(job or current_job())).allgather(tensor, source)
+
     # --- broadcast
 
     def broadcast_async(
@@ -236,6 +251,32 @@ class Operations:
         call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
         return broadcast(call, tensor, root_rank, output)
 
+    def broadcast(
+        self,
+        tensor: Any,
+        root_rank: int,
+        *,
+        output: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: JobService | None = None,
+    ) -> Any:
+        """Run a broadcast, wait for its end, and return its result; see ``broadcast_async``.
+
+        If ``name`` is given, the first call with this name keeps a persistent request, and later calls with the same
+        name and similar tensors reuse that request. The same holds for ``allgather``, ``alltoall`` and ``reducescatter``.
+        """
+        source = self._named_on_host(tensor, name, True) if type(root_rank) is int else None
+        if source is None:
+            how: Any = {"output": output, "name": name, "process_set": process_set, "job": job}
+            return self.broadcast_async(tensor, root_rank, waits=True, **how).wait()
+        call = BlockingCall(self, str(name), process_set, job_of(job or current_job()))
+        if output is None:
+            output = self.adapter.allocate(tensor)
+            return call.broadcast(output, source, self.adapter.buffer(output, elementwise=True), root_rank)
+        (target,) = checked_targets(self.adapter, [output], [source], [tensor])
+        return call.broadcast(output, source, target, root_rank)
+
     # --- alltoall
 
     def alltoall_async(
@@ -256,6 +297,22 @@ class Operations:
         """
         call = VerbCall(self, name, process_set, job, stage_on_host, single=True, waits=waits)
         return alltoall(call, tensor, splits)
+
+    def alltoall(
+        self,
+        tensor: Any,
+        splits: Sequence[int] | None = None,
+        *,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: JobService | None = None,
+    ) -> Any:
+        """Run an alltoall, wait for its end, and return its result; see ``alltoall_async`` and ``broadcast``."""
+        source = self._named_on_host(tensor, name, False)
+        if source is None:
+            return self.alltoall_async(tensor, splits, name=name, process_set=process_set, job=job, waits=True).wait()
+        call = BlockingCall(self, str(name), process_set, job_of(job or current_job()))
+        return call.alltoall(tensor, source, splits)
 
     # --- reducescatter
 
@@ -302,6 +359,39 @@ class Operations:
         call = VerbCall(self, name, process_set, job, stage_on_host, single=False, waits=waits)
         return reducescatter(call, tensors, ReduceArguments(op, prescale_factor, postscale_factor, compression))
 
+    def reducescatter(
+        self,
+        tensor: Any,
+        *,
+        op: ReduceOp = Average,
+        name: str | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        compression: str = "none",
+        job: JobService | None = None,
+    ) -> Any:
+        """Run a reducescatter, wait for its end, and return its result; see ``reducescatter_async`` and ``broadcast``."""
+        # As numbers: an array might have another value at the next call, and would still be the same object.
+        how = ReduceArguments(op, float(prescale_factor), float(postscale_factor), compression)
+        source = self._named_on_host(tensor, name, False)
+        if source is None:
+            call = VerbCall(self, name, process_set, job, False, single=True, waits=True)
+            return reducescatter(call, [tensor], how).wait()
+        blocking = BlockingCall(self, str(name), process_set, job_of(job or current_job()))
+        return blocking.reducescatter(tensor, source, how)
+
+    def _named_on_host(self, tensor: Any, name: str | None, elementwise: bool) -> Buffer | None:
+        """Return the buffer of ``tensor`` if the call has a name and the tensor is in host memory; otherwise None.
+
+        ``elementwise`` is False if the collective distributes rows. Then a scalar is left to the asynchronous method,
+        which refuses it.
+        """
+        if self.background or not name or not isinstance(name, str):  # the asynchronous method refuses other types
+            return None
+        source = self.adapter.buffer(tensor, elementwise=elementwise)
+        return source if source.device.kind == CPU.kind and (elementwise or source.shape) else None
+
     # --- objects, which are the same for all frameworks
 
     broadcast_object = staticmethod(broadcast_object)
@@ -312,6 +402,7 @@ class Operations:
     def hand_over(self, job: JobService, handle: Handle, entries: Sequence[TensorEntry], waits: bool) -> None:
         """Submit the entries of one call to ``job``. A framework that computes in the background overrides this method.
 
+        Such a framework also sets ``background``: then blocking calls are made as the asynchronous ones, by this method.
         The override must call ``job.name_entries(entries)`` before it returns, so that calls without a name are
         numbered in program order. The override may call ``job.submit`` later. The buffers of ``entries`` need an
         address only when ``job.submit`` is called. If ``job.submit`` raises an error, the override must pass this error

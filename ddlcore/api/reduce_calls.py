@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ddlcore.api.objects import checked_name
-from ddlcore.api.verb_call import VerbCall
+from ddlcore.api.verb_call import VerbCall, checked_targets
 from ddlcore.api.world import job_of
 from ddlcore.errors import InvalidArgument
 from ddlcore.messages.spec import Spec
@@ -17,7 +17,7 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import PersistentRequest
 from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp
 
-__all__ = ["ReduceArguments", "allreduce", "persistent_allreduce", "reducescatter"]
+__all__ = ["ReduceArguments", "allreduce", "check_summable", "persistent_allreduce", "reducescatter"]
 
 
 class ReduceArguments(NamedTuple):
@@ -67,7 +67,7 @@ def allreduce(
         outputs = [adapter.allocate(tensor) for tensor in tensors]
         targets = [adapter.buffer(output, elementwise=True) for output in outputs]
     else:
-        targets = call.targets(outputs, sources, tensors)
+        targets = checked_targets(adapter, outputs, sources, tensors)
     group = 0 if call.single else len(tensors)
     specs = [how.spec(Kind.ALLREDUCE, source, source.strides, device, group) for source in sources]
     names = call.names(Kind.ALLREDUCE, len(tensors))
@@ -82,7 +82,7 @@ def persistent_allreduce(
     """Return a persistent request; see ``Operations.persistent_allreduce``."""
     call.job.compressor(how.compression)
     buffer = call.adapter.buffer(tensor, elementwise=True)
-    (target,) = call.targets([tensor if output is None else output], [buffer], [tensor])
+    (target,) = checked_targets(call.adapter, [tensor if output is None else output], [buffer], [tensor])
     _checked_op(how.op, buffer.dtype)  # a wrong op must not open a device
     device = call.device([buffer], "allreduce")
     spec = how.spec(Kind.ALLREDUCE, buffer, buffer.strides, device, 0)
@@ -100,10 +100,7 @@ def persistent_allreduce(
 
 def reducescatter(call: VerbCall, tensors: Sequence[Any], how: ReduceArguments) -> Handle:
     """Start a reducescatter of ``tensors``; see ``Operations.grouped_reducescatter_async``."""
-    if not call.job.compressor(how.compression).summable:
-        raise InvalidArgument(
-            f"compression {how.compression!r} is not summable, which reducescatter needs; use another one"
-        )
+    check_summable(call, how)
     sources = call.sources_with_rows(tensors, "reducescatter")
     device = call.device(sources, "reducescatter")
     group = 0 if call.single else len(tensors)
@@ -120,6 +117,14 @@ def reducescatter(call: VerbCall, tensors: Sequence[Any], how: ReduceArguments) 
         return parts[0] if call.single else parts
 
     return call.submit(names, specs, sources, [None] * len(specs), finish, tensors)
+
+
+def check_summable(call: VerbCall, how: ReduceArguments) -> None:
+    """Raise InvalidArgument if values that are encoded as ``how`` says cannot be added, which a reducescatter needs."""
+    if not call.job.compressor(how.compression).summable:
+        raise InvalidArgument(
+            f"compression {how.compression!r} is not summable, which reducescatter needs; use another one"
+        )
 
 
 def _checked_op(op: ReduceOp, dtype: DType) -> ReduceOp:

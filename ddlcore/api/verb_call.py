@@ -19,7 +19,7 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import ANONYMOUS, Entry
 from ddlcore.types import CPU, Buffer, Kind
 
-__all__ = ["EncodedSpecs", "Submitter", "VerbCall"]
+__all__ = ["EncodedSpecs", "Submitter", "VerbCall", "checked_targets"]
 
 SPEC_CACHE_LIMIT = 65536
 
@@ -122,36 +122,6 @@ class VerbCall:
             sources.append(source)
         return sources
 
-    def targets(self, outputs: Sequence[Any], sources: Sequence[Buffer], tensors: Sequence[Any]) -> list[Buffer]:
-        """Return the buffers for the results, one for each of ``outputs``.
-
-        ``outputs[i]`` is for the result of ``tensors[i]``. Raises an error if an output is not writable, or if its
-        layout differs from the layout of its tensor. Raises an error if an output shares memory with another output or
-        with a tensor at another index. An output may share memory with its own tensor.
-        """
-        if len(outputs) != len(tensors):
-            raise InvalidArgument(f"{len(outputs)} outputs are given for {len(tensors)} tensors; give one for each")
-        targets = [self._target(*given) for given in zip(outputs, sources, tensors)]
-        if len(targets) != 1 or targets[0] is not sources[0]:
-            _require_apart(sources, targets)
-        return targets
-
-    def _target(self, output: Any, source: Buffer, tensor: Any) -> Buffer:
-        self.adapter.require_writable(output)
-        if output is tensor:
-            return source
-        target = self.adapter.buffer(output, elementwise=True)
-        if target.device is not source.device and target.device != source.device:
-            raise InvalidArgument(
-                f"output lies on {target.device}, the tensor on {source.device}; put both on one device"
-            )
-        if (target.shape, target.dtype, target.strides) != (source.shape, source.dtype, source.strides):
-            raise InvalidArgument(
-                f"output has shape {target.shape}, type {target.dtype.label} and strides {target.strides}, the tensor "
-                f"{source.shape}, {source.dtype.label} and {source.strides}; pass an output with the tensor's layout"
-            )
-        return target
-
     def adopt(self, outcome: Outcome, rows: int, source: Buffer, like: Any) -> Any:
         """Return the result in ``outcome`` as a tensor with ``rows`` rows. ``source`` describes the tensor ``like``."""
         assert outcome.memory is not None
@@ -184,6 +154,38 @@ class VerbCall:
         ]
         self._hand_over(self.job, handle, entries, self._waits)
         return handle
+
+
+def checked_targets(
+    adapter: Adapter, outputs: Sequence[Any], sources: Sequence[Buffer], tensors: Sequence[Any]
+) -> list[Buffer]:
+    """Return the buffers for the results, one for each of ``outputs``.
+
+    ``outputs[i]`` is for the result of ``tensors[i]``. Raises an error if an output is not writable, or if its layout
+    differs from the layout of its tensor. Raises an error if an output shares memory with another output or with a
+    tensor at another index. An output may share memory with its own tensor.
+    """
+    if len(outputs) != len(tensors):
+        raise InvalidArgument(f"{len(outputs)} outputs are given for {len(tensors)} tensors; give one for each")
+    targets = [_target(adapter, *given) for given in zip(outputs, sources, tensors)]
+    if len(targets) != 1 or targets[0] is not sources[0]:
+        _require_apart(sources, targets)
+    return targets
+
+
+def _target(adapter: Adapter, output: Any, source: Buffer, tensor: Any) -> Buffer:
+    adapter.require_writable(output)
+    if output is tensor:
+        return source
+    target = adapter.buffer(output, elementwise=True)
+    if target.device is not source.device and target.device != source.device:
+        raise InvalidArgument(f"output lies on {target.device}, the tensor on {source.device}; put both on one device")
+    if (target.shape, target.dtype, target.strides) != (source.shape, source.dtype, source.strides):
+        raise InvalidArgument(
+            f"output has shape {target.shape}, type {target.dtype.label} and strides {target.strides}, the tensor "
+            f"{source.shape}, {source.dtype.label} and {source.strides}; pass an output with the tensor's layout"
+        )
+    return target
 
 
 def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:

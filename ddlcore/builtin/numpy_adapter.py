@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -67,27 +68,16 @@ class NumpyAdapter(Adapter):
         count = 1
         for extent in shape:
             count *= extent
-        raw = np.asarray(_Held(memory, count * dtype.itemsize))  # (bytes,) uint8
-        return raw.view(_numpy_dtype(dtype, like)).reshape(tuple(shape))
+        native = _numpy_dtype(dtype, like)
+        if count == 0:  # frombuffer refuses an empty buffer
+            return np.empty(tuple(shape), native)
+        held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(memory.address)
+        held.memory = memory  # the array keeps ``held`` alive, and ``held`` keeps the memory alive
+        array = np.frombuffer(held, native)
+        return array if len(shape) == 1 else array.reshape(tuple(shape))
 
     def copy(self, source: Any, target: Any) -> None:
         target[...] = source
-
-
-class _Held:
-    """A wrapper of memory, from which numpy can make an array without a copy.
-
-    The array keeps this wrapper alive, and the wrapper keeps the memory alive.
-    """
-
-    def __init__(self, memory: Memory, nbytes: int) -> None:
-        self.memory = memory
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (memory.address, False),
-        }
 
 
 def _other_dtype(dtype: Any) -> DType:

@@ -33,8 +33,8 @@ class AtomicMove:
         if launch.entries is None:
             self._vote.cast((), False)
             return void
-        entry = _waited(launch.entries[0])
-        if not self._vote.cast(entry.rows, True):
+        entry = launch.entries[0]
+        if not self._vote.cast(_rows(entry), True):
             return void
         deliver = self._move(entry, launch.number)
         self.forget()
@@ -49,10 +49,10 @@ class AtomicMove:
         # time what other ranks send only once.
         entry = launch.entries[0]
         if self._begun != launch.number:
-            _waited(entry)
+            rows = _rows(entry)
             unanimous = None
             while unanimous is None:  # Ctrl-C may interrupt the thread between two tries
-                unanimous = self._vote.try_cast(entry.rows, launch.number)
+                unanimous = self._vote.try_cast(rows, launch.number)
                 if unanimous is None and operation is not None and not operation.pending:
                     return None
             if not unanimous:
@@ -81,8 +81,9 @@ class AtomicMove:
 _BARRIER: Deliver = partial(same, [None])
 
 
-def _waited(entry: Entry) -> Entry:
-    """Wait until the source of ``entry`` may be read, and return ``entry``."""
-    if entry.source is not None and entry.source.wait is not None:
-        entry.source.wait()
-    return entry
+def _rows(entry: Entry) -> tuple[int, ...]:
+    """Wait until the source of ``entry`` may be read, and return the rows that this rank announces."""
+    given = entry.given
+    if given.source is not None and given.source.wait is not None:
+        given.source.wait()
+    return given.rows

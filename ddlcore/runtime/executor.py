@@ -124,5 +124,6 @@ class HostExecutor:
 def _wait(entries: Sequence[Entry | None]) -> None:
     """Wait until the source of each entry may be read."""
     for entry in entries:
-        if entry is not None and entry.source is not None and entry.source.wait is not None:
-            entry.source.wait()
+        source = entry.given.source if entry is not None else None
+        if source is not None and source.wait is not None:
+            source.wait()

@@ -74,7 +74,7 @@ class _Ragged(Movement):
             self.counts, self._count = self._counted()
             self._told = told
         dtype = self.move.dtype
-        source = entry.source if entry is not None else new_memory(0, dtype)
+        source = entry.given.source if entry is not None else new_memory(0, dtype)
         assert source is not None
         self.source, self.target = source, new_memory(self._count, dtype)
 
@@ -117,8 +117,9 @@ class _Broadcast(Movement):
         if entry is None:
             self.source = self.target = new_memory(self._count, self.move.dtype)
             return
-        assert entry.source is not None and entry.target is not None
-        self.source, self.target = entry.source, entry.target
+        given = entry.given
+        assert given.source is not None and given.target is not None
+        self.source, self.target = given.source, given.target
 
     def end(self, entry: Entry | None) -> Outcome | None:
         return None  # the result is in the caller's memory

@@ -247,13 +247,13 @@ class _Reducescatter(Movement):
         if entry is None:
             source = self._buffers.get("scatter", count, wire)
             self._kernels.fill_identity(source.address, count, wire, self.move.op)
-        elif self._scales.encode != 1.0 or not self._plain:
-            assert entry.source is not None
-            source = self._buffers.get("scatter", count, wire)
-            encode_once(self._compressor, entry.source, source, self._scales.encode)
         else:
-            assert entry.source is not None
-            source = entry.source
+            given = entry.given.source
+            assert given is not None
+            source = given
+            if self._scales.encode != 1.0 or not self._plain:
+                source = self._buffers.get("scatter", count, wire)
+                encode_once(self._compressor, given, source, self._scales.encode)
         self._result = new_memory(self._own // self._words, self._spec.dtype)
         # Values that are decoded are kept apart: decoding may be repeated, and must find what came from the transport.
         apart = not self._plain or self._scales.decode != 1.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.outcome import Outcome
-from ddlcore.runtime.request import IDLE, Entry, PersistentRequest
+from ddlcore.runtime.request import IDLE, Entry, PersistentMove, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
 
@@ -53,8 +53,16 @@ class Landing:
         with self._completion.lock:
             # All entries change before ``announce`` wakes the waiters: a waiter that is woken first would see its
             # operation still pending, and would sleep again until its time slice ends.
+            entry: Any
             for entry in rest:
                 if entry.__class__ is PersistentRequest:  # type() is a call, after which a handler may raise
+                    entry.index = index
+                    entry.source.owner = None
+                    entry.state = IDLE
+                elif entry.__class__ is PersistentMove:  # the only entry of its bucket; complete() would be a call
+                    given: Any = entry.source.owner
+                    given.outcome = outcomes[0]
+                    given.done = True
                     entry.index = index
                     entry.source.owner = None
                     entry.state = IDLE
@@ -62,7 +70,7 @@ class Landing:
                     self.mixed = True
             if self.mixed:
                 for entry, outcome in zip(entries, outcomes):
-                    if entry is not None and entry.__class__ is not PersistentRequest:
+                    if entry is not None and entry.__class__ not in (PersistentRequest, PersistentMove):
                         entry.handle.complete(entry.number, outcome, index)
                         entry.handle.pass_on(after)
             self.launch = None

@@ -81,8 +81,13 @@ class Entry:
             if buffer is not None and buffer.owner is not None:
                 buffer.address = address_of(buffer.owner)
 
+    @property
+    def given(self) -> Entry | Given:
+        """The tensors of the present call: its source, its target and its rows."""
+        return self
+
     def ask(self) -> Ask:
-        return Ask(self.set_id, self.name, self.spec_bytes, self.rows, self.stamp, self.digest)
+        return Ask(self.set_id, self.name, self.spec_bytes, self.given.rows, self.stamp, self.digest)
 
 
 class PersistentRequest(Entry):
@@ -222,12 +227,60 @@ class PersistentRequest(Entry):
             self.state = IDLE
 
 
+class Given:
+    """What one blocking call has given to a persistent move, and what has become of it.
+
+    If ``done`` is True, ``outcome`` is the outcome of this call. If the call has failed, ``error`` is its error.
+    """
+
+    __slots__ = ("done", "error", "outcome", "rows", "source", "target")
+
+    def __init__(self, source: Buffer, target: Buffer | None, rows: tuple[int, ...]) -> None:
+        self.source = source
+        self.target = target
+        self.rows = rows
+        self.outcome: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+
+
+class PersistentMove(PersistentRequest):
+    """A persistent request for a collective other than an allreduce, each time for another tensor of the same kind.
+
+    The owner that is passed to a start is a Given, with the tensors of this start. It gets the outcome, because the next
+    start may come, on another thread, before the caller has read the outcome.
+    """
+
+    __slots__ = ()
+
+    @property
+    def given(self) -> Given:
+        given = self.source.owner
+        assert isinstance(given, Given)
+        return given
+
+    def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
+        """Complete the operation; see PersistentRequest.complete."""
+        given = self.given
+        given.outcome = outcome
+        given.done = True
+        self.index = index
+        self.source.owner = None
+        self.state = IDLE
+
+    def fail(self, error: BaseException) -> None:
+        """End the operation with ``error``; see PersistentRequest.fail."""
+        if self.state != IDLE:
+            self.given.error = error
+            super().fail(error)
+
+
 def brought(entries: Iterable[Entry | None]) -> int:
     """Return the size in bytes of this rank's tensors in a bucket.
 
     An entry that is None counts as 0: this rank has not submitted that tensor.
     """
-    return sum(entry.spec.nbytes(entry.rows) for entry in entries if entry is not None)
+    return sum(entry.spec.nbytes(entry.given.rows) for entry in entries if entry is not None)
 
 
 Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]  # an item of the engine's queue: a bucket, or a function

@@ -17,7 +17,7 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.reentry import reentrant
-from ddlcore.runtime.request import IDLE, Entry, PersistentRequest, brought
+from ddlcore.runtime.request import IDLE, Entry, PersistentMove, PersistentRequest, brought
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
@@ -186,15 +186,20 @@ class UserThreads:
         """
         entries = launch.entries
         assert entries is not None
-        alone: Any = entries[0] if len(entries) == 1 and entries[0].__class__ is PersistentRequest else None
+        alone: Any = entries[0] if len(entries) == 1 else None
+        given: Any = None  # what a persistent move gets its outcome in
+        if alone.__class__ is PersistentMove:
+            given = alone.source.owner
+        elif alone.__class__ is not PersistentRequest:
+            alone = None
         tensor_queue, position, meter, landing = self._tensor_queue, launch.position, self._meter, self._landing
         kind, nbytes = position.planned.kind, position.nbytes
-        rest: Iterator[Entry] | None = None
+        rest: Iterator[Entry] | None = iter(entries) if alone is None else None
         outcomes: Sequence[Outcome | None] = ()
-        if alone is None:
-            rest, outcomes = iter(entries), deliver()
+        if alone is None or given is not None:
+            outcomes = deliver()
             if nbytes < 0:
-                nbytes = brought(entries)
+                nbytes = brought(entries) if given is None else given.source.nbytes
         with tensor_queue.lock:
             took_ns = now_ns() - begun_ns
             if tensor_queue.frozen:
@@ -206,6 +211,9 @@ class UserThreads:
             meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
             if rest is None:  # complete the request here, which is faster for a single tensor
                 del tensor_queue.launches[launch.number]
+                if given is not None:
+                    given.outcome = outcomes[0]
+                    given.done = True
                 alone.index = -1
                 alone.source.owner = None
                 alone.state = IDLE
@@ -228,6 +236,8 @@ class UserThreads:
             position.resumable.forget()
         elif self._completion.waiting:
             self._completion.announce()
+        if given is not None and position.resumable is not None:
+            position.resumable.forget()
         if self._events.on:
             self._events.completed(launch.bucket or position.planned, launch.place, begun_ns, begun_ns + took_ns)
             if ends:

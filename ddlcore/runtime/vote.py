@@ -92,22 +92,27 @@ class _Atomic(Vote):
         plan = Plan((size * words,), DType.I64, ReduceOp.Sum) if words else Plan((1,), DType.U8, ReduceOp.Max)
         self._prepared = transport.prepare(plan)
         self._sources, self._targets = [ctypes.addressof(self._sent)], [ctypes.addressof(self._table)]
+        self._mine: list[int] = self._sent[self._own]
 
     def cast(self, mine: Sequence[int], real: bool) -> bool:
         if not real:
             return self._prepared.run_atomic((), (), False)
-        if mine:
-            self._sent[self._own] = mine  # type: ignore[call-overload]  # any sequence works
+        self._write(mine)
         return self._prepared.run_atomic(self._sources, self._targets, True)
 
     def try_cast(self, mine: Sequence[int], ticket: int) -> bool | None:
-        if mine:
-            self._sent[self._own] = mine  # type: ignore[call-overload]
+        self._write(mine)
         return self._prepared.try_run_atomic(self._sources, self._targets, ticket)
+
+    def _write(self, mine: Sequence[int]) -> None:
+        if self._mine != list(mine):  # mostly the same as in the last vote
+            self._mine = []
+            self._sent[self._own] = mine  # type: ignore[call-overload]  # any sequence works
+            self._mine = list(mine)
 
     def told(self) -> list[int]:
         told = self._table[:]
-        return _checked(told, told[self._own], self._sent[self._own])
+        return _checked(told, told[self._own], self._mine)
 
 
 class _Gathering(Vote):

@@ -28,7 +28,7 @@ from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.lookout import Lookout
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
-from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, PersistentRequest
+from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, Given, PersistentMove, PersistentRequest
 from ddlcore.runtime.submission import Submission
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.vote import Vote
@@ -411,6 +411,53 @@ def test_an_allgather_that_a_thread_runs_itself_moves_its_rows_once() -> None:
         assert move.tickets == [1, 2, 3]
         assert rank.meter.nbytes[Kind.ALLGATHER] == 6
         assert rank.meter.replayed == 3
+        return struck
+
+    assert each_place(scene) > 40
+
+
+def test_a_blocking_allgather_is_made_or_not_and_its_result_is_its_own() -> None:
+    """The next start does not take the result of the one before, and no start gets the rows of another."""
+    spec = Spec(Kind.ALLGATHER, DType.U8, ())
+    data = encode(spec)
+    rows = Memory(2)
+    source = Buffer(rows.address, 2, DType.U8, (2,), owner=rows)
+    communicator: Any = SimpleNamespace(ranks=(0, 1), rank=0)
+
+    def scene(at: int) -> bool:
+        rank = Rank(("x",), kind=Kind.ALLGATHER, data=data)
+        assert rank.tensor_queue.replay is not None
+        (position,) = rank.tensor_queue.replay.positions
+        move = MovedOnce()
+        run = AtomicMove(Voted(), movement(Kind.ALLGATHER, communicator, spec), move, True)
+        position.run, position.resumable, position.nbytes = run, run, -1
+        request = PersistentMove(rank.waiter, 0, "x", spec, data, Buffer(0, 0, DType.U8, (0,)))
+        results: list[Given] = []
+        struck, starts = False, 0
+        for step in range(4):
+            view(rows.address, 2)[:] = bytes([step, step])
+            given = Given(source, None, (2,))
+            call = partial(rank.engine.user_threads.start_and_wait, request, 0, given)
+            if step == 2:
+                struck = strike(at, call)
+                if request.starts > starts and not given.done:
+                    rank.work()
+            elif step == 0:
+                rank.submission.start_request(request, 0, given, True)  # it has no slot yet
+                rank.work()
+            else:
+                call()
+            assert given.done == (request.starts > starts)
+            assert given.done or struck
+            assert request.source.owner is None
+            starts = request.starts
+            results.append(given)
+        for step, given in enumerate(results):
+            if given.done:
+                number = given.outcome.memory
+                assert bytes(view(number.address, 4)) == bytes([step, step, 7, 8])
+        assert len(move.tickets) == starts
+        assert rank.meter.nbytes[Kind.ALLGATHER] == 2 * starts
         return struck
 
     assert each_place(scene) > 40

@@ -82,7 +82,7 @@ def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any
     received: list[int] = []
 
     def forward(call: Call, tensors: Sequence[Any]) -> list[Any]:
-        rows, came = call.operations().alltoall_async(tensors[0], splits, **call.plain()).wait()
+        rows, came = call.operations().alltoall(tensors[0], splits, **call.plain())
         received.extend(came)
         return [rows]
 
@@ -132,7 +132,7 @@ def _gathered(call: Call, tensors: Sequence[Any]) -> list[Any]:
     if call.group:
         gathered: list[Any] = call.operations().grouped_allgather_async(tensors, **call.plain()).wait()
         return gathered
-    return [call.operations().allgather_async(tensors[0], **call.plain()).wait()]
+    return [call.operations().allgather(tensors[0], **call.plain())]
 
 
 def _gathered_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], _: Any) -> list[Any]:
@@ -161,14 +161,14 @@ def _sent_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], root
 
 def _exchanged_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], received: Sequence[int]) -> list[Any]:
     back = call.backward()
-    return [back.operations().alltoall_async(gradients[0], received, **back.plain()).wait()[0]]
+    return [back.operations().alltoall(gradients[0], received, **back.plain())[0]]
 
 
 def _scattered(call: Call, tensors: Sequence[Any]) -> list[Any]:
     if call.group:
         parts: list[Any] = call.operations().grouped_reducescatter_async(tensors, **call.reduction()).wait()
         return parts
-    return [call.operations().reducescatter_async(tensors[0], **call.reduction()).wait()]
+    return [call.operations().reducescatter(tensors[0], **call.reduction())]
 
 
 def _scattered_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], _: Any) -> list[Any]:

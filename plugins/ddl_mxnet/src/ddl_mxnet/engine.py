@@ -288,6 +288,8 @@ class EngineOperations(Operations):
     computed and the collective has ended.
     """
 
+    background = True
+
     def __init__(self) -> None:
         super().__init__(_Promised())
         self.priority = 0

@@ -101,7 +101,7 @@ def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
         if grouped:
             together: list[Any] = OPERATIONS.grouped_allgather_async(given, waits=True, **call.plain()).wait()
             return together
-        return [OPERATIONS.allgather_async(given[0], waits=True, **call.plain()).wait()]
+        return [OPERATIONS.allgather(given[0], **call.plain())]
 
     def forward(*given: Any) -> list[Any]:
         return _carried_out(call, run, given, [_any_rows(tensor) for tensor in given], "DdlAllgather")
@@ -124,7 +124,7 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
     call = call.named("Broadcast")
 
     def run(*given: Any) -> Tensors:
-        return [OPERATIONS.broadcast_async(given[0], root_rank, waits=True, **call.plain()).wait()]
+        return [OPERATIONS.broadcast(given[0], root_rank, **call.plain())]
 
     def forward(*given: Any) -> list[Any]:
         return _carried_out(call, run, given, [given[0].shape], "DdlBroadcast")
@@ -151,7 +151,7 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
 
     def run(*given: Any) -> Tensors:
         parts = None if splits is None else [int(rows) for rows in np.asarray(given[1])]
-        rows, received = OPERATIONS.alltoall_async(given[0], parts, waits=True, **call.plain()).wait()
+        rows, received = OPERATIONS.alltoall(given[0], parts, **call.plain())
         return [rows, np.asarray(received, np.int32)]
 
     def forward(*given: Any) -> list[Any]:
@@ -185,7 +185,7 @@ def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> lis
         if grouped:
             together: list[Any] = OPERATIONS.grouped_reducescatter_async(given, waits=True, **call.reduction()).wait()
             return together
-        return [OPERATIONS.reducescatter_async(given[0], waits=True, **call.reduction()).wait()]
+        return [OPERATIONS.reducescatter(given[0], **call.reduction())]
 
     def forward(*given: Any) -> list[Any]:
         return _carried_out(call, run, given, [_any_rows(tensor) for tensor in given], "DdlReducescatter")

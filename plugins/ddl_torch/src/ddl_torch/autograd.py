@@ -95,7 +95,7 @@ def allgather(call: Call, tensor: torch.Tensor) -> torch.Tensor:
     """
     if _needs_gradient((tensor,)):
         return _applied(_Allgather, call, tensor)[0]
-    result: torch.Tensor = OPERATIONS.allgather_async(tensor, waits=True, **call.plain()).wait()
+    result: torch.Tensor = OPERATIONS.allgather(tensor, **call.plain())
     return result
 
 
@@ -118,7 +118,7 @@ def broadcast(call: Call, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
     """
     if _needs_gradient((tensor,)):
         return _applied(_Broadcast, call, root_rank, tensor)[0]
-    result: torch.Tensor = OPERATIONS.broadcast_async(tensor, root_rank, waits=True, **call.plain()).wait()
+    result: torch.Tensor = OPERATIONS.broadcast(tensor, root_rank, **call.plain())
     return result
 
 
@@ -131,9 +131,7 @@ def alltoall(call: Call, tensor: torch.Tensor, splits: list[int] | None) -> tupl
     if _needs_gradient((tensor,)):
         received: list[int] = []
         return _applied(_Alltoall, call, splits, received, tensor)[0], received
-    result: tuple[torch.Tensor, list[int]] = OPERATIONS.alltoall_async(
-        tensor, splits, waits=True, **call.plain()
-    ).wait()
+    result: tuple[torch.Tensor, list[int]] = OPERATIONS.alltoall(tensor, splits, **call.plain())
     return result
 
 
@@ -144,7 +142,7 @@ def reducescatter(call: Call, tensor: torch.Tensor) -> torch.Tensor:
     """
     if _needs_gradient((tensor,)):
         return _applied(_Reducescatter, call, tensor)[0]
-    result: torch.Tensor = OPERATIONS.reducescatter_async(tensor, waits=True, **call.reduction()).wait()
+    result: torch.Tensor = OPERATIONS.reducescatter(tensor, **call.reduction())
     return result
 
 

@@ -88,7 +88,8 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Overwrite ``tensor`` with the values that ``tensor`` has on ``root_rank``, and return ``tensor``."""
-    result: torch.Tensor = start_broadcast(tensor, root_rank, name, process_set).wait()
+    how: Any = {"output": tensor, "name": name, "process_set": process_set, "waits": True}
+    result: torch.Tensor = mark_written_by(OPERATIONS.broadcast_async(tensor, root_rank, **how), [tensor]).wait()
     return result
 
 

@@ -1,0 +1,132 @@
+"""Runs blocking collectives that move data, with a name. They are described to the other ranks only the first time.
+
+The first call with a name keeps a persistent request, as ``Operations.allreduce_in_place`` does. Later calls with the
+same name and a similar tensor start that request again. The tensors are in host memory. The messages to other ranks are
+those of the asynchronous methods of ``Operations``, so ranks may mix the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddlcore.api.move_calls import splits_of
+from ddlcore.api.objects import check_root, checked_name
+from ddlcore.api.process_set import ProcessSet
+from ddlcore.api.reduce_calls import ReduceArguments, check_summable
+from ddlcore.api.verb_call import Submitter, VerbCall
+from ddlcore.messages.spec import Spec
+from ddlcore.process.job import Job
+from ddlcore.runtime.host_reductions import reducescatter_rows
+from ddlcore.runtime.outcome import Outcome
+from ddlcore.runtime.request import Given, PersistentMove
+from ddlcore.types import CPU, Buffer, DType, Kind
+
+__all__ = ["PERSISTENT_LIMIT", "BlockingCall"]
+
+PERSISTENT_LIMIT = 1024  # names used by blocking calls; a training loop uses few
+
+
+class BlockingCall:
+    """The arguments that all blocking calls have in common. Each method runs one collective, and returns its result.
+
+    ``source`` describes the tensor of the call.
+    """
+
+    __slots__ = ("_job", "_name", "_operations", "_process_set")
+
+    def __init__(self, operations: Submitter, name: str, process_set: ProcessSet, job: Job) -> None:
+        self._operations = operations
+        self._name = name
+        self._process_set = process_set
+        self._job = job
+
+    def allgather(self, tensor: Any, source: Buffer) -> Any:
+        """Run an allgather; see ``Operations.allgather_async``."""
+        shape = source.shape[1:]
+
+        def describe(call: VerbCall) -> Spec:
+            return Spec(Kind.ALLGATHER, source.dtype, shape, device=CPU.kind)
+
+        request = self._request(Kind.ALLGATHER, (source.dtype, shape), describe)
+        outcome = self._run(request, Given(source, None, (source.shape[0],)))
+        return self._adopted(outcome, sum([rows for (rows,) in outcome.rows]), source, tensor)
+
+    def broadcast(self, output: Any, source: Buffer, target: Buffer, root_rank: int) -> Any:
+        """Run a broadcast from ``source`` on the root to ``target``, which describes ``output``. Return ``output``."""
+
+        def describe(call: VerbCall) -> Spec:
+            check_root(root_rank, call.ranks, call.set_id)
+            return Spec(
+                Kind.BROADCAST, source.dtype, source.shape, root=root_rank, device=CPU.kind, strides=source.strides
+            )
+
+        how = (source.dtype, source.shape, source.strides, root_rank)
+        self._run(self._request(Kind.BROADCAST, how, describe), Given(source, target, ()))
+        return output
+
+    def alltoall(self, tensor: Any, source: Buffer, splits: Sequence[int] | None) -> tuple[Any, list[int]]:
+        """Run an alltoall; see ``Operations.alltoall_async``."""
+        _, ranks = self._process_set.resolve(self._job)
+        sent, shape = splits_of(splits, source.shape[0], len(ranks)), source.shape[1:]
+
+        def describe(call: VerbCall) -> Spec:
+            return Spec(Kind.ALLTOALL, source.dtype, shape, device=CPU.kind)
+
+        outcome = self._run(self._request(Kind.ALLTOALL, (source.dtype, shape), describe), Given(source, None, sent))
+        me = ranks.index(self._job.rank)
+        received = [rows[me] for rows in outcome.rows]
+        return self._adopted(outcome, sum(received), source, tensor), received
+
+    def reducescatter(self, tensor: Any, source: Buffer, how: ReduceArguments) -> Any:
+        """Run a reducescatter; see ``Operations.reducescatter_async``."""
+
+        def describe(call: VerbCall) -> Spec:
+            check_summable(call, how)
+            return how.spec(Kind.REDUCESCATTER, source, None, CPU.kind, 0)
+
+        request = self._request(Kind.REDUCESCATTER, (source.dtype, source.shape, how), describe)
+        outcome = self._run(request, Given(source, None, ()))
+        _, ranks = self._process_set.resolve(self._job)
+        rows = reducescatter_rows(source.shape[0], len(ranks))[ranks.index(self._job.rank)]
+        return self._adopted(outcome, rows, source, tensor)
+
+    def _request(
+        self, kind: Kind, like: tuple[DType | object, ...], describe: Callable[[VerbCall], Spec]
+    ) -> PersistentMove:
+        """Return the persistent request that an earlier call has kept, or else a new one.
+
+        ``like`` is what must be equal for a request to be used again.
+        """
+        job, operations = self._job, self._operations
+        key, how = (kind, self._name, self._process_set.process_set_id), (operations.adapter.name, like)
+        request = job.persistent_requests.get(key)
+        if not isinstance(request, PersistentMove) or request.how != how:
+            call = VerbCall(operations, self._name, self._process_set, job, False, True)
+            spec = describe(call)
+            if len(job.persistent_requests) >= PERSISTENT_LIMIT:
+                job.retire()
+            name = f"{kind.name.lower()}.{checked_name(self._name)}"
+            request = PersistentMove(
+                job.waiter, call.set_id, name, spec, call.encoded[spec], Buffer(0, 0, spec.dtype, (0,))
+            )
+            request.how = how
+            job.persistent_requests[key] = request
+        return request
+
+    def _run(self, request: PersistentMove, given: Given) -> Outcome:
+        """Start ``request`` for the tensors in ``given``, wait until it has ended, and return the outcome."""
+        try:
+            self._job.start_and_wait(request, 0, given)
+        except Exception:
+            if not given.done:  # otherwise it is the error of a later call with the same name, on another thread
+                raise
+        if not given.done:
+            assert given.error is not None
+            raise given.error.with_traceback(None)
+        outcome: Outcome = given.outcome  # None for a broadcast, whose caller does not use it
+        return outcome
+
+    def _adopted(self, outcome: Outcome, rows: int, source: Buffer, like: Any) -> Any:
+        assert outcome.memory is not None
+        return self._operations.adapter.adopt(outcome.memory, (rows, *source.shape[1:]), source.dtype, like)
