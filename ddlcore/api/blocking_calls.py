@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddlcore.api.kept_requests import kept_request, run_request
 from ddlcore.api.move_calls import splits_of
 from ddlcore.api.objects import check_root, checked_name
 from ddlcore.api.process_set import ProcessSet
@@ -22,9 +23,7 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import Given, PersistentMove
 from ddlcore.types import CPU, Buffer, DType, Kind
 
-__all__ = ["PERSISTENT_LIMIT", "BlockingCall"]
-
-PERSISTENT_LIMIT = 1024  # names used by blocking calls; a training loop uses few
+__all__ = ["BlockingCall"]
 
 
 class BlockingCall:
@@ -99,33 +98,19 @@ class BlockingCall:
         ``like`` is what must be equal for a request to be used again.
         """
         job, operations = self._job, self._operations
-        key, how = (kind, self._name, self._process_set.process_set_id), (operations.adapter.name, like)
-        request = job.persistent_requests.get(key)
-        if not isinstance(request, PersistentMove) or request.how != how:
+
+        def make() -> PersistentMove:
             call = VerbCall(operations, self._name, self._process_set, job, False, True)
             spec = describe(call)
-            if len(job.persistent_requests) >= PERSISTENT_LIMIT:
-                job.retire()
             name = f"{kind.name.lower()}.{checked_name(self._name)}"
-            request = PersistentMove(
-                job.waiter, call.set_id, name, spec, call.encoded[spec], Buffer(0, 0, spec.dtype, (0,))
-            )
-            request.how = how
-            job.persistent_requests[key] = request
-        return request
+            nothing = Buffer(0, 0, spec.dtype, (0,))
+            return PersistentMove(job.waiter, call.set_id, name, spec, call.encoded[spec], nothing)
+
+        key = (kind, self._name, self._process_set.process_set_id)
+        return kept_request(job, key, (operations.adapter.name, like), make)
 
     def _run(self, request: PersistentMove, given: Given) -> Outcome:
-        """Start ``request`` for the tensors in ``given``, wait until it has ended, and return the outcome."""
-        try:
-            self._job.start_and_wait(request, 0, given)
-        except Exception:
-            if not given.done:  # otherwise it is the error of a later call with the same name, on another thread
-                raise
-        if not given.done:
-            assert given.error is not None
-            raise given.error.with_traceback(None)
-        outcome: Outcome = given.outcome  # None for a broadcast, whose caller does not use it
-        return outcome
+        return run_request(self._job, request, given)
 
     def _adopted(self, outcome: Outcome, rows: int, source: Buffer, like: Any) -> Any:
         assert outcome.memory is not None

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddlcore.api.blocking_calls import PERSISTENT_LIMIT, BlockingCall
+from ddlcore.api.blocking_calls import BlockingCall
+from ddlcore.api.kept_requests import PERSISTENT_LIMIT
 from ddlcore.api.move_calls import allgather, alltoall, broadcast
 from ddlcore.api.objects import allgather_object, broadcast_object
 from ddlcore.api.process_set import ProcessSet, global_process_set

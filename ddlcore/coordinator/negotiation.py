@@ -266,7 +266,7 @@ class Negotiation:
             spec.kind,
             tuple(pending.name for pending in bucket),
             rows=tuple(self.table.rows(pending, members) for pending in bucket) if ragged else (),
-            digests=tuple(self.table.digests(pending, members) for pending in bucket) if ragged else (),
+            digests=tuple(self.table.digests(pending, members) for pending in bucket) if spec.is_announced else (),
             specs=tuple(pending.spec for pending in bucket) if short else (),
             compressor=spec.compressor_by(self._replay_controller.compression) if by_setting else "",
             contributors=bucket[0].asked.bit_count() if short and not self._divides_by_size else 0,

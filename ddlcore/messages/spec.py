@@ -8,7 +8,7 @@ import msgspec
 
 from ddlcore.types import CPU, DType, Kind, ReduceOp
 
-PROTOCOL = 7  # version of the protocol; ranks and coordinator must have the same
+PROTOCOL = 8  # version of the protocol; ranks and coordinator must have the same
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 # Values of Spec.part_of: the ranks average by weights, whose sum they reduce beside the tensor, or by shares of 1.
 BY_WEIGHT, BY_SHARE = "an average by weights", "an average by shares"
@@ -30,18 +30,20 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     group: int = 0  # number of tensors in the grouped call, whose name is the tensor's up to the last "["
     ranks: tuple[int, ...] | None = None  # for ADD_SET the members; for REMOVE_SET (set id,)
     part_of: str = ""  # caller's text that says of what the tensor is a part; must be equal on all ranks
-    is_object: bool = False  # the bytes of an object, whose digest is announced over the control network
+    is_object: bool = False  # the bytes of an object
+    is_announced: bool = False  # the digest of the object is announced over the control network
 
     @property
     def is_negotiated(self) -> bool:
         """Whether the ranks must ask the coordinator about this operation in every step, even in replay.
 
-        There are two reasons to ask. For an object, the coordinator sends its digest to the receivers. For a tensor of
+        There are two reasons to ask. For an object whose bytes leave a host, the coordinator sends the digest to the
+        receivers, since others might write to the data network. For a tensor of
         a ragged kind (allgather, alltoall) on a device, the coordinator sends the number of rows of each rank, because
         memory for the result is allocated before the device's queue reaches the collective. For a tensor in host
         memory, the ranks exchange the numbers of rows by the transport instead.
         """
-        return self.kind.is_ragged and (self.is_object or self.device != CPU.kind)
+        return self.kind.is_ragged and (self.is_announced or self.device != CPU.kind)
 
     def nbytes(self, rows: tuple[int, ...] = ()) -> int:
         """Return the size of the tensor in bytes.

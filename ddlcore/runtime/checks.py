@@ -34,6 +34,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("ranks", lambda spec: "-" if spec.ranks is None else _tuple(spec.ranks)),
     ("part of", lambda spec: spec.part_of or "-"),
     ("content", lambda spec: "an object" if spec.is_object else "a tensor"),
+    ("digest", lambda spec: "announced" if spec.is_announced else "-"),
 )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ddlcore as ddl
-from ddlcore.api import operations
+from ddlcore.api import objects, operations
 from ddlcore.process.job import Job
 from ddlcore.testing import run_world
 
@@ -312,6 +312,7 @@ def test_objects_travel_and_foreign_bytes_are_not_unpickled(monkeypatch: pytest.
 
     from ddlcore.builtin.threads import ThreadsTransport
 
+    monkeypatch.setattr(objects, "_stays_on_host", lambda job, set_id: False)
     honest = ThreadsTransport.allgatherv
 
     def tamper(self: ThreadsTransport, source: Any, target: Any, counts: Any) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +28,39 @@ LIMIT_S = 2.0  # for half of them; the slowest has ten times as long, for a mach
 Say = Callable[..., None]
 
 
-def _until_lost(say: Say) -> None:
+# What the ranks are in when one is killed, by its name: large enough to be in the middle of the data, often enough to be
+# in replay. The rows of an allgather and of an alltoall differ between ranks and steps.
+ROWS = 3000
+SETTLED = 20
+CALLS: dict[str, Callable[[int], Any]] = {
+    "allgather": lambda step: ddl.allgather(np.ones((ROWS * (1 + (step + ddl.rank()) % 3), 40), np.float32), name="k"),
+    "broadcast": lambda step: ddl.broadcast(np.ones(40 * ROWS, np.float32), step % SIZE, name=f"k{step % SIZE}"),
+    "alltoall": lambda step: ddl.alltoall(np.ones((3 * ROWS, 40), np.float32), _splits(step), name="k"),
+    "reducescatter": lambda step: ddl.reducescatter(np.ones((SIZE * ROWS, 40), np.float32), name="k"),
+    "barrier": lambda step: ddl.barrier(),
+    "object": lambda step: ddl.allgather_object("x" * (step % 100), name="k"),
+    "grouped": lambda step: ddl.grouped_allgather([np.ones((ROWS, 40), np.float32)] * 3, name="k"),
+}
+
+
+def _reduce(step: int) -> Any:
+    return ddl.allreduce(np.ones(5000, np.float32), name="g")
+
+
+def _splits(step: int) -> list[int]:
+    """Of 3 * ROWS rows."""
+    first = ROWS * ((step + ddl.rank()) % 3)
+    return [first, 2 * ROWS - first, ROWS]
+
+
+def _until_lost(say: Say, phase: str = "") -> None:
     """Collectives until one raises; says when and what."""
+    call = CALLS.get(phase, _reduce)
     try:
-        while True:
-            ddl.allreduce(np.ones(5000, np.float32), name="g")
+        for step in itertools.count():
+            if step == SETTLED and phase in CALLS:
+                say("inside")
+            call(step)
     except ddl.PeerLost as error:
         say("lost", ",".join(map(str, error.ranks)))
 
@@ -43,7 +73,8 @@ def play(victim: int, phase: str, rank: int, say: Say) -> None:
     except ddl.PeerLost as error:
         say("lost", ",".join(map(str, error.ranks)))
         return
-    say("inside")
+    if phase not in CALLS:
+        say("inside")
     if rank == victim:
         if phase == "compute":
             while True:
@@ -53,7 +84,7 @@ def play(victim: int, phase: str, rank: int, say: Say) -> None:
             say("leaves")
             ddl.shutdown()
             time.sleep(10)
-    _until_lost(say)
+    _until_lost(say, phase)
     ddl.shutdown()
 
 
@@ -80,28 +111,40 @@ def _one_kill(victim: int, phase: str, rng: random.Random) -> float:
 @pytest.mark.long
 def test_every_survivor_learns_who_died(capsys: pytest.CaptureFixture[str]) -> None:
     """A table of victim × phase: half of the PeerLosts come within 2 s, the slowest soon, and 0 things are left."""
-    _kill_all(KILLS, capsys)
+    _kill_all(KILLS, range(SIZE), PHASES, capsys)
+
+
+@pytest.mark.long
+def test_every_survivor_learns_who_died_in_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same inside each kind of collective, in replay."""
+    _kill_all(3, (1,), tuple(CALLS), capsys)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_every_survivor_of_a_thousand_learns_who_died(capsys: pytest.CaptureFixture[str]) -> None:
     """The same, a hundred kills each."""
-    _kill_all(100, capsys)
+    _kill_all(100, range(SIZE), PHASES, capsys)
 
 
-def _kill_all(kills: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_every_survivor_of_many_learns_who_died_in_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    _kill_all(30, range(SIZE), tuple(CALLS), capsys)
+
+
+def _kill_all(kills: int, victims: Sequence[int], phases: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(int(os.environ.get("DDL_TEST_SEED", "7")))
     before = leftovers()
     rows = []
-    for victim in range(SIZE):
-        for phase in PHASES:
+    for victim in victims:
+        for phase in phases:
             times_s = [_one_kill(victim, phase, rng) for _ in range(kills)]
             rows.append((victim, phase, sorted(times_s)[kills // 2], max(times_s), leftovers(before)))
     with capsys.disabled():
-        print(f"\n{'victim':>6}  {'phase':<10} {'kills':>5}  {'median s':>8}  {'slowest s':>9}  {'left':>4}")
+        print(f"\n{'victim':>6}  {'phase':<13} {'kills':>5}  {'median s':>8}  {'slowest s':>9}  {'left':>4}")
         for victim, phase, median_s, slowest_s, left in rows:
-            print(f"{victim:>6}  {phase:<10} {kills:>5}  {median_s:>8.3f}  {slowest_s:>9.3f}  {len(left):>4}")
+            print(f"{victim:>6}  {phase:<13} {kills:>5}  {median_s:>8.3f}  {slowest_s:>9.3f}  {len(left):>4}")
     assert max(row[2] for row in rows) <= LIMIT_S
     assert max(row[3] for row in rows) <= 10 * LIMIT_S
     assert [one for row in rows for one in row[4]] == []

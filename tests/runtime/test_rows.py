@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ddlcore as ddl
+from ddlcore.api import objects
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.memory import view
 from ddlcore.errors import TransportError
@@ -80,8 +81,30 @@ def test_a_tensor_outside_the_schedule_finds_rows_in_it() -> None:
         assert min(world.run(train)) > STEPS
 
 
-def test_objects_are_still_announced_in_every_step() -> None:
+def test_objects_that_stay_on_a_host_need_no_message() -> None:
+    """Of other sizes in each step, and in the middle of a step; with names and without."""
+
+    def train(rank: int, job: Job) -> tuple[int, int]:
+        messages = replayed = 0
+        for step in range(STEPS):
+            if step == SETTLED:
+                messages, replayed = ddl.stats()["control_messages"], ddl.stats()["buckets_replayed"]
+            ddl.allreduce(np.ones(3), name="x")
+            wanted = {"step": step, "text": "x" * (step % 5)}
+            assert ddl.broadcast_object(wanted if rank == step % 2 and rank == 0 else None, name="o") == (
+                wanted if step % 2 == 0 else None
+            )
+            assert ddl.allgather_object([rank] * (step % 3 + rank)) == [[r] * (step % 3 + r) for r in range(2)]
+            ddl.barrier()
+        return ddl.stats()["control_messages"] - messages, ddl.stats()["buckets_replayed"] - replayed
+
+    with World(2, backend="shm", settings=REPLAY) as world:
+        assert world.run(train) == [(0, 4 * (STEPS - SETTLED))] * 2
+
+
+def test_objects_that_leave_a_host_are_announced_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their digests come over the authenticated network."""
+    monkeypatch.setattr(objects, "_stays_on_host", lambda job, set_id: False)
 
     def train(rank: int, job: Job) -> tuple[int, int]:
         before = 0

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import ddl_torch as ddl
+import numpy as np
 import torch
 
 import ddlcore
@@ -27,6 +28,7 @@ from tests.semantics.acting import (
     thaw,
     values,
 )
+from tests.semantics.exchanges import given, root_of, splits_of
 from tests.semantics.models import Raised
 from tests.semantics.program import Between, Failure, Pass, Program, Step, weight
 
@@ -195,6 +197,11 @@ class _Actor:
             op = ddl.Average if between.kind.startswith("float") else ddl.Sum
             result = ddl.allreduce(metric(between, self.rank), name=name, op=op)
             self.trace.append(Entry(f"{label}, metric", (result.numpy(),), ()))
+        elif between.what == "exchange":
+            members = self.program.parts[between.part].members
+            if not members or self.rank in members:
+                got = self._exchange(between, tuple(members) or tuple(range(self.program.size)))
+                self.trace.append(Entry(f"{label}, {between.kind}", got, ()))
         elif between.what == "evaluate":
             loss = evaluation(self.models, between, self.rank)
             self.trace.append(Entry(f"{label}, evaluation", (loss.numpy(),), ()))
@@ -202,6 +209,39 @@ class _Actor:
             self.optimizers[between.part].synchronize()
         else:
             edit(between, self.models[between.part])
+
+    def _exchange(self, between: Between, members: tuple[int, ...]) -> tuple[Any, ...]:
+        """Make the collective of ``between``, and return what comes of it as arrays."""
+        verb, _, how = between.kind.partition(",")
+        where: dict[str, Any] = {"name": None if "no name" in how else f"exchange {verb}"}
+        known = [one for one in self.sets if tuple(one.ranks) == members]
+        if known:
+            where["process_set"] = known[0]
+        root, tensor = root_of(between, members), given(between, self.rank, members)
+        splits, added = splits_of(between, self.rank, members), {"op": ddl.Sum}
+        if verb == "barrier":
+            ddl.barrier(where.get("process_set", ddl.global_process_set))
+            return ()
+        if verb == "object":
+            sent = [between.seed, root] if self.rank == root else None
+            return (np.array(ddl.broadcast_object(sent, root, **where)),)
+        if verb == "objects":
+            return (np.array(ddl.allgather_object(between.seed + self.rank, **where)),)
+        more: dict[str, tuple[Any, ...]] = {"broadcast": (root,), "broadcast_": (root,), "alltoall": (splits,)}
+        if verb.endswith("reducescatter"):
+            where |= added
+        if verb.startswith("grouped"):
+            pair = [tensor, given(between, self.rank, members, 1)]
+            verb = verb.replace(" ", "_")
+            return tuple(one.numpy() for one in getattr(ddl, verb)(pair, **where))
+        if "async" not in how:
+            result = getattr(ddl, verb)(tensor, *more.get(verb, ()), **where)
+        else:
+            handle = getattr(ddl, f"{verb}_async")(tensor, *more.get(verb, ()), **where)
+            wait = functools.partial(ddl.synchronize, handle)
+            _through(wait, wait, dict(between.interrupted).get(self.rank, 0))
+            result = wait()
+        return tuple(one.numpy() for one in (result if isinstance(result, tuple) else (result,)))
 
     def _note(self, label: str, p: int, what: str) -> None:
         params = list(self.models[p].parameters())

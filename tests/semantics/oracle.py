@@ -24,6 +24,7 @@ from tests.semantics.acting import (
     thaw,
     values,
 )
+from tests.semantics.exchanges import received, verb_of
 from tests.semantics.models import Raised
 from tests.semantics.program import Between, Part, Pass, Program, Step, weight
 
@@ -160,6 +161,12 @@ class _Oracle:
                 total = total / len(tensors)
             for rank in self.ranks:
                 self.trace[rank].append(Entry(f"{label}, metric", (total.numpy(),), tuple(self.ranks)))
+        elif between.what == "exchange":
+            members = self.program.parts[between.part].members or tuple(self.ranks)
+            alike = members if verb_of(between) not in ("alltoall", "reducescatter", "grouped reducescatter") else ()
+            for rank in members:
+                got = received(between, rank, members)
+                self.trace[rank].append(Entry(f"{label}, {between.kind}", got, tuple(alike)))
         elif between.what == "evaluate":
             for rank in self.ranks:
                 loss = evaluation(self.models[rank], between, rank)

@@ -10,10 +10,40 @@ import torch
 from tests.semantics.choices import Choices
 from tests.semantics.models import KINDS, SPARSE, VOCABULARY, WIDTH, BlockSpec
 
-__all__ = ["Between", "Failure", "Part", "Pass", "Program", "Step", "Surroundings", "batch", "make", "weight"]
+__all__ = [
+    "EXCHANGES",
+    "Between",
+    "Failure",
+    "Part",
+    "Pass",
+    "Program",
+    "Step",
+    "Surroundings",
+    "batch",
+    "make",
+    "weight",
+]
 
 ZEROS = ("optimizer, none", "optimizer, zeros", "model, none", "model, zeros")
 STEPS_OF_A_STEADY_PROGRAM = 12
+
+# Collectives beside the training, each with a name and without; "async" is followed by a wait.
+EXCHANGES = (
+    "allgather",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "reducescatter",
+    "barrier",
+    "grouped allgather",
+    "grouped reducescatter",
+    "object",
+    "objects",
+    "allgather, async",
+    "alltoall, async",
+    "broadcast, async",
+    "reducescatter, async",
+)
 
 # Of these blocks, torch may leave the gradients of two parameters in the same memory, and a second backward then adds
 # to it twice. Without a reduction in between that is as wrong in one process, so that there is nothing to compare with.
@@ -73,10 +103,11 @@ class Pass:
 class Between:
     """Something between two passes, or between the last and the step."""
 
-    what: str  # "clip", "clip values", "scale", "noise", "metric", "evaluate", "synchronize", "gradient"
-    part: int = 0
+    what: str  # "clip", "clip values", "scale", "noise", "metric", "evaluate", "synchronize", "gradient", "exchange"
+    part: int = 0  # of an exchange: the part whose process set it is made in
     seed: int = 0
-    kind: str = ""  # of a metric
+    kind: str = ""  # of a metric, or of an exchange: one of EXCHANGES
+    interrupted: tuple[tuple[int, int], ...] = ()  # as in Pass: a signal in the wait of an asynchronous exchange
 
 
 @dataclass(frozen=True)
@@ -193,7 +224,10 @@ def make(choices: Choices, where: Surroundings) -> Program:
 
 def _later(step: Step, by: int) -> Step:
     """The same step with other data."""
-    passes = tuple((replace(one, seed=one.seed + by), between) for one, between in step.passes)
+    passes = tuple(
+        (replace(one, seed=one.seed + by), tuple(replace(between, seed=between.seed + by) for between in betweens))
+        for one, betweens in step.passes
+    )
     return replace(step, passes=passes)
 
 
@@ -356,8 +390,12 @@ def _betweens(maker: _Maker, edited: Sequence[int]) -> tuple[Between, ...]:
     choices = maker.choices
     found = []
     for _ in range(choices.pick((0, 0, 1, 1, 2))):
-        what = choices.pick(("clip", "metric", "evaluate", "clip values", "scale", "noise", "synchronize"))
-        if what == "metric":
+        what = choices.pick(
+            ("clip", "exchange", "metric", "exchange", "evaluate", "clip values", "scale", "noise", "synchronize")
+        )
+        if what == "exchange":
+            found.append(_exchange(maker))
+        elif what == "metric":
             kind = choices.pick(("float", "integer", "float, no name", "integer, no name"))
             found.append(Between(what, kind=kind, seed=maker.seed()))
         elif what == "evaluate":
@@ -367,6 +405,14 @@ def _betweens(maker: _Maker, edited: Sequence[int]) -> tuple[Between, ...]:
             if not maker.parts[part].is_sparse or what in ("scale", "synchronize"):
                 found.append(Between(what, part, maker.seed()))
     return tuple(found)
+
+
+def _exchange(maker: _Maker) -> Between:
+    choices = maker.choices
+    kind = choices.pick(EXCHANGES) + choices.pick(("", ", no name"))
+    between = Between("exchange", choices.whole(0, len(maker.parts) - 1), maker.seed(), kind)
+    waits = "async" in kind and maker.where.interrupts
+    return replace(between, interrupted=_interrupts(maker)) if waits else between
 
 
 def _failures(maker: _Maker) -> tuple[Failure, ...]:

@@ -347,7 +347,7 @@ class _Ragged(Queued):
             assert isinstance(target.owner, Memory)
             event = self._done(source, target).event
             contributors = bucket.contributors
-            outcomes.append(Outcome(target.owner, bucket.rows[i], bucket.digests[i], -1, contributors, event))
+            outcomes.append(Outcome(target.owner, bucket.rows[i], (), -1, contributors, event))
         return outcomes
 
 
