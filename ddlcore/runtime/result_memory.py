@@ -62,6 +62,7 @@ class ResultMemory(Memory):
     """Memory of a large result. When nothing uses it any more, its block is kept for another result."""
 
     def __init__(self, nbytes: int) -> None:
+        self._free = FREE  # kept here, because this object may outlive the module when the interpreter ends
         self._block = block = FREE.take(nbytes)
         self.address = block.address
         self.nbytes = nbytes
@@ -69,7 +70,7 @@ class ResultMemory(Memory):
     def __del__(self) -> None:
         block = getattr(self, "_block", None)  # None if ``__init__`` was interrupted
         if block is not None:
-            FREE.give(block)
+            self._free.give(block)
 
 
 def result_memory(nbytes: int) -> Memory:
