@@ -61,7 +61,7 @@ class _Ragged(Movement):
 
     def __init__(self, kind: Kind, communicator: Communicator, spec: Spec) -> None:
         super().__init__(Move(kind, spec.dtype))
-        self._rank = communicator.rank
+        self._rank, self._buffers = communicator.rank, communicator.buffers
         self._row = prod(spec.shape)  # elements of one row
         self._rows: tuple[tuple[int, ...], ...] = ()
         self._told: Sequence[int] | None = None
@@ -76,7 +76,7 @@ class _Ragged(Movement):
         dtype = self.move.dtype
         source = entry.given.source if entry is not None else new_memory(0, dtype)
         assert source is not None
-        self.source, self.target = source, new_memory(self._count, dtype)
+        self.source, self.target = source, self._buffers.result(self._count, dtype)
 
     def end(self, entry: Entry | None) -> Outcome | None:
         assert isinstance(self.target.owner, Memory)

@@ -254,7 +254,7 @@ class _Reducescatter(Movement):
             if self._scales.encode != 1.0 or not self._plain:
                 source = self._buffers.get("scatter", count, wire)
                 encode_once(self._compressor, given, source, self._scales.encode)
-        self._result = new_memory(self._own // self._words, self._spec.dtype)
+        self._result = self._buffers.result(self._own // self._words, self._spec.dtype)
         # Values that are decoded are kept apart: decoding may be repeated, and must find what came from the transport.
         apart = not self._plain or self._scales.decode != 1.0
         self.source = source

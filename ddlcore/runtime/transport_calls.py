@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddlcore.contracts.transport import Plan, Prepared, Transport, Work
+from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport, Work
 from ddlcore.errors import TransportError
 from ddlcore.runtime.process_sets import Communicator
-from ddlcore.runtime.result_memory import result_memory
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
 WAIT_SLICE_S = 1.0
@@ -43,8 +42,8 @@ def prepared(known: dict[Any, Prepared], key: object, transport: Transport, plan
 
 
 def new_memory(count: int, dtype: DType) -> Buffer:
-    """Return host memory for ``count`` elements, which a transport can use. Its owner is a Memory."""
-    memory = result_memory(count * dtype.itemsize)
+    """Return new host memory for ``count`` elements, which a transport can use. Its owner is a Memory."""
+    memory = Memory(count * dtype.itemsize)
     return Buffer(memory.address, count, dtype, (count,), owner=memory)
 
 

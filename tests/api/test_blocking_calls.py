@@ -20,7 +20,7 @@ SIZE = 2
 
 @pytest.mark.parametrize("backend", ["shm", "threads"])
 def test_every_kind_with_other_tensors_in_each_step(backend: str) -> None:
-    """Of other values, of other numbers of rows, and with results that are not those of the step before."""
+    """Values and numbers of rows differ from step to step. No result is changed by a later step."""
 
     def train(rank: int, job: Job) -> tuple[int, int]:
         results: list[tuple[Any, Any]] = []
@@ -58,7 +58,10 @@ def _step(rank: int, step: int) -> list[tuple[Any, Any]]:
 
 
 def test_a_call_of_another_kind_of_tensor_takes_the_name_over() -> None:
-    """Of another type, shape, root or operation; and the asynchronous call with the same name is the same operation."""
+    """A name may be used for a tensor of another type or shape, and for another root or operation.
+
+    One rank may make the blocking call and the other rank the asynchronous call with the same name.
+    """
 
     def train(rank: int, job: Job) -> None:
         for _ in range(3):
@@ -81,7 +84,7 @@ def test_a_call_of_another_kind_of_tensor_takes_the_name_over() -> None:
 
 
 def test_wrong_arguments_are_refused_by_every_call() -> None:
-    """Also if an earlier call with the name was right."""
+    """A wrong call is refused even if an earlier call with the same name was right."""
 
     def train(rank: int, job: Job) -> None:
         for _ in range(2):
@@ -109,7 +112,7 @@ def test_wrong_arguments_are_refused_by_every_call() -> None:
 
 
 def test_a_factor_is_read_at_every_call() -> None:
-    """An array as a factor may have another value the next time."""
+    """If the factor is an array, its value may change between two calls."""
 
     def train(rank: int, job: Job) -> list[float]:
         factor, sums = np.array(0.5), []

@@ -39,7 +39,7 @@ OTHERS: list[Any] = [Own, Own(), lambda: 1, np.float32(1.0), np.arange(3), [1, {
 
 
 def test_plain_data_needs_no_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes to the same, recursion and shared parts included."""
+    """The received object is equal, and keeps its shared parts and its cycles."""
     import cloudpickle
 
     monkeypatch.setattr(cloudpickle, "dumps", None)
@@ -55,7 +55,7 @@ def test_plain_data_needs_no_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("one", OTHERS, ids=lambda one: type(one).__name__)
 def test_everything_else_is_left_to_cloudpickle(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which pickles by value what other ranks cannot import."""
+    """cloudpickle pickles functions and classes by value if other ranks cannot import them."""
     import cloudpickle
 
     calls: list[Any] = []
@@ -88,7 +88,7 @@ def test_what_cannot_be_pickled_raises_as_before() -> None:
 def test_only_memory_of_the_job_s_own_needs_no_digest(
     providers: Mapping[str, Mapping[str, Any]], size: int, stays: bool
 ) -> None:
-    """A network on one host can be written to as well, by whoever reaches its sockets."""
+    """Sockets need a digest even on one host, because other users may be able to reach them."""
     first, *others = (replace(TransportProvider(name, "a:B"), **flags) for name, flags in providers.items())
     route = Route(first, "a test", tuple(Route(one, "a part") for one in others))
     sets = SimpleNamespace(route=lambda set_id: route, members=lambda set_id: tuple(range(size)))
@@ -105,7 +105,7 @@ def test_the_transport_of_allgathers_decides() -> None:
 
 @pytest.mark.parametrize("announced", [False, True], ids=["on a host", "announced"])
 def test_names_are_kept_apart_from_tensors(announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And from each other: every rank gets the object of its own call."""
+    """An object and a tensor may have the same name. Each call returns the object of this call."""
     monkeypatch.setattr(objects, "_stays_on_host", lambda job, set_id: not announced)
 
     def train(rank: int, job: Job) -> None:

@@ -18,6 +18,7 @@ from ddlcore.messages.spec import Spec
 from ddlcore.messages.to_coordinator import Request
 from ddlcore.messages.to_rank import Arranged, Planned, Resume
 from ddlcore.runtime.atomic_move import AtomicMove
+from ddlcore.runtime.buffers import FusionBuffers
 from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.epochs import Epochs
@@ -383,7 +384,7 @@ def test_an_allgather_that_a_thread_runs_itself_moves_its_rows_once() -> None:
     rows = Memory(2)
     view(rows.address, 2)[:] = b"ab"
     source = Buffer(rows.address, 2, DType.U8, (2,), owner=rows)
-    communicator: Any = SimpleNamespace(ranks=(0, 1), rank=0)
+    communicator: Any = SimpleNamespace(ranks=(0, 1), rank=0, buffers=FusionBuffers(cast("Any", None)))
 
     def scene(at: int) -> bool:
         rank = Rank(("x",), kind=Kind.ALLGATHER, data=data)
@@ -422,7 +423,7 @@ def test_a_blocking_allgather_is_made_or_not_and_its_result_is_its_own() -> None
     data = encode(spec)
     rows = Memory(2)
     source = Buffer(rows.address, 2, DType.U8, (2,), owner=rows)
-    communicator: Any = SimpleNamespace(ranks=(0, 1), rank=0)
+    communicator: Any = SimpleNamespace(ranks=(0, 1), rank=0, buffers=FusionBuffers(cast("Any", None)))
 
     def scene(at: int) -> bool:
         rank = Rank(("x",), kind=Kind.ALLGATHER, data=data)

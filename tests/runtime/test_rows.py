@@ -82,7 +82,7 @@ def test_a_tensor_outside_the_schedule_finds_rows_in_it() -> None:
 
 
 def test_objects_that_stay_on_a_host_need_no_message() -> None:
-    """Of other sizes in each step, and in the middle of a step; with names and without."""
+    """This holds for objects whose sizes change, in the middle of a step, with names and without."""
 
     def train(rank: int, job: Job) -> tuple[int, int]:
         messages = replayed = 0

@@ -211,7 +211,7 @@ class _Actor:
             edit(between, self.models[between.part])
 
     def _exchange(self, between: Between, members: tuple[int, ...]) -> tuple[Any, ...]:
-        """Make the collective of ``between``, and return what comes of it as arrays."""
+        """Run the collective that ``between`` describes, and return its results as arrays."""
         verb, _, how = between.kind.partition(",")
         where: dict[str, Any] = {"name": None if "no name" in how else f"exchange {verb}"}
         known = [one for one in self.sets if tuple(one.ranks) == members]

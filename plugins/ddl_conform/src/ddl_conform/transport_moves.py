@@ -55,9 +55,10 @@ class TransportMoves(TransportCases):
 
     @KINDS
     def test_a_prepared_move_gives_what_its_collective_gives(self, kind: Kind) -> None:
-        """The results are right if a prepared move is run with the same counts again, with others, and with zeros.
+        """A prepared move returns the right values in every run.
 
-        The runs of two prepared moves of the same kind alternate.
+        Some runs have the same counts as the run before, some have other counts, and in some runs all counts are 0. The
+        runs of two prepared moves of the same kind alternate.
         """
         self.needs(TYPE)
         for size in self.sizes:
