@@ -33,7 +33,7 @@ from hypothesis import HealthCheck, settings
 
 __all__: list[str] = []
 
-pytest_plugins = ("tests.cluster.fixtures", "ddl_conform.collecting")
+pytest_plugins = ("tests.cluster.fixtures", "ddl_conform.collecting", "tools.file_scheduling")
 
 _MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
 _SHARE_S = 600.0  # the sum over the tests of a share; several run at a time, so the share takes less

@@ -116,6 +116,31 @@ def test_what_fails_once_is_unstable(tmp_path: Path) -> None:
     assert lines[-1] == "5 passed, 0 failed"
 
 
+@pytest.mark.long
+@pytest.mark.processes
+def test_a_run_goes_on_after_a_worker_has_crashed(tmp_path: Path) -> None:
+    """Also if the worker has finished many files before: they are not given out again."""
+    project(tmp_path, "ends_its_process_once")
+    for name in "abcdefghijklmnop":
+        (tmp_path / f"test_{name}.py").write_text("import time\n\ndef test_it():\n    time.sleep(0.05)\n")
+    (tmp_path / "conftest.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(PROGRAM.parents[1])!r})\n"
+        "from tools.file_scheduling import pytest_xdist_make_scheduler\n"
+    )
+    (tmp_path / "test_ends_its_process_once.py").rename(tmp_path / "test_o_ends.py")
+    code, output = run(tmp_path)
+    assert code == 0, output
+    assert ending(output)[-1] == "17 passed, 0 failed"
+
+
+def test_use_of_freed_memory_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C library fills memory that is freed, unless the user has told it something else."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert "perturb=165" in run_tests.environment("folder")["GLIBC_TUNABLES"]
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
+    assert run_tests.environment("folder")["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
+
+
 def test_more_unstable_tests_than_allowed_fail_the_run() -> None:
     outcomes = Outcomes(passed={"a", "b"}, unstable={"a": "no", "b": "never"})
     assert [verdict(outcomes, most)[0] for most in (None, 2, 1, 0)] == [0, 0, 1, 1]

@@ -191,7 +191,8 @@ def _address(tensor: Any) -> int:
 
     If TensorFlow runs asynchronously, this function waits until TensorFlow has computed the tensor.
     """
-    return int(_Address.from_address(_pointer(_to_dlpack(tensor), b"dltensor")).value)
+    capsule = _to_dlpack(tensor)  # frees what the pointer points to when it is collected, so it must have a name
+    return int(_Address.from_address(_pointer(capsule, b"dltensor")).value)
 
 
 def _objection(tensor: Any) -> str:

@@ -118,7 +118,8 @@ def _cuda_device(name: str, tensor: Any) -> Device | None:
             with tf.device(name):
                 tensor = tf.raw_ops.Empty(shape=[1], dtype=tf.float32)
         ordinal = ctypes.c_int(-1)
-        address = _Address.from_address(_pointer(_to_dlpack(tensor), b"dltensor")).value
+        capsule = _to_dlpack(tensor)  # it must have a name, see ``adapter._address``
+        address = _Address.from_address(_pointer(capsule, b"dltensor")).value
         code = driver.cuPointerGetAttribute(ctypes.byref(ordinal), DEVICE_ORDINAL, ctypes.c_uint64(address))
         if code != 0 or ordinal.value < 0:  # not CUDA's memory: a GPU of another vendor
             return None
