@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 __all__ = [
     "BF16_NAME",
@@ -13,6 +14,7 @@ __all__ = [
     "Adasum",
     "Average",
     "Buffer",
+    "Carrier",
     "DType",
     "Device",
     "Kind",
@@ -25,6 +27,8 @@ __all__ = [
     "ReduceOp",
     "Sum",
     "Value",
+    "carrier_of",
+    "known_types",
 ]
 
 BF16_NAME = "bfloat16"  # numpy has no such type; this is the type's name in ml_dtypes and in the frameworks
@@ -72,8 +76,7 @@ class DType(IntEnum):
         try:
             return _BY_LABEL[label]
         except KeyError:
-            known = ", ".join(_LABEL.values())
-            raise ValueError(f"tensor type {label} is not supported; ddl carries {known}") from None
+            raise ValueError(f"tensor type {label} is not supported; ddl carries {known_types()}") from None
 
 
 _ITEMSIZE = (1, 1, 2, 2, 4, 8, 2, 2, 4, 8, 1)
@@ -91,6 +94,44 @@ _LABEL = {
     DType.BOOL: "bool",
 }
 _BY_LABEL = {label: dtype for dtype, label in _LABEL.items()}
+
+
+class Carrier(NamedTuple):
+    """How tensors travel whose element type no transport knows: each element as ``parts`` elements of ``dtype``.
+
+    Two parts are the real and the imaginary part of a complex number. Such numbers can be added as pairs. The elements
+    of all other carried types are only moved.
+    """
+
+    dtype: DType
+    parts: int = 1
+
+    @property
+    def is_complex(self) -> bool:
+        return self.parts == 2
+
+
+_CARRIERS = {
+    "complex64": Carrier(DType.F32, 2),
+    "complex128": Carrier(DType.F64, 2),
+    "uint32": Carrier(DType.I32),
+    "uint64": Carrier(DType.I64),
+    **{
+        f"float8_{kind}": Carrier(DType.U8)
+        for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+    },
+}
+
+
+def carrier_of(label: str) -> Carrier | None:
+    """Return how elements of the type with the usual name ``label`` are carried; None if no other type carries them."""
+    return _CARRIERS.get(label)
+
+
+def known_types() -> str:
+    """Return the names of all element types that tensors may have, for messages."""
+    names = [name for name in (*_BY_LABEL, *_CARRIERS) if not name.startswith("float8_")]
+    return ", ".join([*names, "float8_*"])
 
 
 class ReduceOp(IntEnum):
@@ -168,6 +209,10 @@ class Buffer:
     ``stream`` is the handle of that device stream. ``order`` grows with each event of a stream. So among several events
     of one stream, only the event with the highest ``order`` must be waited for. If ``order`` is 0, the order of the
     event is unknown, and the event must always be waited for.
+
+    ``element`` is the usual name of the tensor's own element type if no transport knows it, such as ``complex64``, and
+    otherwise "". Then the other fields describe the carrier's elements in the same memory (see ``carrier_of``). For a
+    complex type, ``shape`` has an additional last extent of 2.
     """
 
     address: int
@@ -181,6 +226,7 @@ class Buffer:
     event: int = 0
     stream: int = 0
     order: int = 0
+    element: str = ""
 
     def mark_ready(self, event: int, stream: int, order: int) -> None:
         """Set the event after which the values are complete, the event's stream, and its order on that stream."""
@@ -191,6 +237,16 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         return self.count * self.dtype.itemsize
+
+    @property
+    def label(self) -> str:
+        """The usual name of the tensor's own element type."""
+        return self.element or self.dtype.label
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the tensor has a first dimension, that is, whether it is not a scalar."""
+        return len(self.shape) > (self.element.startswith("complex"))
 
     @property
     def is_dense(self) -> bool:

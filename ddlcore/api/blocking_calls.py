@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddlcore.api.kept_requests import kept_request, run_request
-from ddlcore.api.move_calls import splits_of
+from ddlcore.api.move_calls import broadcast_spec, splits_of
 from ddlcore.api.objects import check_root, checked_name
 from ddlcore.api.process_set import ProcessSet
 from ddlcore.api.reduce_calls import ReduceArguments, check_summable
-from ddlcore.api.verb_call import Submitter, VerbCall
+from ddlcore.api.verb_call import Submitter, VerbCall, adopted
 from ddlcore.messages.spec import Spec
 from ddlcore.process.job import Job
 from ddlcore.runtime.host_reductions import reducescatter_rows
@@ -45,9 +45,9 @@ class BlockingCall:
         shape = source.shape[1:]
 
         def describe(call: VerbCall) -> Spec:
-            return Spec(Kind.ALLGATHER, source.dtype, shape, device=CPU.kind)
+            return Spec(Kind.ALLGATHER, source.dtype, shape, device=CPU.kind, element=source.element)
 
-        request = self._request(Kind.ALLGATHER, (source.dtype, shape), describe)
+        request = self._request(Kind.ALLGATHER, (source.dtype, shape, source.element), describe)
         outcome = self._run(request, Given(source, None, (source.shape[0],)))
         return self._adopted(outcome, sum([rows for (rows,) in outcome.rows]), source, tensor)
 
@@ -56,11 +56,9 @@ class BlockingCall:
 
         def describe(call: VerbCall) -> Spec:
             check_root(root_rank, call.ranks, call.set_id)
-            return Spec(
-                Kind.BROADCAST, source.dtype, source.shape, root=root_rank, device=CPU.kind, strides=source.strides
-            )
+            return broadcast_spec(source, root_rank, CPU.kind)
 
-        how = (source.dtype, source.shape, source.strides, root_rank)
+        how = (source.dtype, source.shape, source.strides, source.element, root_rank)
         self._run(self._request(Kind.BROADCAST, how, describe), Given(source, target, ()))
         return output
 
@@ -70,9 +68,10 @@ class BlockingCall:
         sent, shape = splits_of(splits, source.shape[0], len(ranks)), source.shape[1:]
 
         def describe(call: VerbCall) -> Spec:
-            return Spec(Kind.ALLTOALL, source.dtype, shape, device=CPU.kind)
+            return Spec(Kind.ALLTOALL, source.dtype, shape, device=CPU.kind, element=source.element)
 
-        outcome = self._run(self._request(Kind.ALLTOALL, (source.dtype, shape), describe), Given(source, None, sent))
+        request = self._request(Kind.ALLTOALL, (source.dtype, shape, source.element), describe)
+        outcome = self._run(request, Given(source, None, sent))
         me = ranks.index(self._job.rank)
         received = [rows[me] for rows in outcome.rows]
         return self._adopted(outcome, sum(received), source, tensor), received
@@ -84,7 +83,7 @@ class BlockingCall:
             check_summable(call, how)
             return how.spec(Kind.REDUCESCATTER, source, None, CPU.kind, 0)
 
-        request = self._request(Kind.REDUCESCATTER, (source.dtype, source.shape, how), describe)
+        request = self._request(Kind.REDUCESCATTER, (source.dtype, source.shape, source.element, how), describe)
         outcome = self._run(request, Given(source, None, ()))
         _, ranks = self._process_set.resolve(self._job)
         rows = reducescatter_rows(source.shape[0], len(ranks))[ranks.index(self._job.rank)]
@@ -113,5 +112,4 @@ class BlockingCall:
         return run_request(self._job, request, given)
 
     def _adopted(self, outcome: Outcome, rows: int, source: Buffer, like: Any) -> Any:
-        assert outcome.memory is not None
-        return self._operations.adapter.adopt(outcome.memory, (rows, *source.shape[1:]), source.dtype, like)
+        return adopted(self._operations.adapter, outcome, rows, source, like)

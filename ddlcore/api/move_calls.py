@@ -11,9 +11,9 @@ from ddlcore.errors import InvalidArgument
 from ddlcore.messages.spec import Spec
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.outcome import Outcome
-from ddlcore.types import Kind
+from ddlcore.types import Buffer, Kind
 
-__all__ = ["allgather", "alltoall", "broadcast", "splits_of"]
+__all__ = ["allgather", "alltoall", "broadcast", "broadcast_spec", "splits_of"]
 
 
 def allgather(call: VerbCall, tensors: Sequence[Any], named_as: Kind, sparse: bool) -> Handle:
@@ -25,7 +25,10 @@ def allgather(call: VerbCall, tensors: Sequence[Any], named_as: Kind, sparse: bo
     device = call.device(sources, "allgather", sparse)
     names = call.names(named_as, len(tensors))
     group = 0 if call.single else len(tensors)
-    specs = [Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=device, group=group) for source in sources]
+    specs = [
+        Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=device, group=group, element=source.element)
+        for source in sources
+    ]
 
     def finish(outcomes: Sequence[Outcome | None]) -> Any:
         gathered = [
@@ -48,8 +51,14 @@ def broadcast(call: VerbCall, tensor: Any, root_rank: int, output: Any) -> Handl
     targets = checked_targets(call.adapter, [output], [source], [tensor])
     device = call.device([source], "broadcast")
     names = call.names(Kind.BROADCAST, 1)
-    spec = Spec(Kind.BROADCAST, source.dtype, source.shape, root=root_rank, device=device, strides=source.strides)
+    spec = broadcast_spec(source, root_rank, device)
     return call.submit(names, [spec], [source], targets, lambda _: output, [tensor, output])
+
+
+def broadcast_spec(source: Buffer, root_rank: int, device: str) -> Spec:
+    """Return the description of a broadcast of the tensor in ``source``. ``device``: see ``VerbCall.device``."""
+    how: Any = {"device": device, "strides": source.strides, "element": source.element}
+    return Spec(Kind.BROADCAST, source.dtype, source.shape, root=root_rank, **how)
 
 
 def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None) -> Handle:
@@ -59,7 +68,7 @@ def alltoall(call: VerbCall, tensor: Any, splits: Sequence[int] | None) -> Handl
     sent = splits_of(splits, source.shape[0], len(call.ranks))
     device = call.device(sources, "alltoall")
     names = call.names(Kind.ALLTOALL, 1)
-    spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device)
+    spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device, element=source.element)
     me = call.ranks.index(call.job.rank)
 
     def finish(outcomes: Sequence[Outcome | None]) -> Any:

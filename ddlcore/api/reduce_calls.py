@@ -15,7 +15,7 @@ from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.host_reductions import reducescatter_rows
 from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import PersistentRequest
-from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp
+from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp, Sum, carrier_of
 
 __all__ = ["ReduceArguments", "allreduce", "check_summable", "persistent_allreduce", "reducescatter"]
 
@@ -39,7 +39,7 @@ class ReduceArguments(NamedTuple):
             kind,
             source.dtype,
             source.shape,
-            _checked_op(self.op, source.dtype),
+            _checked_op(self.op, source),
             -1,
             float(self.prescale_factor),
             float(self.postscale_factor),
@@ -48,6 +48,7 @@ class ReduceArguments(NamedTuple):
             self.compression,
             group,
             part_of=self.part_of,
+            element=source.element,
         )
 
 
@@ -83,7 +84,7 @@ def persistent_allreduce(
     call.job.compressor(how.compression)
     buffer = call.adapter.buffer(tensor, elementwise=True)
     (target,) = checked_targets(call.adapter, [tensor if output is None else output], [buffer], [tensor])
-    _checked_op(how.op, buffer.dtype)  # a wrong op must not open a device
+    _checked_op(how.op, buffer)  # a wrong op must not open a device
     device = call.device([buffer], "allreduce")
     spec = how.spec(Kind.ALLREDUCE, buffer, buffer.strides, device, 0)
     what = (
@@ -127,7 +128,7 @@ def check_summable(call: VerbCall, how: ReduceArguments) -> None:
         )
 
 
-def _checked_op(op: ReduceOp, dtype: DType) -> ReduceOp:
+def _checked_op(op: ReduceOp, source: Buffer) -> ReduceOp:
     if op == Adasum:
         raise InvalidArgument("op=Adasum is not available yet; use Average or Sum")
     if type(op) is not ReduceOp:
@@ -135,6 +136,20 @@ def _checked_op(op: ReduceOp, dtype: DType) -> ReduceOp:
             op = ReduceOp(op)
         except ValueError:
             raise InvalidArgument(f"op={op!r} is none of {', '.join(o.name for o in ReduceOp)}") from None
-    if dtype is DType.BOOL and op is Average:
+    if source.element:
+        _check_element(op, source.element)
+    if source.dtype is DType.BOOL and op is Average:
         raise InvalidArgument("the average of bool is not defined; use Min (all), Max (any), or cast the tensor first")
     return op
+
+
+def _check_element(op: ReduceOp, element: str) -> None:
+    """Raise InvalidArgument if elements of a carried type cannot be reduced by ``op``."""
+    carrier = carrier_of(element)
+    if carrier is None or not carrier.is_complex:
+        raise InvalidArgument(
+            f"{element} can be gathered, broadcast and exchanged, but not reduced; cast the tensor to a type with which "
+            "ddl computes, such as int64 or float32"
+        )
+    if op not in (Sum, Average):
+        raise InvalidArgument(f"op={op.name} is not possible for {element}; complex numbers have Sum and Average")

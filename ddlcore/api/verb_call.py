@@ -19,7 +19,7 @@ from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import ANONYMOUS, Entry
 from ddlcore.types import CPU, Buffer, Kind
 
-__all__ = ["EncodedSpecs", "Submitter", "VerbCall", "checked_targets"]
+__all__ = ["EncodedSpecs", "Submitter", "VerbCall", "adopted", "checked_targets"]
 
 SPEC_CACHE_LIMIT = 65536
 
@@ -117,15 +117,14 @@ class VerbCall:
         sources = []
         for tensor in tensors:
             source = self.adapter.buffer(tensor, elementwise=False)
-            if not source.shape:
+            if not source.has_rows:
                 raise InvalidArgument(f"{verb} needs a tensor with at least one dimension; reshape the scalar to (1,)")
             sources.append(source)
         return sources
 
     def adopt(self, outcome: Outcome, rows: int, source: Buffer, like: Any) -> Any:
         """Return the result in ``outcome`` as a tensor with ``rows`` rows. ``source`` describes the tensor ``like``."""
-        assert outcome.memory is not None
-        return self.adapter.adopt(outcome.memory, (rows, *source.shape[1:]), source.dtype, like)
+        return adopted(self.adapter, outcome, rows, source, like)
 
     def submit(
         self,
@@ -156,6 +155,13 @@ class VerbCall:
         return handle
 
 
+def adopted(adapter: Adapter, outcome: Outcome, rows: int, source: Buffer, like: Any) -> Any:
+    """Return the result in ``outcome`` as a tensor with ``rows`` rows. ``source`` describes the tensor ``like``."""
+    assert outcome.memory is not None
+    tensor = adapter.adopt(outcome.memory, (rows, *source.shape[1:]), source.dtype, like)
+    return adapter.restore(tensor, like) if source.element else tensor
+
+
 def checked_targets(
     adapter: Adapter, outputs: Sequence[Any], sources: Sequence[Buffer], tensors: Sequence[Any]
 ) -> list[Buffer]:
@@ -180,10 +186,10 @@ def _target(adapter: Adapter, output: Any, source: Buffer, tensor: Any) -> Buffe
     target = adapter.buffer(output, elementwise=True)
     if target.device is not source.device and target.device != source.device:
         raise InvalidArgument(f"output lies on {target.device}, the tensor on {source.device}; put both on one device")
-    if (target.shape, target.dtype, target.strides) != (source.shape, source.dtype, source.strides):
+    if (target.shape, target.label, target.strides) != (source.shape, source.label, source.strides):
         raise InvalidArgument(
-            f"output has shape {target.shape}, type {target.dtype.label} and strides {target.strides}, the tensor "
-            f"{source.shape}, {source.dtype.label} and {source.strides}; pass an output with the tensor's layout"
+            f"output has shape {target.shape}, type {target.label} and strides {target.strides}, the tensor "
+            f"{source.shape}, {source.label} and {source.strides}; pass an output with the tensor's layout"
         )
     return target
 

@@ -57,8 +57,8 @@ def weigh(
     Raises InvalidArgument for tensors that are not of floating point, and for a plain weight together with
     ``compression``.
     """
-    dtypes = [adapter.buffer(tensor, elementwise=True).dtype for tensor in tensors]
-    wrong = [dtype.label for dtype in dtypes if not dtype.is_float]
+    buffers = [adapter.buffer(tensor, elementwise=True) for tensor in tensors]
+    wrong = [buffer.label for buffer in buffers if not buffer.dtype.is_float]
     if wrong:
         raise InvalidArgument(f"weight= needs tensors of floating point, not {wrong[0]}; cast the tensor first")
     if isinstance(weight, Share):
@@ -70,7 +70,7 @@ def weigh(
             f"weight={weight:g} cannot be combined with compression={compression!r}, which would compress the sum of the "
             "weights; pass a Share, or no compression"
         )
-    wide = [dtype.itemsize < 4 for dtype in dtypes]
+    wide = [buffer.dtype.itemsize < 4 for buffer in buffers]
     sent = [arithmetic.multiplied(tensor, weight, more) for tensor, more in zip(tensors, wide)]
 
     def divided(sums: Sequence[Any]) -> list[Any]:

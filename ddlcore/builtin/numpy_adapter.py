@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import InvalidArgument
-from ddlcore.types import BF16_NAME, Buffer, DType
+from ddlcore.types import BF16_NAME, Buffer, DType, carrier_of
 
 # Only types in native byte order: a byte-swapped dtype is a different key and is not found here.
 _DTYPES: dict[Any, DType] = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BF16}
@@ -31,6 +32,9 @@ class NumpyAdapter(Adapter):
             )
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
+            carried = _as_carrier(tensor)
+            if carried is not None:
+                return replace(self.buffer(carried, elementwise=elementwise), element=tensor.dtype.name)
             dtype = _other_dtype(tensor.dtype)
         if not tensor.flags.aligned:
             raise InvalidArgument(
@@ -76,8 +80,20 @@ class NumpyAdapter(Adapter):
         array = np.frombuffer(held, native)
         return array if len(shape) == 1 else array.reshape(tuple(shape))
 
+    def restore(self, tensor: Any, like: Any) -> Any:
+        array = tensor.view(like.dtype)
+        return array if array.shape == tensor.shape else array[..., 0]
+
     def copy(self, source: Any, target: Any) -> None:
         target[...] = source
+
+
+def _as_carrier(array: Any) -> Any:
+    """Return the memory of ``array`` as an array of the type that carries its elements; None if no other type does."""
+    carrier = carrier_of(array.dtype.name)
+    if carrier is None or not array.dtype.isnative:
+        return None
+    return (array[..., None] if carrier.is_complex else array).view(_NUMPY[carrier.dtype])
 
 
 def _other_dtype(dtype: Any) -> DType:

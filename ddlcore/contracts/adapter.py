@@ -33,6 +33,9 @@ class Adapter(ABC):
         tensor's strides. If False, accept only row-major memory. Raises ValueError in three cases: the layout is not
         accepted, ddl does not support the element type, or no transport can access the memory. The message contains
         advice, such as ``.contiguous()`` for the layout.
+
+        Complex numbers and some other types travel as elements of another type; see ``carrier_of`` and
+        ``Buffer.element``. An adapter that describes such tensors must also have the method ``restore``.
         """
 
     def require_writable(self, tensor: Any) -> None:
@@ -51,9 +54,9 @@ class Adapter(ABC):
         this for each tensor in each step, so a faster override is useful.
         """
         buffer = self.buffer(tensor, elementwise=True)
-        same = (buffer.shape, buffer.dtype, buffer.strides, buffer.device) == (
+        same = (buffer.shape, buffer.label, buffer.strides, buffer.device) == (
             like.shape,
-            like.dtype,
+            like.label,
             like.strides,
             like.device,
         )
@@ -82,6 +85,14 @@ class Adapter(ABC):
         If the framework can use foreign memory, the tensor uses ``memory`` itself. If it cannot, the elements are
         copied.
         """
+
+    def restore(self, tensor: Any, like: Any) -> Any:
+        """Return ``tensor`` as a tensor of the element type of ``like``, which is one that another type carries.
+
+        ``tensor`` has the carrier's element type and the shape that the Buffer of such a tensor has. The values are the
+        same memory, if the framework can do that. The default implementation is for frameworks without such types.
+        """
+        raise NotImplementedError(f"adapter {self.name} has no types that others carry")
 
     @abstractmethod
     def copy(self, source: Any, target: Any) -> None:

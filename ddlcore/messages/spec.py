@@ -6,9 +6,9 @@ from math import prod
 
 import msgspec
 
-from ddlcore.types import CPU, DType, Kind, ReduceOp
+from ddlcore.types import CPU, DType, Kind, ReduceOp, carrier_of
 
-PROTOCOL = 8  # version of the protocol; ranks and coordinator must have the same
+PROTOCOL = 9  # version of the protocol; ranks and coordinator must have the same
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 # Values of Spec.part_of: the ranks average by weights, whose sum they reduce beside the tensor, or by shares of 1.
 BY_WEIGHT, BY_SHARE = "an average by weights", "an average by shares"
@@ -32,6 +32,18 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     part_of: str = ""  # caller's text that says of what the tensor is a part; must be equal on all ranks
     is_object: bool = False  # the bytes of an object
     is_announced: bool = False  # the digest of the object is announced over the control network
+    element: str = ""  # usual name of the tensor's own element type, if ``dtype`` and ``shape`` are its carrier's
+
+    @property
+    def label(self) -> str:
+        """The usual name of the tensor's own element type."""
+        return self.element or self.dtype.label
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The tensor's own shape, without the extent that counts the parts of complex numbers."""
+        carrier = carrier_of(self.element)
+        return self.shape[:-1] if carrier is not None and carrier.is_complex else self.shape
 
     @property
     def is_negotiated(self) -> bool:
@@ -63,7 +75,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
         if self.compressor != BY_SETTING:
             return self.compressor
         sums = self.kind is Kind.ALLREDUCE and self.op in (ReduceOp.Sum, ReduceOp.Average)
-        return setting if sums and self.dtype is DType.F32 else "none"
+        return setting if sums and self.dtype is DType.F32 and not self.element else "none"
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -152,5 +152,5 @@ def _entry(set_id: int, kind: str, names: list[str], at_s: float, state: str) ->
 
 def _sizes(specs: tuple[bytes, ...]) -> dict[str, Any]:
     known = [decode_spec(spec) for spec in specs]
-    sizes = [list(spec.shape) for spec in known]
-    return {"input_sizes": sizes, "output_sizes": sizes, "input_dtypes": [spec.dtype.label for spec in known]}
+    sizes = [list(spec.extents) for spec in known]
+    return {"input_sizes": sizes, "output_sizes": sizes, "input_dtypes": [spec.label for spec in known]}

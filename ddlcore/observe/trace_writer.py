@@ -37,7 +37,7 @@ class _Place:
         args["names"] = list(planned.names[:SHOWN_NAMES])
         if len(planned.specs) == 1:
             spec = decode_spec(planned.specs[0])
-            args["dtype"], args["shape"] = spec.dtype.label, list(spec.shape)
+            args["dtype"], args["shape"] = spec.label, list(spec.extents)
         self.args = _dump(args)[:-1]  # without the closing brace, so that more can follow
         self.wire = wire
 

@@ -16,13 +16,14 @@ def _tuple(values: Sequence[int] | None) -> str:
     return "row-major" if values is None else str(tuple(values)).replace(" ", "")
 
 
+def _any_rows(shape: Sequence[int]) -> str:
+    return "(any" + "".join(f",{n}" for n in shape) + ")"
+
+
 _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("kind", lambda spec: spec.kind.name.lower()),
-    ("dtype", lambda spec: spec.dtype.label),
-    (
-        "shape",
-        lambda spec: "(any" + "".join(f",{n}" for n in spec.shape) + ")" if spec.kind.is_ragged else _tuple(spec.shape),
-    ),
+    ("dtype", lambda spec: spec.label),
+    ("shape", lambda spec: _any_rows(spec.extents) if spec.kind.is_ragged else _tuple(spec.extents)),
     ("op", lambda spec: spec.op.name.lower()),
     ("root", lambda spec: str(spec.root)),
     ("prescale", lambda spec: f"{spec.prescale:g}"),

@@ -152,7 +152,7 @@ BAD: list[tuple[str, Callable[[Any], Any]]] = [
     ("op", lambda x: ddl.allreduce(x, op=17)),
     ("adasum", lambda x: ddl.allreduce(x, op=ddl.Adasum)),
     ("type", lambda x: ddl.allreduce([1.0])),
-    ("dtype", lambda x: ddl.allreduce(x.astype(np.complex64))),
+    ("dtype", lambda x: ddl.allreduce(x.astype(np.uint32))),
     ("byte order", lambda x: ddl.allreduce(x.astype(">f4"))),
     ("layout", lambda x: ddl.allreduce(x[::2])),
     ("compression", lambda x: ddl.allreduce(x, compression="zip")),

@@ -138,7 +138,10 @@ def test_bad_calls_are_value_errors_at_the_call() -> None:
         base = np.ones((4, 4))
         cases: list[tuple[Any, str]] = [
             (lambda: ddl.allreduce(base[:, :2]), "contiguous"),
-            (lambda: ddl.allreduce(np.ones(2, np.complex64)), "not supported"),
+            (lambda: ddl.allreduce(np.ones(2, "longdouble")), "not supported"),
+            (lambda: ddl.allreduce(np.ones(2, np.uint32)), "uint32 can be gathered"),
+            (lambda: ddl.allreduce(np.ones(2, np.complex64), op=ddl.Max), "complex64; complex numbers have Sum"),
+            (lambda: ddl.allreduce(np.ones(2, np.uint64), weight=2.0), "not uint64"),
             (lambda: ddl.allreduce(base, op=ddl.Adasum), "not available yet"),
             (lambda: ddl.allreduce(np.ones(2, bool)), "average of bool"),
             (lambda: ddl.allreduce(base, op=99), "op=99"),

@@ -21,7 +21,7 @@ adapter = NumpyAdapter()
 
 @pytest.mark.parametrize(
     "array",
-    [np.zeros(2, kind) for kind in ("complex64", "object", "datetime64[s]", "uint32", "uint64", "U3", "longdouble")]
+    [np.zeros(2, kind) for kind in ("object", "datetime64[s]", "U3", "longdouble", "clongdouble")]
     + [np.zeros(2, [("a", "f4")])],
     ids=lambda array: str(array.dtype),
 )
@@ -31,13 +31,13 @@ def test_types_that_ddl_does_not_carry(array: Any) -> None:
         adapter.buffer(array, elementwise=True)
 
 
-@pytest.mark.parametrize("kind", [">f4", ">i8", ">u2", ">f2"])
+@pytest.mark.parametrize("kind", [">f4", ">i8", ">u2", ">f2", ">c8", ">u4"])
 def test_foreign_byte_order(kind: str) -> None:
     """Refused, with the conversion that helps; after it the array is taken."""
     array = np.arange(3).astype(kind)
-    with pytest.raises(ValueError, match=r"foreign byte order; pass array.astype\('(float|int|uint)"):
+    with pytest.raises(ValueError, match=r"foreign byte order; pass array.astype\('(float|int|uint|complex)"):
         adapter.buffer(array, elementwise=True)
-    assert adapter.buffer(array.astype(array.dtype.name), elementwise=True).count == 3
+    assert adapter.buffer(array.astype(array.dtype.name), elementwise=True).label == array.dtype.name
 
 
 @pytest.mark.parametrize("thing", [[1.0, 2.0], 3, np.float32(3), "text", None], ids=repr)

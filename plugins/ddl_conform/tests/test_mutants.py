@@ -297,6 +297,44 @@ class ForgetfulAdapter(NumpyAdapter):
         return raw.view(like.dtype).reshape(tuple(shape))
 
 
+class PairsAdapter(NumpyAdapter):
+    """Describes complex numbers as the pairs of floats that carry them, and forgets that they are complex."""
+
+    def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
+        return replace(super().buffer(tensor, elementwise=elementwise), element="")
+
+
+class RealAdapter(NumpyAdapter):
+    """Gives results the values of the carrier's elements, not their bits."""
+
+    def restore(self, tensor: Any, like: Any) -> Any:
+        return super().restore(tensor, like) if like.dtype.kind == "c" else tensor.astype(like.dtype)
+
+
+def test_an_adapter_that_forgets_the_type_is_found() -> None:
+    """By its buffers, and by ranks that disagree without an error."""
+
+    class Mutant(NumpySuite):
+        adapter = PairsAdapter()
+
+    with pytest.raises(AssertionError):
+        Mutant().test_a_carried_tensor_is_described("complex64", (7,))
+    with pytest.raises(AssertionError):
+        Mutant().test_pairs_of_numbers_are_another_type("complex64")
+    with pytest.raises(BaseException, match="DID NOT RAISE"):
+        Mutant().test_ranks_that_disagree_are_told("complex64")
+
+
+def test_an_adapter_that_converts_values_is_found() -> None:
+    """By the bits of gathered tensors."""
+
+    class Mutant(NumpySuite):
+        adapter = RealAdapter()
+
+    with pytest.raises(AssertionError, match="allgather"):
+        Mutant().test_carried_tensors_are_moved("float8_e5m2")
+
+
 def test_an_adapter_that_copies_is_found() -> None:
     """By writing through its buffer."""
 

@@ -50,6 +50,21 @@ def x(rank: int, count: int = 6) -> Any:
 
 
 @MODES
+def test_complex_numbers(mode: str) -> None:
+    """The gradients of complex tensors are averaged as others are."""
+
+    def play(rank: int) -> None:
+        values = tf.complex(x(rank), -x(rank))
+
+        def verb(tensor: Any) -> Any:
+            return tf.math.real(ddl.allreduce(tensor) * tf.constant(1 + 2j, tf.complex128))
+
+        np.testing.assert_allclose(gradient(mode, verb, values)[0], MEAN * (1 - 2j))
+
+    ranks(play)
+
+
+@MODES
 def test_allreduce(mode: str) -> None:
     """The gradient is the allreduce of the gradient with the same op and scales.
 

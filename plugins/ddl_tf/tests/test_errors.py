@@ -67,7 +67,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("both", lambda x: ddl.allreduce(x, True, op=ddl.Sum), "op parameter supersedes average"),
     ("adasum", lambda x: ddl.allreduce(x, op=ddl.Adasum), "Adasum"),
     ("bool", lambda x: ddl.allreduce(x > 0), "average of bool"),
-    ("dtype", lambda x: ddl.allreduce(tf.cast(x, tf.complex64)), "not supported"),
+    ("dtype", lambda x: ddl.allreduce(tf.cast(x, tf.uint32)), "uint32 can be gathered"),
     ("none", lambda x: ddl.grouped_allreduce([x, None]), "entry 1 of the list of tensors is None"),
     ("empty", lambda x: ddl.grouped_allgather([]), "empty"),
     ("no list", lambda x: ddl.grouped_allgather(x), "takes a list"),

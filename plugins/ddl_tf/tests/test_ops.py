@@ -64,6 +64,49 @@ def test_every_dtype(mode: str) -> None:
     ranks(play)
 
 
+CARRIED = ("complex64", "complex128", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn")
+
+
+@MODES
+def test_types_that_travel_as_others(mode: str) -> None:
+    """Complex tensors are added and averaged; they, wide unsigned integers and floats of 8 bits are moved bit by bit."""
+
+    def build(*tensors: Any) -> Any:
+        sums = [ddl.allreduce(t, op=op) for t in tensors[:2] for op in (ddl.Sum, ddl.Average)]
+        gathered = ddl.grouped_allgather(tensors)
+        spread = [ddl.broadcast(t, SIZE - 1) for t in tensors]
+        return sums, gathered, spread, [ddl.alltoall(t) for t in tensors]
+
+    def values(rank: int) -> list[Any]:
+        random = np.random.default_rng(rank)
+        pairs = random.normal(size=(2, SIZE, 2)).astype(np.float32)  # exact in complex64, too
+        raw = random.integers(0, 120, (SIZE, 2), np.uint8)
+        types = [tf.dtypes.as_dtype(name).as_numpy_dtype for name in CARRIED]
+        return [
+            (pairs[0] + 1j * pairs[1]).astype(kind)
+            if np.dtype(kind).kind == "c"
+            else raw.view(kind)
+            if np.dtype(kind).itemsize == 1
+            else np.iinfo(kind).max - raw.astype(kind)
+            for kind in types
+        ]
+
+    def play(rank: int) -> None:
+        sums, gathered, spread, exchanged = evaluate(mode, build, *values(rank))
+        everyones = list(zip(*(values(r) for r in range(SIZE))))
+        for i, inputs in enumerate(everyones[:2]):
+            for result, divisor in zip(sums[2 * i : 2 * i + 2], (1, SIZE)):
+                assert np.asarray(result).dtype == inputs[0].dtype
+                np.testing.assert_allclose(result, sum(inputs) / divisor, rtol=1e-5, atol=1e-5)
+        for name, inputs, whole, copy, parts in zip(CARRIED, everyones, gathered, spread, exchanged, strict=True):
+            wanted = (np.concatenate(inputs), inputs[-1], np.stack([each[rank] for each in inputs]))
+            for found, expected in zip((whole, copy, parts), wanted, strict=True):
+                assert np.asarray(found).dtype == expected.dtype, name
+                assert np.asarray(found).tobytes() == expected.tobytes(), name
+
+    ranks(play)
+
+
 @MODES
 def test_gather_and_broadcast(mode: str) -> None:
     """Allgather joins different numbers of rows; broadcast gives the root's values.

@@ -132,9 +132,9 @@ def test_what_cannot_be_reduced_is_said_before_anything_is_sent() -> None:
             Reducer(Reduction(), "two").reduce([variable, variable], [variable])
         with pytest.raises(ValueError, match="is no tensor"):
             Reducer(Reduction(), "object").reduce([object()], [variable])
-        angle = tf.Variable(tf.complex(0.0, 1.0), name="angle")
-        with pytest.raises(ValueError, match="the gradient of 0 'angle:0': tensor type complex64 is not supported"):
-            Reducer(Reduction(), "complex").reduce([angle], [angle])
+        texts = tf.Variable(["one"], name="texts")
+        with pytest.raises(ValueError, match="the gradient of 0 'texts:0': tensor type string is not supported"):
+            Reducer(Reduction(), "texts").reduce([texts], [texts])
         slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([2, 2]))
         with pytest.raises(NotImplementedError, match="sparse_as_dense"):
             Reducer(Reduction(op=Max), "max").reduce([slices], [variable])

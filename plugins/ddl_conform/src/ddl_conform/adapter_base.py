@@ -20,7 +20,7 @@ from ddlcore.contracts.adapter import Adapter
 from ddlcore.process.job import Job
 from ddlcore.types import DType
 
-__all__ = ["DTYPES", "AdapterBase"]
+__all__ = ["DTYPES", "AdapterBase", "Tensor"]
 
 Tensor = Any  # of the framework that is tested
 
@@ -40,6 +40,7 @@ class AdapterBase(StandardSuite):
 
     adapter: ClassVar[Adapter]
     dtypes: ClassVar[frozenset[DType]] = frozenset(DType)  # types that the framework's tensors can have
+    elements: ClassVar[frozenset[str]] = frozenset()  # usual names of types that others carry, see ``carrier_of``
     adopts: ClassVar[bool] = True  # True: adopt() shares the memory; False: it copies
     sizes: ClassVar[tuple[int, ...]] = (2, 3)  # world sizes in which each verb is tested
     deadline_s: ClassVar[float] = 60.0  # for the collectives of one test

@@ -5,6 +5,7 @@ To test an adapter, write a subclass that sets ``adapter`` and overrides ``make`
 
 from __future__ import annotations
 
+from ddl_conform.adapter_carried import AdapterCarried
 from ddl_conform.adapter_memory import AdapterMemory
 from ddl_conform.adapter_requests import AdapterRequests
 from ddl_conform.adapter_verbs import AdapterVerbs
@@ -12,7 +13,7 @@ from ddl_conform.adapter_verbs import AdapterVerbs
 __all__ = ["AdapterSuite"]
 
 
-class AdapterSuite(AdapterMemory, AdapterVerbs, AdapterRequests):
+class AdapterSuite(AdapterMemory, AdapterVerbs, AdapterRequests, AdapterCarried):
     """The suite of tests that every adapter must pass.
 
     AdapterBase lists the methods that a subclass must write, and the attributes that a subclass may set.

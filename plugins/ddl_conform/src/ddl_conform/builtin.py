@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
+from ddl_conform.adapter_carried import ELEMENTS
 from ddl_conform.adapters import AdapterSuite
 from ddl_conform.composed import ComposedSuite
 from ddl_conform.compressors import CompressorSuite
@@ -44,12 +47,17 @@ class NumpySuite(AdapterSuite):
     """The suite of the numpy adapter. Its tensors are numpy arrays, as in ``ddl_conform.oracle``."""
 
     adapter = NumpyAdapter()
+    elements = ELEMENTS
 
     def make(self, array: Any) -> Any:
         return array.copy()
 
     def to_numpy(self, tensor: Any) -> Any:
         return tensor
+
+    def unsupported(self) -> Any:
+        """Return an array of texts."""
+        return np.array(["one", "two"])
 
 
 class Fp16Suite(CompressorSuite):

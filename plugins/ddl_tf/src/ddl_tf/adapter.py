@@ -20,7 +20,7 @@ from ddl_tf.devices import HOST
 from ddl_tf.gpu import GpuFunctions
 from ddlcore.contracts import Adapter, JobService, Memory
 from ddlcore.errors import DeviceError, InvalidArgument, PluginError
-from ddlcore.types import CPU, Buffer, Device, DType
+from ddlcore.types import CPU, Buffer, Device, DType, carrier_of, known_types
 
 log = logging.getLogger("ddl")
 
@@ -63,6 +63,11 @@ class TfAdapter(Adapter):
         dtype = place = None
         if isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor):
             dtype, place = _DTYPES.get(tensor.dtype), self.gpu.place(tensor)
+            if dtype is None and place is CPU and carrier_of(tensor.dtype.name) is not None:
+                # As an array in the same memory, because TensorFlow has no DLPack of some of these types. Of a scalar,
+                # TensorFlow may make a number instead of an array.
+                array = np.asarray(tensor if tensor.shape.rank else tf.reshape(tensor, (1,)))
+                return _of_array(array.reshape(tuple(tensor.shape)))
         if dtype is None or place is None:
             raise InvalidArgument(_objection(tensor))
         shape = tuple(tensor.shape)
@@ -77,6 +82,7 @@ class TfAdapter(Adapter):
             and not tf.is_symbolic_tensor(tensor)
             and _DTYPES.get(tensor.dtype) is like.dtype
             and tuple(tensor.shape) == like.shape
+            and not like.element
             and ("CPU" in tensor.backing_device if like.device is CPU else self.gpu.place(tensor) is like.device)
         ):
             return _address(tensor)
@@ -86,11 +92,16 @@ class TfAdapter(Adapter):
         shape = tuple(like.shape if shape is None else shape)
         if self._on_gpu(like):
             return self.gpu.empty(like, shape)
-        dtype = _ARRAY_DTYPES[like.dtype] if isinstance(like, np.ndarray) else _DTYPES[like.dtype]
+        carrier = carrier_of(like.dtype.name)
+        if carrier is not None:
+            dtype, shape = carrier.dtype, (*shape, 2) if carrier.is_complex else shape
+        else:
+            dtype = _ARRAY_DTYPES[like.dtype] if isinstance(like, np.ndarray) else _DTYPES[like.dtype]
         count = 1
         for extent in shape:
             count *= extent
-        return self.adopt(Memory(count * dtype.itemsize), shape, dtype, like)
+        made = self.adopt(Memory(count * dtype.itemsize), shape, dtype, like)
+        return made if carrier is None else self.restore(made, like)
 
     def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
         count = 1
@@ -110,12 +121,19 @@ class TfAdapter(Adapter):
         tensor = _from_dlpack(array.__dlpack__())  # TensorFlow's kernels need 64-byte alignment, which Memory has
         return tf.bitcast(tensor, tf.bfloat16) if dtype is DType.BF16 else tensor
 
+    def restore(self, tensor: Any, like: Any) -> Any:
+        if isinstance(like, np.ndarray):
+            array = tensor.view(like.dtype)
+            return array if array.shape == tensor.shape else array[..., 0]
+        with tf.device(HOST):
+            if like.dtype.name.startswith("float8"):  # no operation of TensorFlow makes them of others: copied
+                return tf.convert_to_tensor(tensor.numpy().view(like.dtype.as_numpy_dtype))
+            return tf.bitcast(tensor, like.dtype)
+
     def copy(self, source: Any, target: Any) -> None:
         there, here = (self.buffer(tensor, elementwise=True) for tensor in (target, source))
-        if (there.shape, there.dtype) != (here.shape, here.dtype):
-            raise InvalidArgument(
-                f"copy of {here.dtype.label}{list(here.shape)} into {there.dtype.label}{list(there.shape)}"
-            )
+        if (there.shape, there.label) != (here.shape, here.label):
+            raise InvalidArgument(f"copy of {here.label}{list(here.shape)} into {there.label}{list(there.shape)}")
         if here.count:
             ctypes.memmove(there.address, here.address, here.nbytes)
 
@@ -178,12 +196,17 @@ def _is_eager(tensor: Any) -> bool:
 
 
 def _of_array(array: Any) -> Buffer:
-    dtype = _ARRAY_DTYPES.get(array.dtype)
+    """Return the description of the memory of a numpy array, which TensorFlow passes for a tensor in a running graph."""
+    dtype, carrier = _ARRAY_DTYPES.get(array.dtype), carrier_of(array.dtype.name)
+    address, count, shape, element = array.__array_interface__["data"][0], array.size, array.shape, ""
+    if carrier is not None:
+        dtype, element = carrier.dtype, array.dtype.name
+        count, shape = count * carrier.parts, (*shape, 2) if carrier.is_complex else shape
     if dtype is None or not array.flags.c_contiguous:
         raise InvalidArgument(
             f"an array of {array.dtype} or its layout is not supported; pass tf.convert_to_tensor(array)"
         )
-    return Buffer(array.__array_interface__["data"][0], array.size, dtype, array.shape, None, CPU, array)
+    return Buffer(address, count, dtype, shape, None, CPU, array, element=element)
 
 
 def _address(tensor: Any) -> int:
@@ -206,8 +229,7 @@ def _objection(tensor: Any) -> str:
             f"{tensor} is symbolic and has no values yet; call ddl_tf's functions, which add an operation to its graph"
         )
     what = f"a tensor of shape {tuple(tensor.shape)}"
-    if tensor.dtype not in _DTYPES:
-        way = "tf.bitcast(tensor, tf.float32)" if tensor.dtype.is_complex else "tf.cast(tensor, ...) to one of them"
-        known = ", ".join(dtype.label for dtype in DType)
-        return f"Tensor type {tensor.dtype.name} is not supported; ddl carries {known}: pass {way}"
+    if tensor.dtype not in _DTYPES and carrier_of(tensor.dtype.name) is None:
+        way = "tf.cast(tensor, ...) to one of them"
+        return f"Tensor type {tensor.dtype.name} is not supported; ddl carries {known_types()}: pass {way}"
     return f"{what} lies on {tensor.backing_device}, which no installed transport reaches; pass tensor.cpu()"

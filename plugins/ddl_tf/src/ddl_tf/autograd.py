@@ -168,7 +168,7 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
         return outputs, gradient
 
     given = [tensor] if splits is None else [tensor, splits]
-    plain = not tensor.dtype.is_floating or (tf.executing_eagerly() and not _is_watched(given))
+    plain = not _has_gradient(tensor) or (tf.executing_eagerly() and not _is_watched(given))
     rows, received = forward(*given) if plain else _with_gradient(differentiable)(*given)
     return rows, received
 
@@ -248,14 +248,18 @@ def _is_watched(tensors: Tensors) -> bool:
     return tells is None or bool(tells(tensors))
 
 
+def _has_gradient(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
 def _differentiable(
     forward: Callable[..., list[Any]], backward: Callable[[Tensors, Tensors], Tensors], tensors: Tensors
 ) -> list[Any]:
-    """Return ``forward(*tensors)``. Its gradient for floating-point tensors is ``backward(gradients, tensors)``.
+    """Return ``forward(*tensors)``. Its gradient for tensors of floats is ``backward(gradients, tensors)``.
 
-    Tensors of other types have no gradient.
+    Complex tensors have a gradient, too; tensors of other types have none.
     """
-    floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
+    floats = [i for i, tensor in enumerate(tensors) if _has_gradient(tensor)]
     if not floats or (tf.executing_eagerly() and not _is_watched(tensors)):
         return forward(*tensors)
 

@@ -17,14 +17,6 @@ from ddlcore.api import ProcessSet, current_job, global_process_set
 from ddlcore.api.world import elastic_member
 from ddlcore.errors import InvalidArgument, MismatchError
 
-# Types that no transport carries are sent as another type of the same bytes. Keras' seeds are uint32, for example.
-_CARRIED = {
-    tf.uint32: tf.int32,
-    tf.uint64: tf.int64,
-    tf.complex64: tf.float32,
-    tf.complex128: tf.float64,
-}
-
 NO_EAGER = (
     "broadcast_global_variables() does not support eager execution, where there are no global variables; "
     "use broadcast_variables(<model/optimizer variables>)"
@@ -111,7 +103,7 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
         return None if eager else tf.group()
     # Several calls in one graph may run at once, so each needs a name of its own. Eager calls run one after the other.
     label = (name or verb) if eager else wire_name(verb, name)
-    values = [_carried(tf.convert_to_tensor(variable)) for variable in inner]
+    values = [tf.convert_to_tensor(variable) for variable in inner]
     signs = [(value.dtype.name, str(value.shape)) for value in values]
 
     def run(*tensors: Any) -> list[Any]:
@@ -133,7 +125,7 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
     else:
         tell_of_graphs("variables that are broadcast")
         received = asynchronous(run, values, [v.dtype for v in values], [v.shape for v in values], "DdlBroadcast")
-    done = [tf.compat.v1.assign(to, _own(value, to.dtype)) for to, value in zip(inner, received, strict=True)]
+    done = [tf.compat.v1.assign(to, value) for to, value in zip(inner, received, strict=True)]
     return None if eager else tf.group(*done)
 
 
@@ -152,16 +144,6 @@ def _inner(variable: Any, index: int) -> Any:
     if not hasattr(variable, "assign"):
         raise InvalidArgument(f"variable {index} is a {type(variable).__name__}; pass tf.Variable objects")
     return variable
-
-
-def _carried(value: Any) -> Any:
-    other = _CARRIED.get(value.dtype)
-    return value if other is None else tf.bitcast(value, other)
-
-
-def _own(value: Any, dtype: Any) -> Any:
-    dtype = tf.as_dtype(dtype)
-    return value if value.dtype == dtype else tf.bitcast(value, dtype)
 
 
 def _check_alike(everyones: Sequence[Any], members: Sequence[int]) -> None:

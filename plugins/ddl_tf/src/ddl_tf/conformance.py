@@ -15,12 +15,31 @@ class TfSuite(AdapterSuite):
     """The adapter tests of the conformance kit for TensorFlow; `ddl conform tensorflow` runs them."""
 
     adapter = TfAdapter()
+    elements = frozenset(
+        [
+            "complex64",
+            "complex128",
+            "uint32",
+            "uint64",
+            "float8_e4m3fn",
+            "float8_e4m3fnuz",
+            "float8_e4m3b11fnuz",
+            "float8_e5m2",
+            "float8_e5m2fnuz",
+        ]
+    )
 
     def make(self, array: Any) -> Any:
+        if array.dtype.name.startswith("float8"):
+            return tf.convert_to_tensor(array)
         return tf.identity(tf.constant(array))  # several constants may share memory
 
     def to_numpy(self, tensor: Any) -> Any:
         return np.array(tensor.numpy())
+
+    def unsupported(self) -> Any:
+        """Return a tensor of texts."""
+        return tf.constant(["one", "two"])
 
     def permuted(self, tensor: Any) -> Any:
         return None

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddl_tf.adapter import TfAdapter, brought
 from ddlcore.api import Operations, current_job, wait_for_all
-from ddlcore.contracts import JobService, Memory, PersistentRequest, RequestStart
+from ddlcore.contracts import JobService, PersistentRequest, RequestStart
 from ddlcore.errors import DdlInternalError, NotInitialized
 
 TOKEN = np.int32(0)
@@ -241,10 +241,7 @@ class Exchange:
             if sys.getrefcount(pool[i]) == 2 and pool[i].shape == tensor.shape and pool[i].dtype == tensor.dtype:
                 return pool[i]
         pool[:] = [array for array in pool if array.shape == tensor.shape and array.dtype == tensor.dtype]
-        adapter = self._operations.adapter
-        dtype = adapter.buffer(tensor, elementwise=True).dtype
-        # TensorFlow uses memory without a copy if it is aligned to 64 bytes, as Memory is.
-        pool.append(adapter.adopt(Memory(max(tensor.nbytes, 1)), tensor.shape, dtype, tensor))
+        pool.append(self._operations.adapter.allocate(tensor))
         return pool[-1]
 
     # --- receiving

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl_tf.reduction import Reduction
-from ddlcore.types import Average, DType, Sum
+from ddlcore.types import Average, DType, Sum, carrier_of
 
 
 def checked(gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction) -> list[Any]:
@@ -46,7 +46,8 @@ def _checked(index: int, gradient: Any, variables: Sequence[Any], reduction: Red
     except (TypeError, ValueError) as error:
         raise ValueError(f"{which} is no tensor: {error}") from None
     try:
-        DType.of(dense.dtype.name)
+        if carrier_of(dense.dtype.name) is None:
+            DType.of(dense.dtype.name)
     except ValueError as error:
         raise ValueError(f"{which}: {error}") from None
     return dense

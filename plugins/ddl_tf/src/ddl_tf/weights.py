@@ -54,7 +54,7 @@ def weighed(gradient: Any, share: Any) -> Any:
     """Return ``share * gradient``; 0 for a share of 0, also for NaN. Raises InvalidArgument for integers."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(weighed(gradient.values, share), gradient.indices, gradient.dense_shape)
-    if not gradient.dtype.is_floating:
+    if not (gradient.dtype.is_floating or gradient.dtype.is_complex):
         raise InvalidArgument(f"weight= needs gradients of floating point, not {gradient.dtype.name}")
     return tf.where(share > 0, gradient * tf.cast(share, gradient.dtype), tf.zeros_like(gradient))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ddl_torch.streams import CudaStreams, Streams
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import InvalidArgument
-from ddlcore.types import CPU, Buffer, Device, DType
+from ddlcore.types import CPU, Buffer, Device, DType, carrier_of, known_types
 
 _TORCH: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.label) for dtype in DType}
 _DTYPES = {native: dtype for dtype, native in _TORCH.items()}
@@ -58,7 +59,10 @@ class TorchAdapter(Adapter):
         dtype = _DTYPES.get(tensor.dtype)
         place = self.streams.place(tensor)
         if dtype is None or place is None or tensor.layout is not torch.strided or tensor.is_neg():
-            raise InvalidArgument(_objection(tensor, place))
+            carried = _as_carrier(tensor)
+            if carried is None:
+                raise InvalidArgument(_objection(tensor, place))
+            return replace(self.buffer(carried, elementwise=elementwise), element=_label(tensor))
         strides = None
         if not tensor.is_contiguous():
             strides = dense_strides(tensor)
@@ -84,6 +88,7 @@ class TorchAdapter(Adapter):
             if (
                 (address == like.address or tensor.is_cpu)
                 and tensor.shape == like.shape
+                and not like.element
                 and _DTYPES.get(tensor.dtype) is like.dtype
                 and tensor.is_contiguous()
                 and not tensor.is_neg()
@@ -109,6 +114,9 @@ class TorchAdapter(Adapter):
         held.memory = memory  # the tensor keeps ``held`` alive, and ``held`` keeps the memory alive
         return torch.frombuffer(held, dtype=_TORCH[dtype]).view(tuple(shape))
 
+    def restore(self, tensor: Any, like: Any) -> Any:
+        return torch.view_as_complex(tensor) if like.is_complex() else tensor.view(like.dtype)
+
     def copy(self, source: Any, target: Any) -> None:
         target.detach().copy_(source.detach())
 
@@ -125,6 +133,22 @@ class _OnDevice:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": data, "version": 2}
 
 
+def _label(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _as_carrier(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the memory of ``tensor`` as a tensor of the type that carries its elements.
+
+    Returns None if no other type carries them, or if the memory has other values than the tensor.
+    """
+    carrier = carrier_of(_label(tensor))
+    if carrier is None or tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
+        return None
+    values = tensor.detach()
+    return torch.view_as_real(values) if carrier.is_complex else values.view(_TORCH[carrier.dtype])
+
+
 def _objection(tensor: torch.Tensor, place: Device | None) -> str:
     """Return a message for the user: why no transport can send ``tensor``, and how to make a tensor that can be sent.
 
@@ -133,16 +157,13 @@ def _objection(tensor: torch.Tensor, place: Device | None) -> str:
     what = f"a tensor of shape {tuple(tensor.shape)}"
     if tensor.layout is not torch.strided:
         return f"{what} is sparse ({tensor.layout}); use sparse_allreduce_async, or pass tensor.to_dense()"
-    if tensor.dtype not in _DTYPES:
-        way = "tensor.to(...) one of them"
-        if tensor.is_quantized:
-            way = "tensor.dequantize()"
-        elif tensor.is_complex():
-            way = "torch.view_as_real(tensor)"
-        known = ", ".join(dtype.label for dtype in DType)
-        return f"Tensor type {tensor.dtype} is not supported; ddl carries {known}: pass {way}"
+    if tensor.dtype not in _DTYPES and carrier_of(_label(tensor)) is None:
+        way = "tensor.dequantize()" if tensor.is_quantized else "tensor.to(...) one of them"
+        return f"Tensor type {tensor.dtype} is not supported; ddl carries {known_types()}: pass {way}"
     if place is None:
         return f"{what} lies on {tensor.device}, which no installed transport reaches; pass tensor.cpu()"
+    if tensor.is_conj():
+        return f"{what} is the conjugated view of another; pass tensor.resolve_conj()"
     return f"{what} is the negated view of another; pass tensor.resolve_neg()"
 
 

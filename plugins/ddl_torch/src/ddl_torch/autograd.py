@@ -163,11 +163,12 @@ def _applied(function: type[torch.autograd.Function], *args: Any) -> tuple[torch
 
 
 def _dense(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return ``gradients`` as row-major tensors.
+    """Return ``gradients`` as row-major tensors with their values in memory.
 
-    Autograd may pass gradients that are expanded tensors, or that have different layouts on different ranks.
+    Autograd may pass gradients that are expanded tensors, or that have different layouts on different ranks, or that are
+    conjugated or negated views.
     """
-    return [gradient.contiguous() for gradient in gradients]
+    return [gradient.contiguous().resolve_conj().resolve_neg() for gradient in gradients]
 
 
 class _Allreduce(torch.autograd.Function):

@@ -15,15 +15,36 @@ class TorchSuite(AdapterSuite):
     """The adapter tests of the conformance kit for torch; `ddl conform torch` runs them."""
 
     adapter = TorchAdapter()
+    elements = frozenset(
+        [
+            "complex64",
+            "complex128",
+            "uint32",
+            "uint64",
+            "float8_e4m3fn",
+            "float8_e4m3fnuz",
+            "float8_e5m2",
+            "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+        ]
+    )
 
     def make(self, array: Any) -> torch.Tensor:
-        if array.dtype.name == "bfloat16":  # torch does not accept the type of ml_dtypes
-            return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+        name = array.dtype.name
+        if name == "bfloat16" or name.startswith("float8"):  # torch does not accept the types of ml_dtypes
+            raw = np.array(array).view(f"i{array.itemsize}")
+            return torch.from_numpy(raw).view(getattr(torch, name))
         return torch.from_numpy(np.array(array))
 
     def to_numpy(self, tensor: torch.Tensor) -> Any:
-        if tensor.dtype is torch.bfloat16:
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name == "bfloat16" or name.startswith("float8"):
             import ml_dtypes
 
-            return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+            raw = tensor.contiguous().view(torch.int8 if tensor.itemsize == 1 else torch.int16)
+            return raw.numpy().view(getattr(ml_dtypes, name))
         return tensor.numpy()
+
+    def unsupported(self) -> torch.Tensor:
+        """Return a tensor of complex numbers of 32 bits."""
+        return torch.zeros(3, dtype=torch.complex32)

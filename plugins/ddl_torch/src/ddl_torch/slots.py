@@ -103,7 +103,7 @@ class Slot:
         self.dtype: torch.dtype | None = None
         self.shape: torch.Size | None = None
         self.count = 0
-        self.strides: tuple[int, ...] | None = None  # None: row-major
+        self.strides: tuple[int, ...] | None = None  # None: row-major, and not complex
         self.device: torch.device | None = None
         self.mark: Mark | None = None  # records when its gradient is ready on its device; None: it is in host memory
         # Used only if reducing a reduced gradient again would change it (``Binding.repeatable`` is false):
@@ -157,7 +157,8 @@ class Slot:
 
         If one of them has changed, drop the persistent requests.
         """
-        look = (grad.dtype, grad.shape, None if grad.is_contiguous() else grad.stride(), grad.device)
+        usual = grad.is_contiguous() and not grad.is_complex()  # the strides of complex ones: see ``looks_alike``
+        look = (grad.dtype, grad.shape, None if usual else grad.stride(), grad.device)
         if look != (self.dtype, self.shape, self.strides, self.device):
             self.forget_look()
             self.dtype, self.shape, self.strides, self.device = look
@@ -239,7 +240,7 @@ def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
 
     Only the values and the address of ``grad`` may differ. This function runs for every gradient, so it compares as
     little as possible. For a row-major gradient it compares the number of elements and not the shape, because the shape
-    does not matter then.
+    does not matter then. Only complex gradients, which always have their strides in the slot, can be conjugated views.
     """
     return (
         grad.dtype is slot.dtype
@@ -248,7 +249,7 @@ def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
         and (
             (grad.is_contiguous() and grad.numel() == slot.count)
             if slot.strides is None
-            else (grad.stride() == slot.strides and grad.shape == slot.shape)
+            else (grad.stride() == slot.strides and grad.shape == slot.shape and not grad.is_conj())
         )
         and not grad.is_neg()
     )
@@ -264,6 +265,6 @@ def looks_alike_there(grad: torch.Tensor, slot: Slot) -> bool:
         and grad.device == slot.device
         and not grad.is_sparse
         and grad.shape == slot.shape
-        and (grad.is_contiguous() if slot.strides is None else grad.stride() == slot.strides)
+        and (grad.is_contiguous() if slot.strides is None else grad.stride() == slot.strides and not grad.is_conj())
         and not grad.is_neg()
     )

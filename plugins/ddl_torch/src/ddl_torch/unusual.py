@@ -20,6 +20,7 @@ from ddl_torch.memory import is_alone
 from ddl_torch.rounds import Attempt, ReducedGradient, Round
 from ddl_torch.slots import GradientGroup, Reduction, Slot
 from ddl_torch.sparse import SparseHandle, start_sparse
+from ddl_torch.usual import has_lazy_views
 from ddl_torch.weighting import Weights
 from ddlcore.api import Mapped, UserCompressor, average_by
 from ddlcore.contracts import PersistentRequest
@@ -82,6 +83,8 @@ class UnusualSender:
                 slot.forget_look()
             slot.sparse_dims = grad.sparse_dim()
             slot.param.grad = grad = grad.to_dense()
+        if has_lazy_views([grad]):
+            slot.param.grad = grad = grad.resolve_conj().resolve_neg()
         if self.reduction.user_compressor is not None:
             self._send_compressed(slot, grad, self.reduction.user_compressor)
             return
@@ -165,6 +168,8 @@ class UnusualSender:
             if grad.is_sparse:
                 slot.sparse_dims = grad.sparse_dim()
                 slot.param.grad = grad = grad.to_dense()
+            if has_lazy_views([grad]):
+                slot.param.grad = grad = grad.resolve_conj().resolve_neg()
             members.append((slot, grad))
         if not members:
             return

@@ -15,12 +15,18 @@ from ddl_torch.slots import Slot
 # These functions read the properties that ``looks_alike`` compares. They are implemented in C, and ``map`` calls them
 # for all gradients.
 _count_of, _is_contiguous, _is_neg = torch.Tensor.numel, torch.Tensor.is_contiguous, torch.Tensor.is_neg
+_is_conj = torch.Tensor.is_conj
 _dtype_of, _is_cpu, is_sparse = (getattr(torch.Tensor, name).__get__ for name in ("dtype", "is_cpu", "is_sparse"))
 storage_of, address_of, address_of_storage = (
     torch.Tensor.untyped_storage,
     torch.Tensor.data_ptr,
     attrgetter("_cdata"),
 )
+
+
+def has_lazy_views(grads: list[Any]) -> bool:
+    """Return whether one of ``grads`` is a conjugated or negated view: its memory has other values than the tensor."""
+    return any(map(_is_conj, grads)) or any(map(_is_neg, grads))
 
 
 class UsualGradients:

@@ -18,7 +18,7 @@ import torch
 from ddl_torch.memory import ALONE, is_alone, use_count
 from ddl_torch.passes import INCOMPLETE
 from ddl_torch.slots import Slot
-from ddl_torch.usual import address_of_storage, is_sparse, storage_of
+from ddl_torch.usual import address_of_storage, has_lazy_views, is_sparse, storage_of
 from ddlcore.api import Share, checked_weight, reciprocal_of
 from ddlcore.errors import DdlInternalError, IncompleteGradients, InvalidArgument
 
@@ -135,7 +135,7 @@ class Weights:
         # Autograd may give two gradients the same memory, or still read it: multiplying in place would change more than
         # this gradient. Of version 0 are gradients that autograd has made in this pass; for others, other code may expect
         # the result in their memory.
-        alone = grad.is_sparse or is_alone(grad.untyped_storage())
+        alone = grad.is_sparse or (is_alone(grad.untyped_storage()) and not has_lazy_views([grad]))
         if summed is None and alone:
             _multiply([grad], factor)
         else:
@@ -157,7 +157,7 @@ class Weights:
             self._keep_earlier(slots)
         if self._batch_turn != self.turn:
             grads = [grad for slot in slots if slot.param.requires_grad and (grad := slot.param.grad) is not None]
-            if together and not any(map(is_sparse, grads)) and _are_alone(grads):
+            if together and not any(map(is_sparse, grads)) and not has_lazy_views(grads) and _are_alone(grads):
                 self._batch, self._batch_version = grads, grads[0]._version
             else:
                 self._batch = None
