@@ -18,7 +18,6 @@ __all__ = ["LITTLE_ROOM", "Judged", "concluded", "machine_words", "markdown", "m
 LITTLE_ROOM = 0.7  # of a target: a lower bound that takes more of it leaves no room for what is measured
 
 _COLUMNS = ("what", "size", "ddl", "peer", "measured", "target", "verdict")
-_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _RIGHT = {"size", "ddl", "peer"}
 
 
@@ -102,11 +101,11 @@ def markdown(rows: Sequence[Judged]) -> list[str]:
     return lines + [f"| {' | '.join(row.cells()[name] for name in _COLUMNS)} |" for row in rows]
 
 
-def put(path: Path, lines: Sequence[str]) -> None:
-    """Write ``lines`` to ``path``: between its marks if the file has them, and otherwise as the whole file."""
+def put(path: Path, lines: Sequence[str], name: str = "measured") -> None:
+    """Write ``lines`` to ``path``: between the marks called ``name`` if the file has them, else as the whole file."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    before, begin, rest = text.partition(_BEGIN + "\n")
-    _, end, after = rest.partition(_END)
+    before, begin, rest = text.partition(f"<!-- {name}: begin -->\n")
+    _, end, after = rest.partition(f"<!-- {name}: end -->")
     body = "\n".join(lines) + "\n"
     path.write_text(f"{before}{begin}\n{body}\n{end}{after}" if begin and end else body, encoding="utf-8")
 

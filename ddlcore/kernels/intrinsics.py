@@ -20,6 +20,8 @@ from ddlcore.kernels.functions import FUNCTIONS
 
 I8, I64, F64 = ir.IntType(8), ir.IntType(64), ir.DoubleType()
 SYS_FUTEX = 202 if platform.machine() in ("x86_64", "AMD64") else 98  # 98: the generic table (aarch64, riscv64)
+_PIECE, _PIECES = 32, 4  # bytes of a vector; vectors that one turn of the loop copies
+_LEAST_LOOP, _LINE = 2048, 64  # bytes from which on a loop copies; bytes of a cache line
 FUTEX_WAIT, FUTEX_WAKE, EVERYBODY = 0, 1, 0x7FFFFFFF  # not FUTEX_PRIVATE: processes share the word
 
 # numba's type annotations are incomplete, and differ from version to version.
@@ -142,14 +144,50 @@ def write(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
-    """Copy ``nbytes`` bytes from ``source`` to ``target`` with memcpy. The two ranges must not overlap."""
+    """Copy ``nbytes`` bytes from ``source`` to ``target``. The two ranges must not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target, source, nbytes = args
-        cgutils.raw_memcpy(builder, _pointer(builder, target, I8), _pointer(builder, source, I8), nbytes, 1, 1)
+        builder.call(_copy_function(builder.module), args)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
+
+
+def _copy_function(module: Any) -> Any:
+    """Return the function of ``module`` that copies bytes, and define it there if it is not.
+
+    Few bytes are copied by memcpy. For more, the memcpy of many systems uses an instruction of the processor (rep movsb)
+    that is several times slower than a loop on some processors (AMD's Zen 3 and 4), if the addresses have certain
+    distances.
+    """
+    name = "ddl_copy_bytes"
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 3), name)
+    function.linkage = "linkonce_odr"  # several modules define it; the linker keeps one of the definitions
+    function.attributes.add("noinline")
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    target, source, nbytes = function.args
+    kind = ir.VectorType(I8, _PIECE)
+
+    def block(at: Any) -> None:  # the loads come first, so that they need not wait for the stores
+        places = [b.add(at, I64(_PIECE * i)) for i in range(_PIECES)]
+        values = [b.load(_pointer(b, b.add(source, place), kind), align=1) for place in places]
+        for place, value in zip(places, values):
+            b.store(value, _pointer(b, b.add(target, place), kind), align=1)
+
+    with b.if_then(b.icmp_signed("<", nbytes, I64(_LEAST_LOOP))):
+        cgutils.raw_memcpy(b, _pointer(b, target, I8), _pointer(b, source, I8), nbytes, 1, 1)
+        b.ret_void()
+    # The first and the last block may overlap with others: so all stores between them can be aligned.
+    block(I64(0))
+    begin = b.sub(I64(_LINE), b.and_(target, I64(_LINE - 1)))
+    blocks = b.udiv(b.sub(nbytes, begin), I64(_PIECE * _PIECES))
+    with cgutils.for_range(b, blocks) as loop:
+        block(b.add(begin, b.mul(loop.index, I64(_PIECE * _PIECES))))
+    block(b.sub(nbytes, I64(_PIECE * _PIECES)))
+    b.ret_void()
+    return function
 
 
 @inline

@@ -20,7 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize(
     ("name", "tensors", "parameters"),
-    [("wide", 8, 33_573_898), ("deep", 402, 832_650), ("gpt", 76, 6_868_992), ("resnet", 110, 5_326_506)],
+    [
+        ("wide", 8, 33_573_898),
+        ("deep", 402, 832_650),
+        ("gpt", 76, 6_868_992),
+        ("resnet", 110, 5_326_506),
+        ("embedding", 3, 64_000_650),
+    ],
 )
 def test_models_are_what_the_targets_were_set_for(name: str, tensors: int, parameters: int) -> None:
     """So many tensors and parameters; a batch goes through, and every parameter gets a gradient that is not all 0."""
@@ -31,7 +37,10 @@ def test_models_are_what_the_targets_were_set_for(name: str, tensors: int, param
     assert (len(sizes), sum(sizes)) == (tensors, parameters)
     inputs, classes = workload.batch(2, torch.Generator().manual_seed(0))
     torch.nn.functional.cross_entropy(model(inputs), classes).backward()
-    assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in model.parameters())
+    grads = [parameter.grad for parameter in model.parameters()]
+    assert all(
+        grad is not None and bool((grad.coalesce().values() if grad.is_sparse else grad).any()) for grad in grads
+    )
 
 
 @pytest.mark.parametrize("wrong", [["--models", "tall"], ["--rounds", "1"], ["--np", "0"], ["--np", "two"]])

@@ -126,7 +126,8 @@ def test_the_planted_optimum_is_found(name: str, seed: int, tmp_path: Path) -> N
     lines = (tmp_path / "log.csv").read_text().splitlines()
     assert lines[0] == "sample,phase,fusion_bytes,steps,step_ms,score"
     assert len(lines) == 2 + len(session.samples)
-    assert read_log(tmp_path / "log.csv")[0]["fusion_bytes"] == session.best["fusion_bytes"]
+    # Not at the first place: the search measures its best again, and a lucky sample of other settings may be quicker.
+    assert session.best in read_log(tmp_path / "log.csv", most=len(lines))
 
 
 def test_what_only_a_new_communicator_takes_up() -> None:

@@ -103,16 +103,17 @@ def ratio_rows(measured: Measured) -> list[Row]:
         spreads[MESSAGES] = Spread(0.0 if measured.divergences else count, count, count)  # leaving replay needs some
         limits[MESSAGES] = framework.messages
     if measured.ranks == TARGET_RANKS:
-        limits["ddl", "none"] = over_none = framework.over_none[measured.model]
-        limits["ddl", "barrier"] = framework.over_barrier
+        limits["ddl", "none"] = over_none = framework.over_none.get(measured.model)
+        limits["ddl", "barrier"] = None if over_none is None else framework.over_barrier
         if peer:
             limits["ddl", peer] = framework.over_peer[measured.model]
         verdicts = {pair: verdict(spreads[pair], limit) for pair, limit in limits.items() if limit is not None}
-        if framework.over_barrier is not None:
+        if limits["ddl", "barrier"] is not None:
             either = min(verdicts["ddl", "none"], verdicts["ddl", "barrier"], key=(HOLDS, OPEN, MISSES).index)
             verdicts["ddl", "none"] = verdicts["ddl", "barrier"] = either  # one of the two targets is enough
         floor = spreads.get((PASSES, "none"))
-        if floor is not None and verdicts["ddl", "none"] == MISSES and floor.median - 1 > LITTLE_ROOM * (over_none - 1):
+        little_room = floor is not None and over_none is not None and floor.median - 1 > LITTLE_ROOM * (over_none - 1)
+        if little_room and verdicts["ddl", "none"] == MISSES:
             verdicts["ddl", "none"] = BOUND
     return [
         Row(measured.model, " / ".join(pair), spreads[pair], limits.get(pair), verdicts.get(pair, "")) for pair in pairs

@@ -97,6 +97,20 @@ def test_a_conjugated_gradient_is_taken_for_its_values() -> None:
     run_world(SIZE, play)
 
 
+def test_sparse_tensors_are_averaged() -> None:
+    """Entries of complex numbers, also conjugated ones, are added and divided as others are."""
+
+    def play(rank: int, job: Any) -> None:
+        values = (torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)).conj()
+        mine = torch.sparse_coo_tensor(torch.tensor([[rank, 2]]), values, (4,), check_invariants=False)
+        total = [1 - 2j, 2 * (1 - 2j), 3 * (3 + 1j), 0]
+        for op, divisor in ((ddl.Sum, 1), (ddl.Average, SIZE)):
+            result = ddl.sparse_allreduce_async(mine, f"s{divisor}", op)()
+            torch.testing.assert_close(result.to_dense().resolve_conj(), torch.tensor(total) / divisor)
+
+    run_world(SIZE, play)
+
+
 def test_verbs_have_gradients() -> None:
     """The gradient of a complex result is the sum of the ranks' gradients, or the average, as for real ones."""
 

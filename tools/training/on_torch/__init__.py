@@ -95,7 +95,7 @@ def _contenders(workload: Workload, meet: Meeting) -> dict[str, TorchContender]:
     for name in ("none", "barrier", "ddp", "ddl"):
         model = copy.deepcopy(first)
         trained: nn.Module = DistributedDataParallel(model) if name == "ddp" else model
-        optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE, momentum=0.9)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE, momentum=workload.momentum)
         if name == "ddl":
             optimizer = ddl.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
             ddl.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -1,4 +1,4 @@
-"""The four models of the training benchmark, with synthetic batches; knows nothing of other ranks."""
+"""The models of the training benchmark, with synthetic batches; knows nothing of other ranks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ SEQUENCE = 128
 WIDTH = 256  # of the gpt
 HEADS = 4
 BLOCKS = 6
+ROWS = 1_000_000  # of the embedding
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and the input of one rank's step. ``samples`` is a rank's batch size."""
+    """A model and the input of one rank's step. ``samples`` is a rank's batch size.
+
+    ``momentum`` of SGD is 0 for sparse gradients, with which torch's optimizer has none.
+    """
 
     name: str
     samples: int
     make: Callable[[], nn.Module]
     batch: Callable[[int, torch.Generator], Batch]
+    momentum: float = 0.9
 
 
 def _wide() -> nn.Module:
@@ -124,11 +129,20 @@ def _resnet() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
 
 
+def _embedding() -> nn.Module:
+    """Return a table of a million rows with sparse gradients, and a head."""
+    return nn.Sequential(nn.Embedding(ROWS, 64, sparse=True), nn.Linear(64, CLASSES))
+
+
 def _vectors(*shape: int) -> Callable[[int, torch.Generator], Batch]:
     def batch(samples: int, own: torch.Generator) -> Batch:
         return torch.randn(samples, *shape, generator=own), torch.randint(CLASSES, (samples,), generator=own)
 
     return batch
+
+
+def _rows(samples: int, own: torch.Generator) -> Batch:
+    return torch.randint(ROWS, (samples,), generator=own), torch.randint(CLASSES, (samples,), generator=own)
 
 
 def _tokens(samples: int, own: torch.Generator) -> Batch:
@@ -143,5 +157,6 @@ WORKLOADS = {
         Workload("deep", 8, _deep, _vectors(64)),
         Workload("gpt", 2, _Gpt, _tokens),
         Workload("resnet", 16, _resnet, _vectors(3, 32, 32)),
+        Workload("embedding", 4096, _embedding, _rows, momentum=0.0),
     )
 }

@@ -51,7 +51,7 @@ class SparseHandle:
         divisor = self._divisor
         if divisor != 1:
             divisor = getattr(self._values, "contributors", 0) or divisor  # fewer while some ranks have joined
-            if not values.is_floating_point():
+            if not (values.is_floating_point() or values.is_complex()):
                 return _mean_of_integers(indices.t(), values, self._shape, divisor)
             values = values / divisor
         return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=False)
@@ -126,7 +126,7 @@ def start_sparse(
     members = process_set.resolve(job)[1]
     tensor = tensor.detach()
     indices = tensor._indices().t().contiguous()  # not .indices(), which requires a coalesced tensor and so a sort
-    values = tensor._values().contiguous()
+    values = tensor._values().contiguous().resolve_conj().resolve_neg()
     how: Any = {"process_set": process_set, "job": job, "sparse": True, "stage_on_host": stage_on_host}
     gather_indices = partial(
         OPERATIONS.allgather_async, indices, name=None if name is None else f"{name}.indices", **how
