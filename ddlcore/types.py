@@ -71,12 +71,13 @@ class DType(IntEnum):
     def of(cls, label: str) -> DType:
         """Return the element type whose usual name is ``label`` (``float32``, ``bfloat16``, …).
 
-        Raises ValueError for a type that ddl does not support.
+        Raises ValueError for a type that transports do not know; another type may carry it, see ``carrier_of``.
         """
         try:
             return _BY_LABEL[label]
         except KeyError:
-            raise ValueError(f"tensor type {label} is not supported; ddl carries {known_types()}") from None
+            known = ", ".join(_LABEL.values())
+            raise ValueError(f"tensor type {label} is not supported; transports know {known}") from None
 
 
 _ITEMSIZE = (1, 1, 2, 2, 4, 8, 2, 2, 4, 8, 1)

@@ -13,7 +13,7 @@ import numpy as np
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import InvalidArgument
-from ddlcore.types import BF16_NAME, Buffer, DType, carrier_of
+from ddlcore.types import BF16_NAME, Buffer, DType, carrier_of, known_types
 
 # Only types in native byte order: a byte-swapped dtype is a different key and is not found here.
 _DTYPES: dict[Any, DType] = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BF16}
@@ -107,8 +107,8 @@ def _other_dtype(dtype: Any) -> DType:
         return DType.BF16
     try:
         return DType.of(dtype.name)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+    except ValueError:
+        raise InvalidArgument(f"tensor type {dtype.name} is not supported; ddl carries {known_types()}") from None
 
 
 def _numpy_dtype(dtype: DType, like: Any) -> Any:

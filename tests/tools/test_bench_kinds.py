@@ -50,7 +50,7 @@ def test_the_table(tmp_path: Path) -> None:
     """`ddl bench` measures, and the table stands between the marks of a document."""
     pytest.importorskip("ddl_torch", reason="torch's Gloo is a peer of ddl-torch")
     document = tmp_path / "page.md"
-    document.write_text("before\n<!-- kinds: begin -->\nold\n<!-- kinds: end -->\nafter\n")
+    document.write_text("before\n<!-- kinds: begin -->\nstale\n<!-- kinds: end -->\nafter\n")
     words = [
         "--rounds",
         "2",
@@ -70,4 +70,4 @@ def test_the_table(tmp_path: Path) -> None:
         "before\n<!-- kinds: begin -->\n\n`python tools/bench_kinds.py --rounds 2 --ops broadcast,alltoall"
     )
     assert "| broadcast, beyond the transport | 8 B |" in text
-    assert "old" not in text and text.endswith("<!-- kinds: end -->\nafter\n")
+    assert "stale" not in text and text.endswith("<!-- kinds: end -->\nafter\n")

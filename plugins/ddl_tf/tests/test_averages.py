@@ -12,7 +12,7 @@ from ddl_tf.averages import average_of_slices, divided
 from ddl_tf.reducer import Reducer
 from ddl_tf.reduction import Reduction
 
-from plugins.ddl_tf.tests.worlds import MODES, evaluate, ranks
+from plugins.ddl_tf.tests.worlds import MODES, SIZE, evaluate, ranks
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,6 +33,21 @@ def expected(values: dict[int, list[int]]) -> Any:
     for rank, rows in ROWS.items():
         np.add.at(total, rows, values[rank])
     return truncated(total, len(ROWS))
+
+
+def test_slices_of_uint64_are_summed_only() -> None:
+    """The average would be computed with int64, in which the largest values are negative."""
+
+    def play(rank: int) -> None:
+        slices = tf.IndexedSlices(
+            tf.fill((1, 2), tf.constant(2**64 - 1 - rank, tf.uint64)), tf.constant([rank]), tf.constant([4, 2])
+        )
+        total = ddl.allreduce(slices, op=ddl.Sum)
+        assert total.values.numpy().tolist() == [[2**64 - 1 - r] * 2 for r in range(SIZE)]
+        with pytest.raises(ValueError, match="average of slices of uint64"):
+            ddl.allreduce(slices, op=ddl.Average)
+
+    ranks(play)
 
 
 @MODES

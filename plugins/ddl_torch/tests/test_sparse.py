@@ -76,6 +76,9 @@ def test_refusals() -> None:
             ddl.sparse_allreduce_async(torch.ones(3), "x", ddl.Sum)
         with pytest.raises(ValueError, match="op=Max"):
             ddl.sparse_allreduce_async(stored(1), "x", ddl.Max)
+        large = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([2**64 - 1], dtype=torch.uint64), (3,))
+        with pytest.raises(ValueError, match="average of sparse uint64"):
+            ddl.sparse_allreduce_async(large, "x", ddl.Average)
 
     run_world(1, play)
 

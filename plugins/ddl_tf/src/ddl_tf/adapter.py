@@ -184,6 +184,11 @@ def brought(adapter: TfAdapter, job: JobService, tensors: Sequence[Any], stage_o
     return [on_host(tensor) for tensor in tensors]
 
 
+def is_carried(dtype: Any) -> bool:
+    """Return whether collectives take tensors of TensorFlow's type ``dtype``."""
+    return dtype in _DTYPES or carrier_of(dtype.name) is not None
+
+
 def on_host(tensor: Any) -> Any:
     """Return ``tensor`` itself if it is in host memory, otherwise a copy in host memory."""
     if not _is_eager(tensor) or "CPU" in tensor.backing_device:
@@ -229,7 +234,7 @@ def _objection(tensor: Any) -> str:
             f"{tensor} is symbolic and has no values yet; call ddl_tf's functions, which add an operation to its graph"
         )
     what = f"a tensor of shape {tuple(tensor.shape)}"
-    if tensor.dtype not in _DTYPES and carrier_of(tensor.dtype.name) is None:
+    if not is_carried(tensor.dtype):
         way = "tf.cast(tensor, ...) to one of them"
         return f"Tensor type {tensor.dtype.name} is not supported; ddl carries {known_types()}: pass {way}"
     return f"{what} lies on {tensor.backing_device}, which no installed transport reaches; pass tensor.cpu()"

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddlcore.errors import InvalidArgument
+
 
 def divided(tensor: Any, count: Any) -> Any:
     """Return ``tensor / count`` in the tensor's type. Integers are truncated toward zero, as in a dense average."""
@@ -23,6 +25,8 @@ def average_of_slices(values: Any, indices: Any, count: Any) -> tuple[Any, Any]:
     """
     if not values.dtype.is_integer:
         return divided(values, count), indices
+    if values.dtype == tf.uint64:  # the sums below are of int64
+        raise InvalidArgument("the average of slices of uint64 is not available; use Sum, or cast the values to int64")
     unique, place = tf.unique(indices)
     rows = tf.size(unique)
     # The sum of int64 values may overflow although their average does not, so quotients and remainders are added

@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl_tf.adapter import is_carried
 from ddl_tf.reduction import Reduction
-from ddlcore.types import Average, DType, Sum, carrier_of
+from ddlcore.types import Average, Sum, known_types
 
 
 def checked(gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction) -> list[Any]:
@@ -45,11 +46,8 @@ def _checked(index: int, gradient: Any, variables: Sequence[Any], reduction: Red
         dense = tf.convert_to_tensor(gradient)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{which} is no tensor: {error}") from None
-    try:
-        if carrier_of(dense.dtype.name) is None:
-            DType.of(dense.dtype.name)
-    except ValueError as error:
-        raise ValueError(f"{which}: {error}") from None
+    if not is_carried(dense.dtype):
+        raise ValueError(f"{which}: tensor type {dense.dtype.name} is not supported; ddl carries {known_types()}")
     return dense
 
 

@@ -123,6 +123,8 @@ def start_sparse(
         raise InvalidArgument(
             f"op={op.name} has no meaning for sparse tensors; use Average or Sum, or tensor.to_dense()"
         )
+    if op is Average and tensor.dtype is torch.uint64:  # ``_mean_of_integers`` adds halves of int64
+        raise InvalidArgument("the average of sparse uint64 is not available; use Sum, or tensor.to(torch.int64)")
     members = process_set.resolve(job)[1]
     tensor = tensor.detach()
     indices = tensor._indices().t().contiguous()  # not .indices(), which requires a coalesced tensor and so a sort
