@@ -29,6 +29,7 @@ __all__ = [
     "Value",
     "carrier_of",
     "known_types",
+    "own_shape",
 ]
 
 BF16_NAME = "bfloat16"  # numpy has no such type; this is the type's name in ml_dtypes and in the frameworks
@@ -98,10 +99,10 @@ _BY_LABEL = {label: dtype for dtype, label in _LABEL.items()}
 
 
 class Carrier(NamedTuple):
-    """How tensors travel whose element type no transport knows: each element as ``parts`` elements of ``dtype``.
+    """The way in which elements of a type are sent that no transport knows: as ``parts`` elements of ``dtype`` each.
 
-    Two parts are the real and the imaginary part of a complex number. Such numbers can be added as pairs. The elements
-    of all other carried types are only moved.
+    A complex number has two parts, the real part and the imaginary part. So complex numbers can be added, part by part.
+    Elements of all other types that have a carrier can only be moved.
     """
 
     dtype: DType
@@ -125,8 +126,18 @@ _CARRIERS = {
 
 
 def carrier_of(label: str) -> Carrier | None:
-    """Return how elements of the type with the usual name ``label`` are carried; None if no other type carries them."""
+    """Return the carrier of the element type with the usual name ``label``, or None if the type has no carrier."""
     return _CARRIERS.get(label)
+
+
+def own_shape(shape: tuple[int, ...], element: str) -> tuple[int, ...]:
+    """Return the shape of a tensor from the shape of its carrier's elements.
+
+    For complex numbers, ``shape`` has an additional last extent for the two parts, which is left out. ``element``: the
+    usual name of the tensor's element type, or "" if the tensor has no carrier.
+    """
+    carrier = _CARRIERS.get(element)
+    return shape[:-1] if carrier is not None and carrier.is_complex else shape
 
 
 def known_types() -> str:
@@ -245,9 +256,9 @@ class Buffer:
         return self.element or self.dtype.label
 
     @property
-    def has_rows(self) -> bool:
-        """Whether the tensor has a first dimension, that is, whether it is not a scalar."""
-        return len(self.shape) > (self.element.startswith("complex"))
+    def extents(self) -> tuple[int, ...]:
+        """The tensor's own shape, which is () for a scalar; see ``own_shape``."""
+        return own_shape(self.shape, self.element)
 
     @property
     def is_dense(self) -> bool:

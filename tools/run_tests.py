@@ -40,7 +40,8 @@ SESSION_LIMIT_S = 4500.0  # pytest ends tests that hang; this ends a pytest that
 AGAIN_LIMIT_S = 1000.0  # more than pytest's own limit for a test in native code
 # The C library fills memory that is freed with bytes 0xA5, and does not keep small pieces beside that: then reading a
 # freed address fails at once, in every run. Without it, such a defect shows once in a hundred runs, far from its place.
-# Not in the long tests: there, strangers make a server allocate gigabytes that it never touches, and these would be filled.
+# The long tests run without it. In one of them, strangers make a server allocate gigabytes of memory, which the server
+# never uses. Filling this memory would take all of the server's time.
 TUNABLES = {"quick": "glibc.malloc.perturb=165:glibc.malloc.tcache_count=0"}
 LINE = 200  # the most characters of an error in the list
 

@@ -391,7 +391,7 @@ class Operations:
         if self.background or not name or not isinstance(name, str):  # the asynchronous method refuses other types
             return None
         source = self.adapter.buffer(tensor, elementwise=elementwise)
-        return source if source.device.kind == CPU.kind and (elementwise or source.has_rows) else None
+        return source if source.device.kind == CPU.kind and (elementwise or source.extents) else None
 
     # --- objects, which are the same for all frameworks
 

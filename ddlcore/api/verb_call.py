@@ -117,7 +117,7 @@ class VerbCall:
         sources = []
         for tensor in tensors:
             source = self.adapter.buffer(tensor, elementwise=False)
-            if not source.has_rows:
+            if not source.extents:
                 raise InvalidArgument(f"{verb} needs a tensor with at least one dimension; reshape the scalar to (1,)")
             sources.append(source)
         return sources
@@ -188,8 +188,8 @@ def _target(adapter: Adapter, output: Any, source: Buffer, tensor: Any) -> Buffe
         raise InvalidArgument(f"output lies on {target.device}, the tensor on {source.device}; put both on one device")
     if (target.shape, target.label, target.strides) != (source.shape, source.label, source.strides):
         raise InvalidArgument(
-            f"output has shape {target.shape}, type {target.label} and strides {target.strides}, the tensor "
-            f"{source.shape}, {source.label} and {source.strides}; pass an output with the tensor's layout"
+            f"output has shape {target.extents}, type {target.label} and strides {target.strides}, the tensor "
+            f"{source.extents}, {source.label} and {source.strides}; pass an output with the tensor's layout"
         )
     return target
 

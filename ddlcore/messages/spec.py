@@ -6,7 +6,7 @@ from math import prod
 
 import msgspec
 
-from ddlcore.types import CPU, DType, Kind, ReduceOp, carrier_of
+from ddlcore.types import CPU, DType, Kind, ReduceOp, own_shape
 
 PROTOCOL = 9  # version of the protocol; ranks and coordinator must have the same
 BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
@@ -41,9 +41,8 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """The tensor's own shape, without the extent that counts the parts of complex numbers."""
-        carrier = carrier_of(self.element)
-        return self.shape[:-1] if carrier is not None and carrier.is_complex else self.shape
+        """The tensor's own shape; for ragged kinds without the first dimension. See ``own_shape``."""
+        return own_shape(self.shape, self.element)
 
     @property
     def is_negotiated(self) -> bool:

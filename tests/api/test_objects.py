@@ -1,4 +1,4 @@
-"""Objects between ranks: what is pickled how, and which bytes need a digest."""
+"""Objects that ranks send to each other: how they are pickled, and which of them need a digest."""
 
 from __future__ import annotations
 

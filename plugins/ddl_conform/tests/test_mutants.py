@@ -298,21 +298,21 @@ class ForgetfulAdapter(NumpyAdapter):
 
 
 class PairsAdapter(NumpyAdapter):
-    """Describes complex numbers as the pairs of floats that carry them, and forgets that they are complex."""
+    """Its buffers describe complex numbers as pairs of floats, and do not say that these are complex numbers."""
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         return replace(super().buffer(tensor, elementwise=elementwise), element="")
 
 
 class RealAdapter(NumpyAdapter):
-    """Gives results the values of the carrier's elements, not their bits."""
+    """Makes results with the values of the carrier's elements, where the bits of these elements are needed."""
 
     def restore(self, tensor: Any, like: Any) -> Any:
         return super().restore(tensor, like) if like.dtype.kind == "c" else tensor.astype(like.dtype)
 
 
 def test_an_adapter_that_forgets_the_type_is_found() -> None:
-    """By its buffers, and by ranks that disagree without an error."""
+    """Three tests find it: two look at its buffers, and in the third, ranks disagree but no error is raised."""
 
     class Mutant(NumpySuite):
         adapter = PairsAdapter()
@@ -326,7 +326,7 @@ def test_an_adapter_that_forgets_the_type_is_found() -> None:
 
 
 def test_an_adapter_that_converts_values_is_found() -> None:
-    """By the bits of gathered tensors."""
+    """The test that compares the bits of gathered tensors finds it."""
 
     class Mutant(NumpySuite):
         adapter = RealAdapter()

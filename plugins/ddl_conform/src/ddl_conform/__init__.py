@@ -22,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ddl_conform.adapter_carried import ELEMENTS
     from ddl_conform.adapters import AdapterSuite
     from ddl_conform.composed import ComposedSuite
     from ddl_conform.compressors import CompressorSuite
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ddl_conform.world import World, run_world
 
 __all__ = [
+    "ELEMENTS",
     "AdapterSuite",
     "ComposedSuite",
     "CompressorSuite",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "ELEMENTS": "adapter_carried",
     "AdapterSuite": "adapters",
     "ComposedSuite": "composed",
     "CompressorSuite": "compressors",

@@ -60,7 +60,7 @@ class AdapterCarried(AdapterBase):
         assert found.tobytes() == expected.tobytes(), f"{what}: {found} instead of {expected}"
 
     def close(self, tensor: Tensor, expected: Array, what: str) -> None:
-        """Raise AssertionError if ``tensor``, whose values were added in any order, is not ``expected``."""
+        """Raise AssertionError if ``tensor`` differs from ``expected`` by more than the rounding errors of a few sums."""
         found = self.to_numpy(tensor)
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape), f"{what}: {found.dtype}{found.shape}"
         assert np.allclose(found, expected, rtol=1e-5, atol=1e-5), f"{what}: {found} instead of {expected}"
