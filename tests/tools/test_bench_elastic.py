@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -94,15 +96,24 @@ def test_steady_steps_and_their_messages() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-@pytest.mark.timeout(560)  # it takes half a minute, and ten times that beside other tests on a slow machine
+@pytest.mark.alone
+@pytest.mark.timeout(400)
 def test_it_measures() -> None:
     """Two ranks, one kill of each kind: every row is there. A short run says nothing about times, so none is compared."""
     pytest.importorskip("torch", reason="torch is not installed")
     options = ["--np", "2", "--kills", "1", "--rounds", "1", "--round-s", "2", "--seconds", "4", "--faults", "1"]
     command = [sys.executable, str(TOOL), *options, "--compute-ms", "2", "--no-check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=520)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=360)  # it takes half a minute, and twice that on a slow machine
+    finally:
+        if process.poll() is None:  # the jobs that it has started must end, too
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == 0, out + err
     for what in ("kill -9 to", "process start", "stand still", "elastic on over off", "in steps of ranks"):
-        assert what in done.stdout, done.stdout
-    (messages,) = [line for line in done.stdout.splitlines() if line.startswith("control messages")]
-    assert messages.split()[-5:] == ["1", "0.000", "<=", "0", "holds"], done.stdout
+        assert what in out, out
+    (messages,) = [line for line in out.splitlines() if line.startswith("control messages")]
+    assert messages.split()[-5:] == ["1", "0.000", "<=", "0", "holds"], out
