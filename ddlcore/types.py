@@ -258,7 +258,7 @@ class Buffer:
     @property
     def extents(self) -> tuple[int, ...]:
         """The tensor's own shape, which is () for a scalar; see ``own_shape``."""
-        return own_shape(self.shape, self.element)
+        return own_shape(self.shape, self.element) if self.element else self.shape
 
     @property
     def is_dense(self) -> bool:

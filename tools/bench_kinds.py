@@ -1,6 +1,7 @@
 """Checks the whole call of every kind of collective against the transport alone, and against torch's Gloo.
 
     python tools/bench_kinds.py [--rounds 15] [--no-check] [--markdown FILE] [options of `ddl bench`, such as -np 4]
+    python tools/bench_kinds.py --hosts 4 [--rate 1000] …    one rank on each host of a test cluster; it needs root
 
 `ddl bench` measures; all contenders take turns in one run. Small tensors: a target is the time that the whole call takes
 beyond the transport. Large ones: the share of the transport's bandwidth. A row misses its target only if its whole
@@ -10,6 +11,7 @@ interval (95 %, of the median over the rounds) misses it; the exit code is then 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -26,6 +28,7 @@ from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow, Ratio, inter
 from ddl_doctor.sizes import exact_size
 
 from tools.bench_verdicts import Judged, concluded, machine_words, markdown, put, table
+from tools.test_cluster import TestCluster, why_no_cluster
 
 __all__ = ["judged", "main"]
 
@@ -67,34 +70,48 @@ def _us(row: MeasuredRow, name: str) -> str:
     return f"{row.median_s(name) * 1e6:.1f} µs"
 
 
-def measured(rounds: int, options: Sequence[str]) -> list[MeasuredRow]:
-    """Return what `ddl bench` measures with ``options``. Raises SystemExit if it fails."""
+def measured(rounds: int, options: Sequence[str], cluster: TestCluster | None) -> list[MeasuredRow]:
+    """Return what `ddl bench` measures with ``options``, on this machine or on the hosts of ``cluster``.
+
+    Raises SystemExit if it fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "times.json"
-        usual = ["-np", "2", "--against", GLOO, "--ops", ",".join(OPERATIONS), "--sizes", SIZES]
-        command = [sys.executable, "-m", "ddlcore.launch", "bench", *usual, "--rounds", str(rounds), *options]
-        environ = {"OMP_NUM_THREADS": "1", **os.environ}
-        code = subprocess.run([*command, "--json", str(file)], stdout=sys.stderr, env=environ).returncode
+        where = ["-np", "2"] if cluster is None else ["-H", ",".join(f"{name}:1" for name in cluster.names)]
+        usual = [*where, "--against", GLOO, "--ops", ",".join(OPERATIONS), "--sizes", SIZES, "--rounds", str(rounds)]
+        command = [sys.executable, "-m", "ddlcore.launch", "bench", *usual, *options, "--json", str(file)]
+        environ = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        if cluster is None:
+            code = subprocess.run(command, stdout=sys.stderr, env={**os.environ, **environ}).returncode
+        else:
+            code = cluster.popen(cluster.names[0], command, env=environ, stdout=sys.stderr, stderr=None).wait()
         if code:
             sys.exit(f"bench_kinds: `ddl bench` ended with exit code {code}")
         return [MeasuredRow.from_json(row) for row in json.loads(file.read_text())["rows"]]
 
 
 def main() -> int:
-    """Run the benchmark and return the exit code: 1 if a row misses its target."""
+    """Run the benchmark and return the exit code: 1 if a row misses its target, 2 if no test cluster is possible."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--rounds", type=int, default=15, help="alternations; default: %(default)s")
+    parser.add_argument("--hosts", type=int, metavar="N", help="one rank on each of N hosts of a test cluster")
+    parser.add_argument("--rate", type=float, default=1000.0, metavar="MBIT", help="of each host's link [%(default)g]")
     parser.add_argument("--no-check", action="store_true", help="exit 0 whatever was measured")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table there, for documents")
     given, options = parser.parse_known_args()
-    rows = judged(measured(given.rounds, options))
-    words = " ".join(["python tools/bench_kinds.py", f"--rounds {given.rounds}", *options])
+    if given.hosts and (why := why_no_cluster()):
+        print(f"bench_kinds: {why}", file=sys.stderr)
+        return 2
+    with TestCluster(given.hosts, rate_mbit=given.rate) if given.hosts else contextlib.nullcontext() as cluster:
+        rows = judged(measured(given.rounds, options, cluster))
+    places = [f"--hosts {given.hosts} --rate {given.rate:g}"] if given.hosts else []
+    words = " ".join(["python tools/bench_kinds.py", *places, f"--rounds {given.rounds}", *options])
     about = f"`{words}` on {machine_words()}; medians, [{interval_words(given.rounds)}]."
     print("\n".join([about, *table(rows)]))
     if given.markdown:
-        put(given.markdown, [about, "", *markdown(rows)], "kinds")
+        put(given.markdown, [about, "", *markdown(rows)], "kinds on hosts" if given.hosts else "kinds")
     return concluded(rows, not given.no_check)
 
 

@@ -16,10 +16,9 @@ from ddlcore.api.objects import check_root, checked_name
 from ddlcore.api.process_set import ProcessSet
 from ddlcore.api.reduce_calls import ReduceArguments, check_summable
 from ddlcore.api.verb_call import Submitter, VerbCall, adopted
+from ddlcore.api.world import current_job, job_of
+from ddlcore.contracts.framework import JobService
 from ddlcore.messages.spec import Spec
-from ddlcore.process.job import Job
-from ddlcore.runtime.host_reductions import reducescatter_rows
-from ddlcore.runtime.outcome import Outcome
 from ddlcore.runtime.request import Given, PersistentMove
 from ddlcore.types import CPU, Buffer, DType, Kind
 
@@ -34,11 +33,11 @@ class BlockingCall:
 
     __slots__ = ("_job", "_name", "_operations", "_process_set")
 
-    def __init__(self, operations: Submitter, name: str, process_set: ProcessSet, job: Job) -> None:
+    def __init__(self, operations: Submitter, name: str, process_set: ProcessSet, job: JobService | None) -> None:
         self._operations = operations
         self._name = name
         self._process_set = process_set
-        self._job = job
+        self._job = current_job() if job is None else job_of(job)
 
     def allgather(self, tensor: Any, source: Buffer) -> Any:
         """Run an allgather; see ``Operations.allgather_async``."""
@@ -48,8 +47,8 @@ class BlockingCall:
             return Spec(Kind.ALLGATHER, source.dtype, shape, device=CPU.kind, element=source.element)
 
         request = self._request(Kind.ALLGATHER, (source.dtype, shape, source.element), describe)
-        outcome = self._run(request, Given(source, None, (source.shape[0],)))
-        return self._adopted(outcome, sum([rows for (rows,) in outcome.rows]), source, tensor)
+        outcome = run_request(self._job, request, Given(source, None, (source.shape[0],)))
+        return adopted(self._operations.adapter, outcome, sum([rows for (rows,) in outcome.rows]), source, tensor)
 
     def broadcast(self, output: Any, source: Buffer, target: Buffer, root_rank: int) -> Any:
         """Run a broadcast from ``source`` on the root to ``target``, which describes ``output``. Return ``output``."""
@@ -59,7 +58,7 @@ class BlockingCall:
             return broadcast_spec(source, root_rank, CPU.kind)
 
         how = (source.dtype, source.shape, source.strides, source.element, root_rank)
-        self._run(self._request(Kind.BROADCAST, how, describe), Given(source, target, ()))
+        run_request(self._job, self._request(Kind.BROADCAST, how, describe), Given(source, target, ()))
         return output
 
     def alltoall(self, tensor: Any, source: Buffer, splits: Sequence[int] | None) -> tuple[Any, list[int]]:
@@ -71,10 +70,10 @@ class BlockingCall:
             return Spec(Kind.ALLTOALL, source.dtype, shape, device=CPU.kind, element=source.element)
 
         request = self._request(Kind.ALLTOALL, (source.dtype, shape, source.element), describe)
-        outcome = self._run(request, Given(source, None, sent))
+        outcome = run_request(self._job, request, Given(source, None, sent))
         me = ranks.index(self._job.rank)
         received = [rows[me] for rows in outcome.rows]
-        return self._adopted(outcome, sum(received), source, tensor), received
+        return adopted(self._operations.adapter, outcome, sum(received), source, tensor), received
 
     def reducescatter(self, tensor: Any, source: Buffer, how: ReduceArguments) -> Any:
         """Run a reducescatter; see ``Operations.reducescatter_async``."""
@@ -84,10 +83,8 @@ class BlockingCall:
             return how.spec(Kind.REDUCESCATTER, source, None, CPU.kind, 0)
 
         request = self._request(Kind.REDUCESCATTER, (source.dtype, source.shape, source.element, how), describe)
-        outcome = self._run(request, Given(source, None, ()))
-        _, ranks = self._process_set.resolve(self._job)
-        rows = reducescatter_rows(source.shape[0], len(ranks))[ranks.index(self._job.rank)]
-        return self._adopted(outcome, rows, source, tensor)
+        outcome = run_request(self._job, request, Given(source, None, ()))
+        return adopted(self._operations.adapter, outcome, outcome.rows[0][0], source, tensor)
 
     def _request(
         self, kind: Kind, like: tuple[DType | object, ...], describe: Callable[[VerbCall], Spec]
@@ -107,9 +104,3 @@ class BlockingCall:
 
         key = (kind, self._name, self._process_set.process_set_id)
         return kept_request(job, key, (operations.adapter.name, like), make)
-
-    def _run(self, request: PersistentMove, given: Given) -> Outcome:
-        return run_request(self._job, request, given)
-
-    def _adopted(self, outcome: Outcome, rows: int, source: Buffer, like: Any) -> Any:
-        return adopted(self._operations.adapter, outcome, rows, source, like)

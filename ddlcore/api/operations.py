@@ -17,7 +17,7 @@ from ddlcore.api.objects import allgather_object, broadcast_object
 from ddlcore.api.process_set import ProcessSet, global_process_set
 from ddlcore.api.reduce_calls import ReduceArguments, allreduce, persistent_allreduce, reducescatter
 from ddlcore.api.verb_call import EncodedSpecs, VerbCall, checked_targets
-from ddlcore.api.world import current_job, job_of
+from ddlcore.api.world import current_job
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.framework import JobService, TensorEntry
 from ddlcore.process.job import Job
@@ -228,7 +228,7 @@ class Operations:
         source = self._named_on_host(tensor, name, False)
         if source is None:
             return self.allgather_async(tensor, name=name, process_set=process_set, job=job, waits=True).wait()
-        return BlockingCall(self, str(name), process_set, job_of(job or current_job())).allgather(tensor, source)
+        return BlockingCall(self, str(name), process_set, job).allgather(tensor, source)
 
     # --- broadcast
 
@@ -271,7 +271,7 @@ class Operations:
         if source is None:
             how: Any = {"output": output, "name": name, "process_set": process_set, "job": job}
             return self.broadcast_async(tensor, root_rank, waits=True, **how).wait()
-        call = BlockingCall(self, str(name), process_set, job_of(job or current_job()))
+        call = BlockingCall(self, str(name), process_set, job)
         if output is None:
             output = self.adapter.allocate(tensor)
             return call.broadcast(output, source, self.adapter.buffer(output, elementwise=True), root_rank)
@@ -312,7 +312,7 @@ class Operations:
         source = self._named_on_host(tensor, name, False)
         if source is None:
             return self.alltoall_async(tensor, splits, name=name, process_set=process_set, job=job, waits=True).wait()
-        call = BlockingCall(self, str(name), process_set, job_of(job or current_job()))
+        call = BlockingCall(self, str(name), process_set, job)
         return call.alltoall(tensor, source, splits)
 
     # --- reducescatter
@@ -379,7 +379,7 @@ class Operations:
         if source is None:
             call = VerbCall(self, name, process_set, job, False, single=True, waits=True)
             return reducescatter(call, [tensor], how).wait()
-        blocking = BlockingCall(self, str(name), process_set, job_of(job or current_job()))
+        blocking = BlockingCall(self, str(name), process_set, job)
         return blocking.reducescatter(tensor, source, how)
 
     def _named_on_host(self, tensor: Any, name: str | None, elementwise: bool) -> Buffer | None:

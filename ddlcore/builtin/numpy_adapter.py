@@ -18,6 +18,7 @@ from ddlcore.types import BF16_NAME, Buffer, DType, carrier_of, known_types
 # Only types in native byte order: a byte-swapped dtype is a different key and is not found here.
 _DTYPES: dict[Any, DType] = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BF16}
 _NUMPY = {dtype: native for native, dtype in _DTYPES.items()}
+_BYTE: Any = ctypes.c_char  # typed so, because an ndarray is a buffer only for newer type checkers
 
 
 class NumpyAdapter(Adapter):
@@ -36,19 +37,25 @@ class NumpyAdapter(Adapter):
             if carried is not None:
                 return replace(self.buffer(carried, elementwise=elementwise), element=tensor.dtype.name)
             dtype = _other_dtype(tensor.dtype)
-        if not tensor.flags.aligned:
+        flags = tensor.flags
+        if not flags.aligned:
             raise InvalidArgument(
                 f"an array of shape {tensor.shape} begins in the middle of an element; pass a copy of it (.copy())"
             )
         strides = None
-        if not tensor.flags.c_contiguous:
+        is_dense = flags.c_contiguous
+        if is_dense and flags.writeable and tensor.size and dtype is not DType.BF16:
+            # numpy's own ways to the address make a dict or an object with many methods, and take three times as long.
+            address = ctypes.addressof(_BYTE.from_buffer(tensor))
+        else:
+            address = tensor.__array_interface__["data"][0]
+        if not is_dense:
             strides = _dense_strides(tensor)
             if strides is None or not elementwise:
                 raise InvalidArgument(
                     f"an array of shape {tensor.shape} with strides {tensor.strides} is not contiguous; "
                     "pass np.ascontiguousarray(array)"
                 )
-        address: int = tensor.__array_interface__["data"][0]
         return Buffer(address, tensor.size, dtype, tensor.shape, strides, owner=tensor)
 
     def address(self, tensor: Any, like: Buffer) -> int | None:

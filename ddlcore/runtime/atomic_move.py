@@ -67,7 +67,7 @@ class AtomicMove:
         if movement is None or self._prepared is None:
             return _BARRIER
         if self._begun != number:
-            movement.begin(entry, self._vote.told())
+            movement.begin(entry, self._vote.told() if movement.words else ())
             self._begun = number
         self._prepared.run(movement.source, movement.target, movement.counts, number)
         return partial(same, [movement.end(entry)])

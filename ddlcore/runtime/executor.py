@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import prod
+
+import msgspec
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
@@ -68,7 +69,7 @@ class HostExecutor:
         if outcome is None or not bucket.rows:
             return outcome
         digests = bucket.digests[i] if bucket.digests else ()
-        return replace(outcome, digests=digests, contributors=bucket.contributors)
+        return msgspec.structs.replace(outcome, digests=digests, contributors=bucket.contributors)
 
     def _movement(self, kind: Kind, communicator: Communicator, spec: Spec, divisor: int) -> Movement:
         if kind is Kind.REDUCESCATTER:

@@ -236,35 +236,38 @@ class _Reducescatter(Movement):
         self._kernels, self._compressor, self._buffers, self._spec = kernels, compressor, communicator.buffers, spec
         self._scales = _scaling(compressor, None, spec, divisor)
         self._words = compressor.words if isinstance(compressor, Exact) else 1  # elements that are sent for one
-        self._plain = wire is spec.dtype and not isinstance(compressor, Exact)
+        plain = wire is spec.dtype and not isinstance(compressor, Exact)
+        # Values that are decoded are kept apart: decoding may be repeated, and must find what came from the transport.
+        self._apart = not plain or self._scales.decode != 1.0
+        self._encoded = not plain or self._scales.encode != 1.0
         row = prod(spec.shape[1:]) * self._words
-        counts = tuple(rows * row for rows in reducescatter_rows(spec.shape[0], len(communicator.ranks)))
-        self.counts, self._own = counts, counts[communicator.rank]
+        parts = reducescatter_rows(spec.shape[0], len(communicator.ranks))
+        self._rows = ((parts[communicator.rank],),)
+        counts = tuple(rows * row for rows in parts)
+        self.counts, self._count, self._own = counts, sum(counts), counts[communicator.rank]
         self._result = self.target
 
     def begin(self, entry: Entry | None, told: Sequence[int]) -> None:
-        wire, count = self.move.dtype, prod(self._spec.shape) * self._words
+        wire = self.move.dtype
         if entry is None:
-            source = self._buffers.get("scatter", count, wire)
-            self._kernels.fill_identity(source.address, count, wire, self.move.op)
+            source = self._buffers.get("scatter", self._count, wire)
+            self._kernels.fill_identity(source.address, self._count, wire, self.move.op)
         else:
             given = entry.given.source
             assert given is not None
             source = given
-            if self._scales.encode != 1.0 or not self._plain:
-                source = self._buffers.get("scatter", count, wire)
+            if self._encoded:
+                source = self._buffers.get("scatter", self._count, wire)
                 encode_once(self._compressor, given, source, self._scales.encode)
         self._result = self._buffers.result(self._own // self._words, self._spec.dtype)
-        # Values that are decoded are kept apart: decoding may be repeated, and must find what came from the transport.
-        apart = not self._plain or self._scales.decode != 1.0
         self.source = source
-        self.target = self._buffers.get("part", self._own, wire) if apart else self._result
+        self.target = self._buffers.get("part", self._own, wire) if self._apart else self._result
 
     def end(self, entry: Entry | None) -> Outcome | None:
         if entry is not None and self.target is not self._result:
             self._compressor.decode(entry.name, self.target, self._result, self._scales.decode)
         assert isinstance(self._result.owner, Memory)
-        return Outcome(self._result.owner)
+        return Outcome(self._result.owner, self._rows)
 
     def forget(self) -> None:
         super().forget()

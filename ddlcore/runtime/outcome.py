@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ddlcore.contracts.device import Event
 from ddlcore.contracts.memory import Memory
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The result of a bucket for one of its entries. ``memory`` is None if the result is in the caller's memory."""
 
     memory: Memory | None = None  # the result of kinds whose size is known only after negotiation
-    rows: tuple[tuple[int, ...], ...] = ()  # for ragged kinds: the rows of each member
+    rows: tuple[tuple[int, ...], ...] = ()  # of each member, for ragged kinds; for a reducescatter: of this rank's part
     digests: tuple[bytes, ...] = ()
     result: int = -1  # ADD_SET: the set's id; JOIN: the last rank
     contributors: int = 0  # how many members took part with real data; 0: all of them

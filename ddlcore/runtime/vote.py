@@ -97,11 +97,13 @@ class _Atomic(Vote):
     def cast(self, mine: Sequence[int], real: bool) -> bool:
         if not real:
             return self._prepared.run_atomic((), (), False)
-        self._write(mine)
+        if mine:
+            self._write(mine)
         return self._prepared.run_atomic(self._sources, self._targets, True)
 
     def try_cast(self, mine: Sequence[int], ticket: int) -> bool | None:
-        self._write(mine)
+        if mine:
+            self._write(mine)
         return self._prepared.try_run_atomic(self._sources, self._targets, ticket)
 
     def _write(self, mine: Sequence[int]) -> None:

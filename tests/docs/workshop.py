@@ -35,7 +35,7 @@ SMALLER = (
 FEWER = {"DDL_AUTOTUNE_TRIALS": "2", "DDL_AUTOTUNE_STEPS": "3"}
 STEPS = (("ddl tune", "20000"), ("--autotune", "2000"))  # `ddl tune` ends its training; the other goes on to the end
 AS_STARTED = "README.md"  # whose script is run by the very command; those of other pages by threads
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 
 
 def smaller(command: str) -> str:

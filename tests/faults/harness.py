@@ -137,6 +137,15 @@ class Launch:
         os.kill(pid, signal.SIGKILL)
         return moment_s
 
+    def stop(self, rank: int, pause_s: float) -> None:
+        """Let the process of ``rank`` stand still for ``pause_s`` seconds, unless it has ended."""
+        process = self._ranks[rank][0]
+        assert process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(pause_s)
+            os.kill(process.pid, signal.SIGCONT)
+
     def close(self, timeout_s: float = 40.0) -> list[int]:
         """Waits for the end of all; the ranks that had to be killed for it."""
         deadline_s = time.monotonic() + timeout_s

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import ddlcore as ddl
+from tests.faults.exact_calls import EXACT_CALLS
 from tests.faults.harness import LEAK_MARK, Launch, leftovers
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,37 +29,19 @@ LIMIT_S = 2.0  # for half of them; the slowest has ten times as long, for a mach
 Say = Callable[..., None]
 
 
-# What the ranks are in when one is killed, by its name: large enough to be in the middle of the data, often enough to be
-# in replay. The rows of an allgather and of an alltoall differ between ranks and steps.
-ROWS = 3000
-SETTLED = 20
-CALLS: dict[str, Callable[[int], Any]] = {
-    "allgather": lambda step: ddl.allgather(np.ones((ROWS * (1 + (step + ddl.rank()) % 3), 40), np.float32), name="k"),
-    "broadcast": lambda step: ddl.broadcast(np.ones(40 * ROWS, np.float32), step % SIZE, name=f"k{step % SIZE}"),
-    "alltoall": lambda step: ddl.alltoall(np.ones((3 * ROWS, 40), np.float32), _splits(step), name="k"),
-    "reducescatter": lambda step: ddl.reducescatter(np.ones((SIZE * ROWS, 40), np.float32), name="k"),
-    "barrier": lambda step: ddl.barrier(),
-    "object": lambda step: ddl.allgather_object("x" * (step % 100), name="k"),
-    "grouped": lambda step: ddl.grouped_allgather([np.ones((ROWS, 40), np.float32)] * 3, name="k"),
-}
+SETTLED = 20  # steps, after which the ranks replay
 
 
 def _reduce(step: int) -> Any:
     return ddl.allreduce(np.ones(5000, np.float32), name="g")
 
 
-def _splits(step: int) -> list[int]:
-    """Of 3 * ROWS rows."""
-    first = ROWS * ((step + ddl.rank()) % 3)
-    return [first, 2 * ROWS - first, ROWS]
-
-
 def _until_lost(say: Say, phase: str = "") -> None:
     """Collectives until one raises; says when and what."""
-    call = CALLS.get(phase, _reduce)
+    call: Callable[[int], Any] = EXACT_CALLS.get(phase, _reduce)
     try:
         for step in itertools.count():
-            if step == SETTLED and phase in CALLS:
+            if step == SETTLED and phase in EXACT_CALLS:
                 say("inside")
             call(step)
     except ddl.PeerLost as error:
@@ -73,7 +56,7 @@ def play(victim: int, phase: str, rank: int, say: Say) -> None:
     except ddl.PeerLost as error:
         say("lost", ",".join(map(str, error.ranks)))
         return
-    if phase not in CALLS:
+    if phase not in EXACT_CALLS:
         say("inside")
     if rank == victim:
         if phase == "compute":
@@ -117,7 +100,7 @@ def test_every_survivor_learns_who_died(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.long
 def test_every_survivor_learns_who_died_in_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
     """The same inside each kind of collective, in replay."""
-    _kill_all(3, (1,), tuple(CALLS), capsys)
+    _kill_all(3, (1,), tuple(EXACT_CALLS), capsys)
 
 
 @pytest.mark.soak
@@ -130,7 +113,7 @@ def test_every_survivor_of_a_thousand_learns_who_died(capsys: pytest.CaptureFixt
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_every_survivor_of_many_learns_who_died_in_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    _kill_all(30, range(SIZE), tuple(CALLS), capsys)
+    _kill_all(30, range(SIZE), tuple(EXACT_CALLS), capsys)
 
 
 def _kill_all(kills: int, victims: Sequence[int], phases: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:

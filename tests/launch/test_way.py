@@ -83,5 +83,13 @@ def test_a_lost_rank_goes_the_way_that_is_written_down(tmp_path: Path) -> None:
         at = 0
         for station in way:
             later = (number for number in range(at, len(noted)) if noted[number].station == station)
-            at = next(later, -1)
-            assert at >= 0, f"{station} does not come, or comes too early"
+            found = next(later, -1)
+            assert found >= 0, f"{station} does not come, or comes too early; {_context(noted, at, station)}"
+            at = found
+
+
+def _context(noted: list[Call], at: int, station: Station) -> str:
+    """Return when ``station`` was reached, when the station before it, and what came after that."""
+    moments = [f"{call.at_s:.6f}" for call in noted if call.station == station]
+    after = "\n".join(f"{call.at_s:.6f} {call.station}" for call in noted[at : at + 60])
+    return f"it came at {', '.join(moments) or 'no time'}, and from the station before it on:\n{after}"

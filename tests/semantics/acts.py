@@ -28,7 +28,7 @@ from tests.semantics.acting import (
     thaw,
     values,
 )
-from tests.semantics.exchanges import given, root_of, splits_of
+from tests.semantics.exchanges import array, given, root_of, splits_of
 from tests.semantics.models import Raised
 from tests.semantics.program import Between, Failure, Pass, Program, Step, weight
 
@@ -233,7 +233,7 @@ class _Actor:
         if verb.startswith("grouped"):
             pair = [tensor, given(between, self.rank, members, 1)]
             verb = verb.replace(" ", "_")
-            return tuple(one.numpy() for one in getattr(ddl, verb)(pair, **where))
+            return tuple(array(one) for one in getattr(ddl, verb)(pair, **where))
         if "async" not in how:
             result = getattr(ddl, verb)(tensor, *more.get(verb, ()), **where)
         else:
@@ -241,7 +241,7 @@ class _Actor:
             wait = functools.partial(ddl.synchronize, handle)
             _through(wait, wait, dict(between.interrupted).get(self.rank, 0))
             result = wait()
-        return tuple(one.numpy() for one in (result if isinstance(result, tuple) else (result,)))
+        return tuple(array(one) for one in (result if isinstance(result, tuple) else (result,)))
 
     def _note(self, label: str, p: int, what: str) -> None:
         params = list(self.models[p].parameters())

@@ -10,7 +10,7 @@ import torch
 
 from tests.semantics.program import Between
 
-__all__ = ["given", "received", "root_of", "splits_of", "verb_of"]
+__all__ = ["array", "given", "received", "root_of", "splits_of", "verb_of"]
 
 Array = np.ndarray[Any, Any]
 ROWS = 5  # of what is reduced and scattered
@@ -39,7 +39,20 @@ def given(between: Between, rank: int, members: Sequence[int], number: int = 0) 
     else:
         rows = ROWS
     values = torch.arange(2 * rows, dtype=torch.float64 if number else torch.int64).reshape(rows, 2)
-    return values + 100 * rank + 7 * between.seed
+    values = values + 100 * rank + 7 * between.seed
+    if number or between.element == "int64":
+        return values
+    if between.element.startswith("complex"):
+        values = values + 1j * (values + 3)
+    elif between.element.startswith("float8"):
+        values = values % 16  # larger integers would be rounded
+    return values.to(getattr(torch, between.element))
+
+
+def array(tensor: torch.Tensor) -> Array:
+    """Return the values of ``tensor``. Types that NumPy lacks, or cannot subtract, become signed integers of their bits."""
+    bits = {torch.uint32: torch.int32, torch.uint64: torch.int64, torch.float8_e4m3fn: torch.int8}.get(tensor.dtype)
+    return tensor.numpy() if bits is None else tensor.view(bits).numpy().astype(np.int64)
 
 
 def received(between: Between, rank: int, members: Sequence[int]) -> tuple[Array, ...]:
@@ -52,16 +65,16 @@ def received(between: Between, rank: int, members: Sequence[int]) -> tuple[Array
     if verb == "objects":
         return (np.array([between.seed + member for member in members]),)
     if verb.startswith("broadcast"):
-        return (given(between, root_of(between, members), members).numpy(),)
+        return (array(given(between, root_of(between, members), members)),)
     if verb == "alltoall":
         counts = [splits_of(between, member, members) for member in members]
         parts = [given(between, member, members).split(row)[me] for member, row in zip(members, counts)]
-        return torch.cat(parts).numpy(), np.array([row[me] for row in counts])
+        return np.concatenate([array(part) for part in parts]), np.array([row[me] for row in counts])
     results = []
     for number in range(2 if verb.startswith("grouped") else 1):
         tensors = [given(between, member, members, number) for member in members]
         if verb.endswith("allgather"):
-            results.append(torch.cat(tensors).numpy())
+            results.append(np.concatenate([array(tensor) for tensor in tensors]))
         else:
             rows = [ROWS // len(members) + (place < ROWS % len(members)) for place in range(len(members))]
             results.append(torch.stack(tensors).sum(0).split(rows)[me].numpy())

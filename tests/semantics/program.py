@@ -45,6 +45,10 @@ EXCHANGES = (
     "reducescatter, async",
 )
 
+# Types of elements. The first ones can also be summed; tensors of the others are only moved.
+SUMMED = ("int64", "complex128", "complex64")
+ELEMENTS = (*SUMMED, "uint32", "uint64", "float8_e4m3fn")
+
 # Of these blocks, torch may leave the gradients of two parameters in the same memory, and a second backward then adds
 # to it twice. Without a reduction in between that is as wrong in one process, so that there is nothing to compare with.
 SHARING = ("views", "broadcast", "flipped")
@@ -107,6 +111,7 @@ class Between:
     part: int = 0  # of an exchange: the part whose process set it is made in
     seed: int = 0
     kind: str = ""  # of a metric, or of an exchange: one of EXCHANGES
+    element: str = "int64"  # of an exchange: the type of its tensors, one of ELEMENTS or SUMMED
     interrupted: tuple[tuple[int, int], ...] = ()  # as in Pass: a signal in the wait of an asynchronous exchange
 
 
@@ -410,7 +415,8 @@ def _betweens(maker: _Maker, edited: Sequence[int]) -> tuple[Between, ...]:
 def _exchange(maker: _Maker) -> Between:
     choices = maker.choices
     kind = choices.pick(EXCHANGES) + choices.pick(("", ", no name"))
-    between = Between("exchange", choices.whole(0, len(maker.parts) - 1), maker.seed(), kind)
+    element = choices.pick(SUMMED if "reducescatter" in kind else ELEMENTS) if choices.chance(40) else "int64"
+    between = Between("exchange", choices.whole(0, len(maker.parts) - 1), maker.seed(), kind, element)
     waits = "async" in kind and maker.where.interrupts
     return replace(between, interrupted=_interrupts(maker)) if waits else between
 

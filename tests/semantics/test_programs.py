@@ -18,13 +18,13 @@ from tests.semantics.program import make
 from tests.semantics.running import WORLDS_NEED, run_module
 from tests.semantics.worlds import Spec, run_in_threads, warm_up
 
-# Each kind of world with how many programs the suite runs in it.
+# Each kind of world with how many programs the suite runs in it. With those on threads, these are 250.
 PROCESSES = {
-    "shm/00/off/replay": 75,
-    "shm/000/on/replay": 45,
+    "shm/00/off/replay": 80,
+    "shm/000/on/replay": 55,
     "shm/00/on/negotiated": 20,
-    "gloo/00/on/replay": 25,
-    "shm+gloo/0011/on/replay": 20,
+    "gloo/00/on/replay": 30,
+    "shm+gloo/0011/on/replay": 25,
     "shm+gloo/011/off/replay": 25,
 }
 # Where a signal strikes depends on the clock, so these belong to the long run alone.

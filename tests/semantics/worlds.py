@@ -290,11 +290,12 @@ def _run(spec: Spec, seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]:
         process.start()
         theirs.close()
         over = len(left)
-        last = ""
+        last, done = "", 0
         try:
             while True:
                 what, number, wrong = mine.recv()
                 last = what
+                done += what == "done"
                 if what == "over":
                     over = number + 1
                     number = left[number]
@@ -304,7 +305,7 @@ def _run(spec: Spec, seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]:
         process.join()
         mine.close()
         if last not in ("over", "ends"):
-            yield "over", left[0], f"the world's process ended with {process.exitcode}"
+            yield "over", left[min(done, len(left) - 1)], f"the world's process ended with {process.exitcode}"
             return
         left = left[over:]
 

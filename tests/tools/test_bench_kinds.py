@@ -10,6 +10,7 @@ import pytest
 from ddl_doctor.bench.results import TRANSPORT, WHOLE, MeasuredRow
 
 from tools.bench_kinds import GLOO, judged
+from tools.test_cluster import why_no_cluster
 
 TOOL = Path(__file__).parents[2] / "tools" / "bench_kinds.py"
 
@@ -71,3 +72,19 @@ def test_the_table(tmp_path: Path) -> None:
     )
     assert "| broadcast, beyond the transport | 8 B |" in text
     assert "stale" not in text and text.endswith("<!-- kinds: end -->\nafter\n")
+
+
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.timeout(400)
+def test_ranks_on_several_hosts() -> None:
+    """One rank on each host of a test cluster. The command that the table names can be run again."""
+    pytest.importorskip("ddl_torch", reason="torch's Gloo is a peer of ddl-torch")
+    if why := why_no_cluster():
+        pytest.skip(why)
+    words = ["--hosts", "2", "--rate", "200", "--rounds", "2", "--no-check", "--ops", "allgather", "--sizes", "8,1M"]
+    command = [sys.executable, str(TOOL), *words, "--backend", "gloo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=360, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "bench_kinds.py --hosts 2 --rate 200 --rounds 2 --ops allgather --sizes 8,1M --backend gloo" in done.stdout
+    assert any(line.startswith("4 rows, ") for line in done.stdout.splitlines()), done.stdout

@@ -168,8 +168,8 @@ def test_a_peer_that_dies_while_nccl_connects() -> None:
 
     def play(rank: int, transport: Transport) -> None:
         begun_s = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match=r"did not connect in 0\.6 s"):
-            transport.open(replace(group.context(rank), timeout_s=0.6))
+        with pytest.raises(DeadlineExceeded, match=r"did not connect in 3 s"):
+            transport.open(replace(group.context(rank), timeout_s=3.0))
         assert time.monotonic() - begun_s < 20.0
         transport.close()
 

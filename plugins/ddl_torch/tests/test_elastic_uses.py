@@ -52,6 +52,7 @@ def test_a_killed_rank_changes_nothing(use: str, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     more = {"USE": use, "FOLDER": str(tmp_path), "STEPS": str(uses.STEPS), "PAUSE_S": "0", "KILL": "1:17", "RANKS": "2"}
+    more["PATIENCE_S"] = "170"  # for the new process, which loads PyTorch beside other tests
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", "--min-np", "1", sys.executable, str(PROGRAM)]
     environ = {**os.environ, "PYTHONPATH": path, **more}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200)

@@ -56,7 +56,7 @@ def test_one_host_with_a_slow_cable(new_cluster: Callable[..., TestCluster], tmp
     cluster = new_cluster([Host(), Host(), Host()], rate_mbit=400)
     cluster.rate(20, ["server3"])
     command = [*DDL, "doctor", "-H", "server1:1,server2:1,server3:1", "--json", "--plot", "links.svg"]
-    done = cluster.run("server1", command, cwd=tmp_path)
+    done = cluster.run("server1", command, cwd=tmp_path, timeout_s=180.0)
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     (found,) = [one for one in report["findings"] if "times less than" in one["what"]]
