@@ -99,7 +99,7 @@ _BY_LABEL = {label: dtype for dtype, label in _LABEL.items()}
 
 
 class Carrier(NamedTuple):
-    """The way in which elements of a type are sent that no transport knows: as ``parts`` elements of ``dtype`` each.
+    """How elements are sent whose type no transport knows: each of them is sent as ``parts`` elements of ``dtype``.
 
     A complex number has two parts, the real part and the imaginary part. So complex numbers can be added, part by part.
     Elements of all other types that have a carrier can only be moved.
@@ -131,7 +131,7 @@ def carrier_of(label: str) -> Carrier | None:
 
 
 def own_shape(shape: tuple[int, ...], element: str) -> tuple[int, ...]:
-    """Return the shape of a tensor from the shape of its carrier's elements.
+    """Return the shape of a tensor, given ``shape``, the shape that its carrier has.
 
     For complex numbers, ``shape`` has an additional last extent for the two parts, which is left out. ``element``: the
     usual name of the tensor's element type, or "" if the tensor has no carrier.

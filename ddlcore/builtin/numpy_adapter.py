@@ -18,7 +18,7 @@ from ddlcore.types import BF16_NAME, Buffer, DType, carrier_of, known_types
 # Only types in native byte order: a byte-swapped dtype is a different key and is not found here.
 _DTYPES: dict[Any, DType] = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BF16}
 _NUMPY = {dtype: native for native, dtype in _DTYPES.items()}
-_BYTE: Any = ctypes.c_char  # typed so, because an ndarray is a buffer only for newer type checkers
+_BYTE: Any = ctypes.c_char  # Any: mypy does not know that an array of this version of numpy is a buffer
 
 
 class NumpyAdapter(Adapter):

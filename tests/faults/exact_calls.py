@@ -1,7 +1,7 @@
-"""One call of each kind of collective, which knows what it must return: the ranks of a test repeat it until something happens.
+"""Calls of each kind of collective that check their own results. The ranks of a test repeat one until something happens.
 
-The tensors are so large that a fault meets the ranks in the middle of the data. The rows that a rank gives to an allgather
-and to an alltoall differ between ranks and steps.
+The tensors are large, so that a fault often happens while data moves. In an allgather and in an alltoall, the numbers of
+rows differ between ranks and between steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def _tensor(rows: int, giver: int, step: int, part: int = 0) -> Array:
-    """Return the rows that rank ``giver`` gives in ``step``. ``part`` tells several tensors of one call apart."""
+    """Return the rows that rank ``giver`` gives in ``step``. ``part``: the number of the tensor within its call."""
     return np.full((rows, WIDTH), 10_000 * step + 100 * giver + part)
 
 
@@ -69,7 +69,7 @@ def _allreduce(step: int) -> None:
 
 
 def _barrier(step: int) -> None:
-    """No rank has left the barrier before all have entered it."""
+    """Check that no rank leaves the barrier before all ranks have entered it."""
     entered_s = time.monotonic()
     ddl.barrier()
     left_s = time.monotonic()

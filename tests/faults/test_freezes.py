@@ -67,7 +67,10 @@ class _Beside(threading.Thread):
 
 
 def _one_run(kind: str, seed: int, stops: int) -> tuple[int, int, int, int]:
-    """Run the ranks, stop each of ``stops`` random ones for a moment, and return the sums of what the ranks say at the end."""
+    """Run the ranks, and ``stops`` times, let a random rank stand still for a moment.
+
+    Return the sums, over the ranks, of the numbers that they say at the end: epochs, replayed and void buckets, steps.
+    """
     chance = random.Random(f"{seed} {kind}")
     launch = Launch(SIZE, partial(play, kind, seed))
     try:
@@ -101,12 +104,15 @@ def _freeze(runs: int, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_values_are_exact_after_freezes_inside_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of kinds: how often ranks left replay or began it, and how many buckets were void and ran again. No value is wrong."""
+    """No value is wrong.
+
+    The table shows, for each kind, how often the ranks began replay or left it, and how many buckets were void.
+    """
     _freeze(1, capsys)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_values_are_exact_after_many_freezes_inside_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same, with thirty seeds."""
+    """Repeat the test above with thirty seeds."""
     _freeze(30, capsys)

@@ -89,7 +89,7 @@ def test_a_lost_rank_goes_the_way_that_is_written_down(tmp_path: Path) -> None:
 
 
 def _context(noted: list[Call], at: int, station: Station) -> str:
-    """Return when ``station`` was reached, when the station before it, and what came after that."""
+    """Return a text with the moments at which ``station`` was reached, and with the calls from index ``at`` on."""
     moments = [f"{call.at_s:.6f}" for call in noted if call.station == station]
     after = "\n".join(f"{call.at_s:.6f} {call.station}" for call in noted[at : at + 60])
     return f"it came at {', '.join(moments) or 'no time'}, and from the station before it on:\n{after}"

@@ -143,9 +143,9 @@ def values(tensors: Sequence[torch.Tensor | None], shapes: Sequence[torch.Tensor
 
 
 def _same_moment(trace: Sequence[Entry], i: int, other: Sequence[Entry]) -> Entry:
-    """Return the entry of the trace ``other`` that belongs to entry ``i`` of ``trace``.
+    """Return the entry of the trace ``other`` that was made at the same moment as entry ``i`` of ``trace``.
 
-    Its index may be another one: only the members of a process set have entries of the collectives in it.
+    Its index may differ from ``i``, because only the members of a process set have entries of its collectives.
     """
     label = trace[i].label
     before = sum(entry.label == label for entry in trace[:i])
