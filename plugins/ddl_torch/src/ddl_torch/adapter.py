@@ -71,9 +71,15 @@ class TorchAdapter(Adapter):
                     f"Tensor is required to be contiguous: shape {tuple(tensor.shape)} has strides {tensor.stride()}; "
                     "pass tensor.contiguous()"
                 )
+        address = tensor.data_ptr()
+        if not address and tensor.numel():
+            raise InvalidArgument(
+                f"{type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory of its own: it wraps other "
+                "tensors, or its memory was freed. Pass the tensor inside, of a DTensor tensor.to_local()"
+            )
         # Hold the storage, not the tensor: ``set_`` and ``tensor.data = ...`` may give the tensor another storage.
         owner, mark = (tensor.untyped_storage(), None) if place is CPU else self.streams.hold(place, tensor)
-        buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, place, owner)
+        buffer = Buffer(address, tensor.numel(), dtype, tuple(tensor.shape), strides, place, owner)
         if mark is not None:
             mark.set(buffer)
         return buffer
@@ -86,7 +92,7 @@ class TorchAdapter(Adapter):
         if isinstance(tensor, torch.Tensor) and like.strides is None and tensor.layout is torch.strided:
             address = tensor.data_ptr()
             if (
-                (address == like.address or tensor.is_cpu)
+                (address == like.address or (address and tensor.is_cpu))
                 and tensor.shape == like.shape
                 and not like.element
                 and _DTYPES.get(tensor.dtype) is like.dtype

@@ -14,6 +14,7 @@ import torch
 from ddl_torch.adapter import dense_strides
 from ddl_torch.autograd import OPERATIONS
 from ddl_torch.ops import start_broadcast
+from ddl_torch.sharded import refuse_sharded
 from ddlcore.api import ProcessSet, global_process_set, rank
 from ddlcore.errors import InvalidArgument
 
@@ -22,11 +23,13 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Overwrite every tensor in ``params`` with the values that the tensor has on the rank ``root_rank``.
 
     ``params``: a ``state_dict()``, ``named_parameters()``, or another iterable of (name, tensor) pairs. Every rank must
-    call this function with the same names. Raises ValueError if ``params`` is anything else.
+    call this function with the same names. Raises ValueError if ``params`` is anything else, or if a tensor is sharded.
     """
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     handles = []
-    for name, tensor in _named_tensors(params):
+    named = _named_tensors(params)
+    refuse_sharded("broadcast_parameters", named)
+    for name, tensor in named:
         dense = tensor.detach()
         if not dense.is_contiguous() and dense_strides(dense) is None:
             dense = dense.contiguous()
@@ -71,13 +74,15 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """Replace the state and hyperparameters of ``optimizer`` with those on the rank ``root_rank``.
 
     Parameters do not change. Every rank must call this function. ``model`` is ignored; it exists for compatibility with
-    Horovod. Raises ValueError for L-BFGS, whose state has no fixed form, and if the optimizers of the ranks have
-    different parameters.
+    Horovod. Raises ValueError for L-BFGS, whose state has no fixed form, if a parameter is sharded, and if the
+    optimizers of the ranks have different parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgument(
             "cannot broadcast torch.optim.LBFGS state; broadcast the parameters and begin with a new optimizer"
         )
+    params = [(f"parameter {i}", one) for i, one in enumerate(p for g in optimizer.param_groups for p in g["params"])]
+    refuse_sharded("broadcast_optimizer_state", params)
     is_root = rank() == root_rank
     tensors: dict[str, torch.Tensor] = {}
     state = _taken_out(optimizer.state_dict(), "optimizer", tensors) if is_root else None

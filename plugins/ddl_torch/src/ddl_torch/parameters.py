@@ -9,6 +9,7 @@ import torch
 from ddl_torch.autograd import ADAPTER
 from ddl_torch.passes import BackwardPasses
 from ddl_torch.sending import Sender
+from ddl_torch.sharded import refuse_sharded
 from ddl_torch.slots import GradientGroup, Slot
 from ddlcore.types import CPU
 
@@ -25,8 +26,10 @@ class HookedParameters:
         """From now on, also reduce the gradients of the parameters in ``named``. Return one slot for each parameter.
 
         ``named`` are (name, parameter) pairs. ``sparse`` is true if the optimizer of these parameters accepts only
-        sparse gradients. A slot is the record of one parameter's gradient.
+        sparse gradients. A slot is the record of one parameter's gradient. Raises InvalidArgument, before anything changes, if
+        a parameter is sharded.
         """
+        refuse_sharded("gradients cannot be reduced", named)
         added = [Slot(param, name, self._passes) for name, param in named]
         for slot in added:
             slot.sparse_dims = int(sparse)

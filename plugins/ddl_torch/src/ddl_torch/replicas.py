@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddl_torch.reducer import Reducer
+from ddl_torch.sharded import is_sharded, refuse_sharded
 from ddlcore.api import (
     ProcessSet,
     Replica,
@@ -56,6 +57,7 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
         raise InvalidArgument(
             f"verify: {', '.join(wrong)} is no tensor; pass a module, an optimizer or (name, tensor) pairs"
         )
+    refuse_sharded("verify", pairs)
     verify_replicas(_replicas(pairs), process_set)
 
 
@@ -131,6 +133,8 @@ def _any_stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> 
     if seen is not None and seen() is job:
         return
     vars(optimizer)[SEEN] = weakref.ref(job)
+    if any(is_sharded(param) for _, param in _of_optimizer(optimizer)):
+        return
     mine = weakref.ref(optimizer)
 
     def replicas() -> list[Replica]:
